@@ -1,0 +1,76 @@
+"""Files and folders that are complete or do not exist: written aside, flushed, then renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL_MARK = ".partial-"
+
+
+def partial_path(path: Path) -> Path:
+    """The name beside `path` under which it is written before it is complete."""
+    return path.with_name(f"{path.name}{PARTIAL_MARK}{os.getpid()}")
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fsync_tree(directory: Path) -> None:
+    """Flush every file below `directory` and the folders themselves."""
+    for root, _, files in os.walk(directory):
+        for name in files:
+            fsync_path(Path(root) / name)
+        fsync_path(Path(root))
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Rename a finished file to its final name and flush the folder that holds it."""
+    os.replace(partial, final)
+    fsync_path(final.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(path)
+    try:
+        with open(partial, "w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def output_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder aside and rename it to `path` on success; nothing is left behind on failure.
+
+    An existing folder at `path` is replaced only after the new one is complete.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        fsync_tree(partial)
+        replaced = path.with_name(f"{path.name}.replaced-{os.getpid()}")
+        if path.exists():
+            os.rename(path, replaced)
+        os.rename(partial, path)
+        fsync_path(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,291 @@
+"""The recipe: every setting of a pretraining run, typed, documented and checked without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+
+SampleFormat = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
+PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
+
+
+class Section(BaseModel):
+    """One section of a recipe: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+
+
+class ModelConfig(Section):
+    """The shape of an encoder (Devlin 2018; Liu 2019)."""
+
+    family: Literal["bert", "roberta"] = "bert"
+    """`bert`: token types, pooler, next-sentence head. `roberta`: none of them, positions start at 2."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; null takes the tokenizer's size. Larger than the tokenizer is allowed, smaller is not."""
+    hidden_size: PositiveInt = 768
+    """Width of the residual stream."""
+    num_layers: PositiveInt = 12
+    """Number of transformer layers."""
+    num_attention_heads: PositiveInt = 12
+    """Attention heads; must divide hidden_size."""
+    intermediate_size: PositiveInt = 3072
+    """Width of the feed-forward layer."""
+    max_position_embeddings: PositiveInt = 512
+    """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
+    type_vocab_size: PositiveInt = 2
+    """Number of token types (BERT only)."""
+    hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Activation of the feed-forward layer; `gelu` is the exact erf form of the published models."""
+    layer_norm_eps: PositiveFloat = 1e-12
+    """Epsilon of every LayerNorm (BERT 1e-12, RoBERTa 1e-5)."""
+    hidden_dropout: Probability = 0.1
+    """Dropout on embeddings and on the output of attention and feed-forward."""
+    attention_dropout: Probability = 0.1
+    """Dropout on attention probabilities."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    pre_layer_norm: bool = False
+    """LayerNorm before each block instead of after (not the published model; exported only within this project)."""
+
+
+class TokenizerConfig(Section):
+    """Which tokenizer made the dataset."""
+
+    path: str | None = None
+    """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
+
+
+class ValidationSource(Section):
+    """One held-out dataset."""
+
+    name: str
+    """Name under which its figures appear (`eval/NAME/…`)."""
+    path: str
+    """Dataset prefix (without .bin/.idx)."""
+
+
+class DataConfig(Section):
+    """From indexed datasets to rows of a batch."""
+
+    train: list[str] = []
+    """Dataset prefixes to train on, one after another in one epoch."""
+    validation: list[ValidationSource] = []
+    """Held-out datasets, evaluated a source at a time."""
+    seq_length: PositiveInt = 128
+    """Positions in a row, special tokens included."""
+    sample_format: SampleFormat = "segment_pair"
+    """`segment_pair` (BERT), `sentence_pair`, `full_sentences` (RoBERTa) or `doc_sentences`."""
+    short_seq_prob: Probability = 0.1
+    """Share of documents whose target length is drawn shorter (segment_pair; BERT 0.1)."""
+    num_duplicates: PositiveInt = 1
+    """Passes over the corpus with newly drawn pairs in one epoch (BERT's dupe_factor; 10 with static masking)."""
+    packing: bool = False
+    """Put several short sequences into one row; they never see each other and their positions restart."""
+    max_sequences_per_row: PositiveInt = 8
+    """Most sequences in one row when packing."""
+    sample_index_dir: str | None = None
+    """Where sample indexes are kept; null keeps them beside each dataset."""
+    num_workers: NonNegativeInt = 1
+    """Loader worker processes a rank; 0 loads in the training process. Results do not depend on it."""
+    prefetch_steps: PositiveInt = 2
+    """Optimizer steps of batches each worker prepares ahead."""
+
+
+class ObjectiveConfig(Section):
+    """What the model learns to predict."""
+
+    name: Literal["masked_lm", "masked_lm_nsp"] = "masked_lm_nsp"
+    """`masked_lm` (RoBERTa) or `masked_lm_nsp` (BERT: masked tokens and next sentence, each with its own mean)."""
+    mask_prob: Probability = 0.15
+    """Share of the tokens to predict."""
+    keep_prob: Probability = 0.1
+    """Share of the predicted tokens left as they are."""
+    random_prob: Probability = 0.1
+    """Share of the predicted tokens replaced by a random one; the rest becomes the mask token."""
+    whole_word: bool = False
+    """Choose whole words (WordPiece and byte-level BPE alike)."""
+    masking: Literal["dynamic", "static"] = "dynamic"
+    """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
+    special_tokens: Literal["never", "bert", "roberta"] = "never"
+    """`never`: specials are neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
+    count_rounding: Literal["nearest", "probabilistic"] = "nearest"
+    """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
+    max_predictions: PositiveInt | None = None
+    """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
+
+
+class OptimizerConfig(Section):
+    """Weights' update. Biases and LayerNorm weights are never decayed."""
+
+    name: Literal["adamw", "lamb", "from_ds_config"] = "adamw"
+    """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (DeepSpeed JSON's `optimizer`, whole)."""
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay."""
+    gradient_clipping: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 switches clipping off (RoBERTa)."""
+
+
+class ScheduleConfig(Section):
+    """Learning rate by step: a linear warmup, then the named decay."""
+
+    name: Literal["linear", "polynomial", "cosine", "inverse_sqrt", "wsd", "constant"] = "linear"
+    """Shape after the warmup; `wsd` is warmup-stable-decay."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps of warmup; give this or warmup_fraction."""
+    warmup_fraction: Probability | None = None
+    """Warmup as a share of total_steps."""
+    total_steps: PositiveInt | None = None
+    """Step at which the decay ends; null is training.max_steps."""
+    start_step: NonNegativeInt = 0
+    """Schedule step of the run's first step (a second phase that goes on along the first one's line)."""
+    final_learning_rate: NonNegativeFloat = 0.0
+    """Learning rate at total_steps and after."""
+    power: PositiveFloat = 1.0
+    """Exponent of `polynomial`."""
+    decay_fraction: Probability = 0.1
+    """Last share of total_steps in which `wsd` decays."""
+
+
+class TrainingConfig(Section):
+    """The loop: batch, limits, precision."""
+
+    global_batch_size: PositiveInt = 256
+    """Rows an optimizer step, over all ranks."""
+    micro_batch_size: PositiveInt = 8
+    """Rows a rank computes at once."""
+    max_steps: PositiveInt = 1000
+    """Stop after this many optimizer steps."""
+    max_tokens: PositiveInt | None = None
+    """Stop after this many non-padding tokens."""
+    max_hours: PositiveFloat | None = None
+    """Stop (with a checkpoint) after this much wall time of this process."""
+    seed: NonNegativeInt = 1234
+    """Seed of weights, data order, masks and dropout."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Data type of parameters and activations; master weights and moments are always fp32."""
+    grad_accum_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Data type in which micro-batches' gradients are added up."""
+    initial_loss_scale_power: NonNegativeInt = 16
+    """fp16 only: dynamic loss scaling starts at 2 to this power."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """torch.compile every transformer layer (about 1.2x at length 512; a minute or more at the start)."""
+    deterministic: bool = False
+    """Deterministic CUDA algorithms: bitwise resume on GPUs, somewhat slower."""
+
+
+class ParallelConfig(Section):
+    """How the model is laid out over ranks; data-parallel size is what remains of the world."""
+
+    tensor_parallel_size: PositiveInt = 1
+    """Ranks that share each layer's weights."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Consecutive groups of layers on different ranks."""
+
+
+class EvaluationConfig(Section):
+    """Held-out figures during the run."""
+
+    interval_steps: NonNegativeInt = 1000
+    """Evaluate every so many steps, and at the end; 0 only at the end."""
+    max_rows: PositiveInt = 2048
+    """Rows of each validation source to evaluate."""
+
+
+class CheckpointConfig(Section):
+    """Saving and rotation."""
+
+    interval_steps: PositiveInt = 1000
+    """Save every so many steps, and at the end."""
+    interval_minutes: PositiveFloat | None = None
+    """Also save when this much time has passed since the last save."""
+    keep_last: PositiveInt = 3
+    """Newest checkpoints to keep."""
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints at multiples of this are never removed."""
+
+
+class LoggingConfig(Section):
+    """What a person and a program can follow."""
+
+    interval_steps: PositiveInt = 10
+    """Steps between lines of metrics.jsonl, TensorBoard points and log lines."""
+    tensorboard: bool = True
+    """Write RUN/tensorboard."""
+
+
+class ProfilerConfig(Section):
+    """A torch-profiler window."""
+
+    start_step: NonNegativeInt = 10
+    """First step recorded."""
+    num_steps: NonNegativeInt = 0
+    """Steps recorded; 0 switches the profiler off. Traces go to RUN/profile."""
+
+
+class KernelsConfig(Section):
+    """Which implementation computes an operation; `auto` takes the fastest that runs here, a named one must run."""
+
+    attention: Literal["auto", "reference", "sdpa", "varlen"] = "auto"
+    """`reference` (plain softmax), `sdpa` (torch), `varlen` (FlashAttention over packed rows, CUDA)."""
+    layer_norm: Literal["auto", "reference", "torch", "apex"] = "auto"
+    """`reference` (plain), `torch` (fused native), `apex` (FusedLayerNorm)."""
+    bias_gelu: Literal["auto", "reference", "torch", "compiled"] = "auto"
+    """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
+    optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
+    """`reference` (a loop over tensors), `torch` (fused AdamW), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam/FusedLAMB)."""
+
+
+class RunConfig(Section):
+    """A whole recipe."""
+
+    extends: str | None = None
+    """Recipe (a shipped name or a path) whose settings this one starts from."""
+    name: str = "run"
+    """Name of the run; used in titles and the model card."""
+    run_dir: str | None = None
+    """Run directory; null is runs/NAME."""
+    initialize_from: str | None = None
+    """Run, checkpoint or Hugging Face folder whose weights alone start this run (fresh optimizer, schedule and data)."""
+    deepspeed: str | None = None
+    """DeepSpeed JSON (a path, or the name of one in ds_configs/ such as `zero1`); --deepspeed_config overrides it."""
+    model: ModelConfig = ModelConfig()
+    """Shape of the model."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Tokenizer."""
+    data: DataConfig = DataConfig()
+    """Datasets and rows."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """Objective."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    training: TrainingConfig = TrainingConfig()
+    """Loop."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    logging: LoggingConfig = LoggingConfig()
+    """Logs."""
+    profiler: ProfilerConfig = ProfilerConfig()
+    """Profiler."""
+    kernels: KernelsConfig = KernelsConfig()
+    """Kernels."""

@@ -1,0 +1,104 @@
+"""What a person sees: progress on a terminal, plain lines in a log file, errors without a traceback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ctxlm_ds.errors import CtxlmError
+
+logger = logging.getLogger("ctxlm_ds")
+PLAIN_INTERVAL_S = 10.0
+
+
+def setup_logging(rank: int = 0) -> None:
+    """Rank 0 logs plain lines to stderr; other ranks only warnings, marked with their rank."""
+    prefix = "" if rank == 0 else f"[rank {rank}] "
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", datefmt="%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    logger.propagate = False
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Run a tool's main; a user's mistake becomes one clear message and exit status 2."""
+    try:
+        main()
+    except CtxlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; nothing incomplete was kept", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror or error}{where}", file=sys.stderr)
+        sys.exit(2)
+
+
+def format_duration(seconds: float) -> str:
+    """`75` -> `1:15`, `3700` -> `1:01:40`."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+class ByteProgress:
+    """Progress of a job that reads `total_bytes`: MB/s and time left, on a terminal or as plain lines."""
+
+    def __init__(self, title: str, total_bytes: int) -> None:
+        self.title = title
+        self.total_bytes = max(1, total_bytes)
+        self._done_bytes = 0
+        self._start_s = time.monotonic()
+        self._last_line_s = self._start_s
+        self._bar = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"), console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(title, total=self.total_bytes, note="")
+            self._bar.start()
+
+    def update(self, done_bytes: int, note: str = "") -> None:
+        """Report the bytes read so far (absolute) and a short note such as the number of documents."""
+        self._done_bytes = done_bytes
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done_bytes, note=note)
+            return
+        now_s = time.monotonic()
+        if now_s - self._last_line_s >= PLAIN_INTERVAL_S:
+            self._last_line_s = now_s
+            speed = done_bytes / max(1e-9, now_s - self._start_s)
+            left_s = (self.total_bytes - done_bytes) / max(1.0, speed)
+            logger.info(
+                "%s: %.0f%% %.2f MB/s, %s left %s", self.title, 100 * done_bytes / self.total_bytes, speed / 1e6,
+                format_duration(left_s), note,
+            )
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def byte_progress(title: str, total_bytes: int) -> Iterator[ByteProgress]:
+    """A ByteProgress that closes itself."""
+    progress = ByteProgress(title, total_bytes)
+    try:
+        yield progress
+    finally:
+        progress.close()

@@ -1,0 +1,37 @@
+"""The errors a user can cause. Each message says what is wrong, the value, and what to do."""
+
+
+class CtxlmError(Exception):
+    """Base of every error that is the user's to mend; entry points print it without a traceback."""
+
+
+class ConfigError(CtxlmError):
+    """A setting is unknown, of the wrong type, or impossible together with another."""
+
+
+class DataError(CtxlmError):
+    """A dataset, corpus or sample index is missing, damaged or made for something else."""
+
+
+class TokenizerError(CtxlmError):
+    """A tokenizer is missing, incomplete or does not fit the dataset or the model."""
+
+
+class CheckpointError(CtxlmError):
+    """A checkpoint is missing, damaged or does not fit the model."""
+
+
+class RunLockedError(CtxlmError):
+    """Another live job holds the run directory."""
+
+
+class TrainingError(CtxlmError):
+    """Training cannot go on (a NaN, an exhausted loss scale)."""
+
+
+class ExportError(CtxlmError):
+    """A conversion to or from Hugging Face does not fit or does not prove itself."""
+
+
+class KernelError(CtxlmError):
+    """A kernel that was asked for by name cannot run here."""
