@@ -19,7 +19,7 @@ PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
 class Section(BaseModel):
     """One section of a recipe: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -114,7 +114,7 @@ class ObjectiveConfig(Section):
     masking: Literal["dynamic", "static"] = "dynamic"
     """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
     special_tokens: Literal["never", "bert", "roberta"] = "never"
-    """`never`: specials are neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
+    """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
     count_rounding: Literal["nearest", "probabilistic"] = "nearest"
     """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
     max_predictions: PositiveInt | None = None
@@ -125,7 +125,7 @@ class OptimizerConfig(Section):
     """Weights' update. Biases and LayerNorm weights are never decayed."""
 
     name: Literal["adamw", "lamb", "from_ds_config"] = "adamw"
-    """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (DeepSpeed JSON's `optimizer`, whole)."""
+    """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (the DeepSpeed JSON's, whole)."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
@@ -146,15 +146,18 @@ class ScheduleConfig(Section):
     warmup_steps: NonNegativeInt | None = None
     """Steps of warmup; give this or warmup_fraction."""
     warmup_fraction: Probability | None = None
-    """Warmup as a share of total_steps."""
+    """Warmup as a share of total_steps, rounded down to a whole step; neither given is no warmup."""
     total_steps: PositiveInt | None = None
-    """Step at which the decay ends; null is training.max_steps."""
+    """Schedule step at which the decay ends; null is start_step + training.max_steps."""
     start_step: NonNegativeInt = 0
     """Schedule step of the run's first step (a second phase that goes on along the first one's line)."""
     final_learning_rate: NonNegativeFloat = 0.0
     """Learning rate at total_steps and after."""
     power: PositiveFloat = 1.0
     """Exponent of `polynomial`."""
+    decay_from: Literal["warmup", "start"] = "warmup"
+    """`linear` and `polynomial`: `warmup` falls from the peak where the warmup ends (transformers, fairseq); `start`
+    counts the decay from step 0, so that it has fallen a little by then (the code of BERT and of NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
     """Last share of total_steps in which `wsd` decays."""
 
@@ -246,8 +249,10 @@ class KernelsConfig(Section):
     """`reference` (plain), `torch` (fused native), `apex` (FusedLayerNorm)."""
     bias_gelu: Literal["auto", "reference", "torch", "compiled"] = "auto"
     """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
+    linear: Literal["auto", "torch", "float32"] = "auto"
+    """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
-    """`reference` (a loop over tensors), `torch` (fused AdamW), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam/FusedLAMB)."""
+    """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 
 
 class RunConfig(Section):
@@ -260,9 +265,9 @@ class RunConfig(Section):
     run_dir: str | None = None
     """Run directory; null is runs/NAME."""
     initialize_from: str | None = None
-    """Run, checkpoint or Hugging Face folder whose weights alone start this run (fresh optimizer, schedule and data)."""
+    """Run, checkpoint or Hugging Face folder whose weights alone start this run (fresh optimizer, schedule, data)."""
     deepspeed: str | None = None
-    """DeepSpeed JSON (a path, or the name of one in ds_configs/ such as `zero1`); --deepspeed_config overrides it."""
+    """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
     model: ModelConfig = ModelConfig()
     """Shape of the model."""
     tokenizer: TokenizerConfig = TokenizerConfig()

@@ -1,0 +1,47 @@
+# Targets for a user and for a developer; `make help` lists them. Everything is installed into .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# DeepSpeed builds its CPU operators with the ninja of the environment.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help install pretrain test check soak docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: $(STAMP) ## create .venv with the tested versions (once)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=python3.11")'
+	@echo "installing into $(VENV) (a few minutes, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) setuptools wheel $$(grep '^torch==' constraints.txt)
+	@$(PIP_INSTALL) -e '.[test,dev]'
+	@touch $@
+
+pretrain: install ## text to a model that fills masks, on 2 CPU ranks; CORPUS=path takes your own text
+	@$(BIN)/python tools/pretrain_default.py $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
+
+test: install ## every test but the long ones; ARGS are passed on to pytest
+	@$(BIN)/python -m pytest -m 'not soak' $(ARGS)
+
+check: install ## lint, types, the order of imports, and whether docs/config.md is up to date
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python tools/write_config_docs.py --check
+
+soak: install ## the long tests
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+docs: install ## write docs/config.md from the schema
+	@$(BIN)/python tools/write_config_docs.py
+
+clean: ## remove .venv and what checks and tests leave; runs/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

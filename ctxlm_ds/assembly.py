@@ -1,0 +1,183 @@
+"""From a checked recipe to a trainer: tokenizer, rows, model, engine, checkpoints and hooks put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctxlm_ds import atomic
+from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.run_lock import RunLock
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints
+from ctxlm_ds.config.load import dump_config
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.loader import EvalLoader, TrainLoader
+from ctxlm_ds.data.samples.build import build_rows
+from ctxlm_ds.data.samples.index import RowSource
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import build_layer_list
+from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.training.engine import Engine, device_type
+from ctxlm_ds.training.hooks import build_hooks
+from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.schedule import LearningRateSchedule
+from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.trainer import Trainer
+
+logger = logging.getLogger("ctxlm_ds")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The sample indexes of a run."""
+
+    train: RowSource
+    validation: Mapping[str, RowSource]
+
+    def describe(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """What a resume must find again to be at the same place of the same stream."""
+        return {
+            "train_indexes": [index.meta["key"] for index in self.train.indexes],
+            "train_rows": len(self.train),
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+        }
+
+
+def build_run(
+    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal
+) -> Trainer:
+    """Everything a run needs, resumed where the run directory holds a checkpoint.
+
+    Raises:
+        ConfigError, DataError, TokenizerError, CheckpointError: what a user can mend, on every rank alike.
+    """
+    run_dir = lock.run_dir
+    tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
+    config = resolve(config, tokenizer)
+    objective = build_objective(config.objective, tokenizer)
+    rows = topology.run_on_rank_0_first(lambda: open_rows(config, tokenizer, objective))
+    engine = build_engine(config, deepspeed_config, objective, topology)
+    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
+    manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
+    manager.clean_leftovers()
+    checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", rows.describe(tokenizer))
+    state = checkpoints.resume()
+    if state is None:
+        initialize_weights(config, engine, objective)
+        state = TrainState()
+    ranks = (topology.data_parallel_rank, topology.data_parallel_size)
+    return Trainer(
+        config=config,
+        engine=engine,
+        schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
+        steps=TrainLoader(rows.train, objective, config, *ranks, start_row=state.rows_consumed),
+        validation={name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()},
+        save=checkpoints.save,
+        hooks=build_hooks(config, run_dir, state.step, topology),
+        topology=topology,
+        stop_signal=stop_signal,
+        state=state,
+    )
+
+
+def load_run_tokenizer(config: RunConfig) -> Tokenizer:
+    """The recipe's tokenizer.
+
+    Raises:
+        ConfigError: the recipe names none.
+    """
+    if config.tokenizer.path is None:
+        raise ConfigError(
+            "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
+            "(tools/train_tokenizer.py makes one)"
+        )
+    return load_tokenizer(config.tokenizer.path)
+
+
+def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """The recipe with the vocabulary's size filled in.
+
+    Raises:
+        ConfigError: the model has fewer embedding rows than the tokenizer has ids.
+    """
+    size = config.model.vocab_size or tokenizer.vocab_size
+    if size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
+            f"{tokenizer.vocab_size - 1}; set model.vocab_size to at least {tokenizer.vocab_size}, or null"
+        )
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+
+
+def open_rows(config: RunConfig, tokenizer: Tokenizer, objective: MaskedLM) -> Rows:
+    """The sample indexes of the training and held-out datasets, built where they are missing.
+
+    Raises:
+        ConfigError: no training data is named.
+        DataError: a dataset is missing, damaged or made with another tokenizer.
+    """
+    if not config.data.train:
+        raise ConfigError(
+            "data.train is empty: name one or more dataset prefixes made by tools/preprocess_data.py, e.g. "
+            "--set data.train=[data/wiki_text_sentence]"
+        )
+    return Rows(
+        build_rows(config.data.train, tokenizer, config, objective),
+        {s.name: build_rows([s.path], tokenizer, config, objective, held_out=True) for s in config.data.validation},
+    )
+
+
+def build_engine(
+    config: RunConfig, deepspeed_config: dict[str, Any], objective: MaskedLM, topology: Topology
+) -> Engine:
+    """Kernels chosen, layers listed, the engine around them; weights are still unset."""
+    kernels = choose_kernels(config.kernels, device_type(), DTYPES[config.training.precision], config.data.packing)
+
+    def build_model() -> nn.Module:
+        layers = build_layer_list(
+            config.model, objective.terms, kernels, config.training.activation_checkpointing, config.training.compile
+        )
+        return LayerSequence(layers)
+
+    engine = Engine(config, deepspeed_config, build_model, objective, topology)
+    logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
+    return engine
+
+
+def initialize_weights(config: RunConfig, engine: Engine, objective: MaskedLM) -> None:
+    """Fresh values by (seed, name), or the weights that `initialize_from` names."""
+    shapes = engine.parameter_shapes()
+
+    def fresh(name: str) -> torch.Tensor:
+        return initial_value(name, shapes[name], config.model, config.training.seed)
+
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in shapes)
+    if config.initialize_from is not None:
+        source = config.initialize_from
+        values = engine.topology.run_on_rank_0_first(
+            lambda: load_initial_weights(source, config.model, objective.terms, fresh)
+        )
+        logger.info("weights taken from %s", source)
+    engine.load_weights(values)
+
+
+def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path) -> None:
+    """config.yaml (resolved) and tokenizer/ in the run directory."""
+    atomic.write_text(run_dir / "config.yaml", dump_config(config))
+    with atomic.output_folder(run_dir / "tokenizer") as folder:
+        tokenizer.save(folder)

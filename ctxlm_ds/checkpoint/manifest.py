@@ -1,0 +1,164 @@
+"""The list of a checkpoint's files with sizes and checksums: what makes it complete.
+
+In: a folder of files. Out: manifest.json in it, or a CheckpointError that names the file and what differs. Checksums
+show damage, not origin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.errors import CheckpointError
+
+FORMAT = "ctxlm_ds-checkpoint"
+VERSION = 1
+MANIFEST_NAME = "manifest.json"
+CHUNK_BYTES = 1 << 22
+HASH_THREADS = 8
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size and sha256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint's step and its files by path relative to its folder."""
+
+    step: int
+    files: Mapping[str, FileEntry]
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(entry.bytes for entry in self.files.values())
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Read a file in chunks: its size and sha256."""
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with open(path, "rb") as handle:
+        while chunk := handle.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+    return FileEntry(size_bytes, digest.hexdigest())
+
+
+def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+    """Entries of several files of a folder, hashed in parallel (hashlib leaves the interpreter free meanwhile)."""
+    ordered = sorted(names)
+    if not ordered:
+        return {}
+    threads = min(HASH_THREADS, len(ordered), len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        return dict(zip(ordered, pool.map(lambda name: hash_file(directory / name), ordered), strict=True))
+
+
+def list_files(directory: Path) -> list[str]:
+    """Every file below a folder by its relative path, except the manifest itself."""
+    found = []
+    for root, _, names in os.walk(directory):
+        found += [os.path.relpath(os.path.join(root, name), directory) for name in names]
+    return sorted(name for name in found if name != MANIFEST_NAME)
+
+
+def write_manifest(directory: Path, step: int, files: Mapping[str, FileEntry]) -> None:
+    """Write manifest.json; the files it lists must be on the disk already."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "step": step,
+        "files": {name: asdict(files[name]) for name in sorted(files)},
+    }
+    write_text(directory / MANIFEST_NAME, json.dumps(document, indent=1) + "\n")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read manifest.json.
+
+    Raises:
+        CheckpointError: there is none, or it is not a manifest of this format and version.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory}: no {MANIFEST_NAME}, so this is not a complete checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a manifest of a {FORMAT}")
+    if document.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path}: format version {document.get('version')!r}, this program reads {VERSION}; use the release that "
+            "wrote it"
+        )
+    try:
+        return _parse(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from None
+
+
+def _parse(document: dict[str, Any]) -> Manifest:
+    files = {}
+    for name, entry in document["files"].items():
+        parts = Path(name).parts
+        if not parts or Path(name).is_absolute() or ".." in parts:
+            raise ValueError(f"file name {name!r} leaves the checkpoint")
+        files[name] = FileEntry(int(entry["bytes"]), str(entry["sha256"]))
+    return Manifest(int(document["step"]), files)
+
+
+def verify(directory: Path, quick: bool = False) -> Manifest:
+    """Check every file of a checkpoint against its manifest.
+
+    Args:
+        directory: the checkpoint's folder.
+        quick: compare sizes only; otherwise every byte is read.
+
+    Raises:
+        CheckpointError: names each file that is missing or differs, and how.
+    """
+    manifest = read_manifest(directory)
+    problems = []
+    intact = []
+    for name, entry in manifest.files.items():
+        try:
+            size_bytes = os.stat(directory / name).st_size
+        except OSError as error:
+            problems.append(f"{name}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}")
+            continue
+        if size_bytes != entry.bytes:
+            problems.append(f"{name}: {size_bytes} bytes, the manifest says {entry.bytes}")
+        else:
+            intact.append(name)
+    if not quick and not problems:
+        problems = _compare_contents(directory, manifest, intact)
+    if problems:
+        raise CheckpointError(f"{directory} is damaged: " + "; ".join(problems))
+    return manifest
+
+
+def _compare_contents(directory: Path, manifest: Manifest, names: list[str]) -> list[str]:
+    try:
+        found = hash_files(directory, names)
+    except OSError as error:
+        return [f"{os.path.relpath(error.filename or directory, directory)}: cannot be read ({error.strerror})"]
+    return [
+        f"{name}: sha256 {found[name].sha256[:12]}…, the manifest says {manifest.files[name].sha256[:12]}…"
+        for name in names
+        if found[name] != manifest.files[name]
+    ]

@@ -1,0 +1,169 @@
+"""A run's whole state to a checkpoint and back, in the layout-free form.
+
+In: an engine's fragments, the train state, the resolved recipe, the tokenizer's folder. Out: a checkpoint folder.
+Any ZeRO stage and any number of ranks reads what any other wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.config.load import dump_config
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.state import TrainState
+
+logger = logging.getLogger("ctxlm_ds")
+
+BYTES_PER_ELEMENT = 4
+FREE_SPACE_SLACK_BYTES = 16 * 2**20
+# What fixes the model and the order and content of the rows: a change would not continue the run, it would be another.
+FIXED_SETTINGS = (
+    "model", "objective", "data.seq_length", "data.sample_format", "data.short_seq_prob", "data.num_duplicates",
+    "data.packing", "data.max_sequences_per_row", "training.seed", "optimizer.name",
+)  # fmt: skip
+
+
+class TrainingCheckpoints:
+    """Saves and resumes one run."""
+
+    def __init__(
+        self, manager: CheckpointManager, engine: Engine, config: RunConfig, tokenizer_dir: Path, data: Mapping[str, Any]
+    ) -> None:
+        """`data` describes the training rows (fingerprints, number of rows); a resume must find the same."""
+        self._manager = manager
+        self._engine = engine
+        self._config = config
+        self._tokenizer_dir = tokenizer_dir
+        self._data = dict(data)
+        self._topology: Topology = engine.topology
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint of this moment; all ranks call it together.
+
+        Raises:
+            CheckpointError: a rank could not write; nothing is left behind and older checkpoints are untouched.
+        """
+
+        def finish(folder: Path, pieces_by_rank: list[Any]) -> None:
+            merge_index(folder, pieces_by_rank, self._engine.scalars())
+            (folder / "state.json").write_text(json.dumps(self._describe(state), indent=1))
+            (folder / "config.yaml").write_text(dump_config(self._config))
+            shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
+
+        self._manager.save(state.step, self._write_pieces, finish, estimated_bytes=self._estimate_bytes())
+
+    def _estimate_bytes(self) -> int:
+        """Size of the whole checkpoint: weights and moments of all ranks."""
+        own = sum(f.length for f in self._engine.fragments() if not f.replicated or self._topology.rank == 0)
+        elements = self._topology.all_reduce_sum(torch.tensor([float(own)], dtype=torch.float64)).item()
+        return int(elements) * BYTES_PER_ELEMENT * (1 + len(self._engine.moment_kinds())) + FREE_SPACE_SLACK_BYTES
+
+    def _write_pieces(self, folder: Path) -> Any:
+        """This rank's share: its fragments, and of what all ranks hold every n-th parameter."""
+        writer = PieceWriter(folder, self._topology.rank)
+        kinds = self._engine.moment_kinds()
+        for index, fragment in enumerate(self._engine.fragments()):
+            if fragment.replicated and index % self._topology.data_parallel_size != self._topology.data_parallel_rank:
+                continue
+            where = (fragment.shape, fragment.start)
+            writer.add(fragment.name, "weight", *where, fragment.weight().cpu())
+            optimizer_state = self._engine.optimizer_state(fragment.owner)
+            for kind in kinds if optimizer_state else ():
+                writer.add(fragment.name, kind, *where, fragment.moment(optimizer_state, kind).cpu().float())
+        return writer.close()
+
+    def _describe(self, state: TrainState) -> dict[str, Any]:
+        return {"train_state": state.to_dict(), "data": self._data, "environment": self._environment()}
+
+    def _environment(self) -> dict[str, Any]:
+        """All that a bitwise continuation needs to be the same."""
+        return {
+            "world_size": self._topology.world_size,
+            "zero_stage": self._engine.zero_stage,
+            "micro_batch_size": self._config.training.micro_batch_size,
+            "precision": self._config.training.precision,
+            "num_threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "device": str(self._engine.device.type),
+            "optimizer": self._engine.optimizer_choice,
+        }
+
+    def resume(self) -> TrainState | None:
+        """Load the newest checkpoint that verifies; None where the run has none.
+
+        Raises:
+            CheckpointError: the checkpoint belongs to another model, data or seed.
+        """
+        folder = self._manager.find_resumable()
+        if folder is None:
+            return None
+        described = json.loads((folder / "state.json").read_text())
+        self._refuse_changes(folder, described["data"])
+        reader = CheckpointReader(folder)
+        scalars = reader.scalars()
+        self._load_pieces(reader, int(scalars["optimizer_updates"]))
+        self._engine.restore_scalars(scalars)
+        self._say_if_not_bitwise(described["environment"])
+        return TrainState.from_dict(described["train_state"])
+
+    def _load_pieces(self, reader: CheckpointReader, updates: int) -> None:
+        kinds = reader.moment_kinds()
+        if kinds:
+            self._engine.prepare_optimizer_state(updates, kinds)
+        for fragment in self._engine.fragments():
+            place = {"start": fragment.start, "length": fragment.length}
+            fragment.weight().copy_(reader.read(fragment.name, "weight", **place))
+            for kind in kinds:
+                view = fragment.moment(self._engine.optimizer_state(fragment.owner), kind)
+                view.copy_(reader.read(fragment.name, kind, **place))
+        self._engine.weights_changed()
+
+    def _refuse_changes(self, folder: Path, saved_data: Mapping[str, Any]) -> None:
+        saved = yaml.safe_load((folder / "config.yaml").read_text())
+        current = yaml.safe_load(dump_config(self._config))
+        changed = [
+            f"  {key}: {_lookup(saved, key)!r} in the checkpoint, {_lookup(current, key)!r} in the recipe"
+            for key in FIXED_SETTINGS
+            if _lookup(saved, key) != _lookup(current, key)
+        ]
+        changed += [
+            f"  {key}: {saved_data.get(key)!r} in the checkpoint, {value!r} now"
+            for key, value in self._data.items()
+            if saved_data.get(key) != value
+        ]
+        if changed:
+            raise CheckpointError(
+                f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the settings "
+                "back, or start a new run from its weights: --set initialize_from="
+                f"{folder} --set run_dir=NEW_FOLDER"
+            )
+
+    def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:
+        now = self._environment()
+        different = [f"{key} {saved.get(key)} -> {value}" for key, value in now.items() if saved.get(key) != value]
+        if now["device"] == "cuda" and not self._config.training.deterministic:
+            different.append("training.deterministic is false on CUDA")
+        if different:
+            logger.info("resuming exactly, but not bitwise: %s", ", ".join(different))
+
+
+def _lookup(settings: Mapping[str, Any], path: str) -> Any:
+    value: Any = settings
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,118 @@
+"""Which rows a rank computes, and when: a pure function of the position in an endless stream of rows.
+
+Position t of the stream is row order_e[t mod n] of epoch e = t div n, order_e being a permutation keyed by (seed, e).
+Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G (an epoch may end inside it); its
+micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp. So a resume needs one number,
+and neither ranks nor micro-batches nor workers change what a step sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.errors import ConfigError
+
+PURPOSE = "row_order"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How a step's rows are dealt out."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        share = self.micro_batch_size * self.data_parallel_size
+        if self.global_batch_size % share:
+            nearest = max(1, round(self.global_batch_size / share)) * share
+            raise ConfigError(
+                f"training.global_batch_size {self.global_batch_size} is not a multiple of training.micro_batch_size "
+                f"{self.micro_batch_size} times data-parallel size {self.data_parallel_size}; the nearest is {nearest}"
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one rank in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """[micro_batches, micro_batch_size] this rank's positions within a step, in the order of computing."""
+        own = self.data_parallel_rank + self.data_parallel_size * np.arange(self.micro_batches, dtype=np.int64)
+        return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """The rows of one micro-batch."""
+
+    rows: NDArray[np.int64]
+    """[b] rows of the row space; -1 for an empty row."""
+    epochs: NDArray[np.int64]
+    """[b] epoch in which each is read."""
+
+
+class RowOrder:
+    """The endless stream of rows."""
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows = num_rows
+        self.seed = seed
+        self._orders: dict[int, Permutation] = {}
+
+    def at(self, positions: NDArray[np.int64]) -> PlannedRows:
+        """Rows and epochs at positions (any shape) of the stream."""
+        epochs, within = np.divmod(positions, self.num_rows)
+        rows = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            rows[chosen] = self._order(epoch)[within[chosen]]
+        return PlannedRows(rows, epochs)
+
+    def _order(self, epoch: int) -> Permutation:
+        if epoch not in self._orders:
+            if len(self._orders) > 1:
+                self._orders.clear()
+            self._orders[epoch] = Permutation(self.num_rows, self.seed, PURPOSE, epoch)
+        return self._orders[epoch]
+
+
+class TrainSampler:
+    """One rank's micro-batches of every step from `start_row` on, without end."""
+
+    def __init__(self, order: RowOrder, plan: BatchPlan, start_row: int = 0) -> None:
+        self.order = order
+        self.plan = plan
+        self.start_row = start_row
+
+    def __iter__(self) -> Iterator[PlannedRows]:
+        step_start, offsets = self.start_row, self.plan.offsets()
+        while True:
+            step = self.order.at(step_start + offsets)
+            for rows, epochs in zip(step.rows, step.epochs, strict=True):
+                yield PlannedRows(rows, epochs)
+            step_start += self.plan.global_batch_size
+
+    def epoch_of_step(self, step: int) -> int:
+        """Epoch of the first row of the step-th step from start_row."""
+        return (self.start_row + step * self.plan.global_batch_size) // self.order.num_rows
+
+
+def evaluation_rows(order: RowOrder, max_rows: int, plan: BatchPlan) -> Iterator[PlannedRows]:
+    """One rank's micro-batches of the first `max_rows` rows of an order, always the same.
+
+    Every rank gets equally many micro-batches; what is beyond the last row is filled with empty rows.
+    """
+    num_rows = min(max_rows, order.num_rows)
+    share = plan.micro_batch_size * plan.data_parallel_size
+    for begin in range(plan.data_parallel_rank * plan.micro_batch_size, -(-num_rows // share) * share, share):
+        positions = np.arange(begin, begin + plan.micro_batch_size, dtype=np.int64)
+        planned = order.at(positions % order.num_rows)
+        yield PlannedRows(np.where(positions < num_rows, planned.rows, -1), planned.epochs)

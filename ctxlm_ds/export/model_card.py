@@ -1,0 +1,198 @@
+"""The model card (README.md) of an exported model, from what its run recorded.
+
+In: the resolved recipe, state.json, the run's metrics.jsonl and the JSON beside each dataset. Out: Markdown. What was
+not recorded is said to be unknown, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.console import format_duration
+
+CARD_MARK = "\n- ctxlm_ds\n"
+"""The tag by which a card of this project is known."""
+
+LOADING_CLASSES = {
+    "BertForPreTraining": "It has BERT's two heads: masked language modelling and next-sentence prediction.",
+    "BertForMaskedLM": "It has BERT's masked-language-modelling head; it was trained without next-sentence prediction.",
+    "RobertaForMaskedLM": "It has RoBERTa's masked-language-modelling head.",
+}
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card is written from."""
+
+    config: RunConfig
+    hf_class: str
+    dtype: str
+    num_parameters: int
+    mask_token: str
+    train_state: Mapping[str, Any]
+    """step, tokens, seconds; empty where the weights were imported."""
+    evaluation: Mapping[str, float]
+    """Last held-out figures at or before the step, by metric name."""
+    datasets: Mapping[str, Mapping[str, Any] | None]
+    """JSON beside each training prefix; None where it is not there any more."""
+
+
+def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
+    """The last held-out figures of each name at or before `step`; unreadable lines (a cut-off last one) are skipped."""
+    figures: dict[str, float] = {}
+    if not metrics_file.is_file():
+        return figures
+    with open(metrics_file, encoding="utf-8") as lines:
+        for line in lines:
+            if '"eval/' not in line:
+                continue
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry.get("step", step + 1) <= step:
+                figures |= {key: value for key, value in entry.items() if key.startswith("eval/")}
+    return figures
+
+
+def read_dataset_metadata(prefixes: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """The JSON beside each dataset, None where it is missing or unreadable."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for prefix in prefixes:
+        path = Path(f"{prefix}.json")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            values = None
+        found[prefix] = values if isinstance(values, dict) else None
+    return found
+
+
+def write_model_card(facts: CardFacts) -> str:
+    """The whole card as Markdown with the Hub's YAML header."""
+    sections = [
+        _header(),
+        f"# {facts.config.name}\n\n{_summary(facts)}",
+        _section("How to load it", _loading(facts)),
+        _section("Training data", _training_data(facts)),
+        _section("Held-out figures", _figures(facts)),
+        _section("Model", _table(_model_rows(facts))),
+        _section("Training", _table(_training_rows(facts))),
+        _section("Limits", _limits()),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _header() -> str:
+    return "---\nlibrary_name: transformers\npipeline_tag: fill-mask\ntags:\n- ctxlm_ds\n- masked-lm\n- deepspeed\n---"
+
+
+def _section(title: str, text: str) -> str:
+    return f"## {title}\n\n{text}"
+
+
+def _summary(facts: CardFacts) -> str:
+    model = facts.config.model
+    family = {"bert": "BERT", "roberta": "RoBERTa"}[model.family]
+    origin = "pretrained" if facts.train_state else "imported"
+    text = (
+        f"A {family} encoder with {model.num_layers} layers of width {model.hidden_size} "
+        f"({facts.num_parameters:,} parameters, stored in {facts.dtype}), {origin} with ctxlm_ds and exported as "
+        f"the plain `{facts.hf_class}` of transformers. {LOADING_CLASSES[facts.hf_class]} Its logits were "
+        "compared with those of the trained model on random ids and on real text when it was exported."
+    )
+    if facts.config.initialize_from:
+        text += f" Training started from the weights of `{facts.config.initialize_from}`."
+    return text
+
+
+def _loading(facts: CardFacts) -> str:
+    return (
+        "```python\n"
+        f"from transformers import AutoTokenizer, {facts.hf_class}, pipeline\n\n"
+        'folder = "."  # this folder\n'
+        f"model = {facts.hf_class}.from_pretrained(folder)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        'fill = pipeline("fill-mask", model=folder)\n'
+        f'print(fill("The capital of the country is a large {facts.mask_token}."))\n'
+        "```"
+    )
+
+
+def _training_data(facts: CardFacts) -> str:
+    if not facts.datasets:
+        return "Not recorded."
+    lines = ["| dataset | documents | sequences | tokens | sentences split |", "|---|---|---|---|---|"]
+    for prefix, metadata in facts.datasets.items():
+        if metadata is None:
+            lines.append(f"| {Path(prefix).name} | not recorded | not recorded | not recorded | not recorded |")
+            continue
+        counts = [_count(metadata.get(key)) for key in ("documents", "sequences", "tokens")]
+        split = {True: "yes", False: "no"}.get(metadata.get("split_sentences", None), "not recorded")
+        lines.append(f"| {Path(prefix).name} | {' | '.join(counts)} | {split} |")
+    return "\n".join(lines)
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "not recorded"
+
+
+def _figures(facts: CardFacts) -> str:
+    if not facts.evaluation:
+        return "None were recorded up to this checkpoint."
+    rows = {key.removeprefix("eval/"): _number(value) for key, value in facts.evaluation.items()}
+    return f"Measured during training, last at or before step {facts.train_state.get('step', 0):,}.\n\n{_table(rows)}"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_number, value))
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _model_rows(facts: CardFacts) -> dict[str, str]:
+    model = facts.config.model.model_dump()
+    if facts.config.model.family == "roberta":
+        model.pop("type_vocab_size")
+    return {key: _number(value) for key, value in model.items()}
+
+
+def _training_rows(facts: CardFacts) -> dict[str, str]:
+    if not facts.train_state:
+        return {"source": "imported weights"}
+    config, state = facts.config, facts.train_state
+    rows = {
+        "steps": _number(state.get("step", 0)),
+        "tokens (without padding)": _number(state.get("tokens", 0)),
+        "wall time": format_duration(float(state.get("seconds", 0.0))),
+        "rows a step": _number(config.training.global_batch_size),
+        "precision": config.training.precision,
+        "seed": str(config.training.seed),
+        "sequence length": _number(config.data.seq_length),
+        "input format": config.data.sample_format,
+        "packing": _number(config.data.packing),
+    }
+    for section in ("objective", "optimizer", "schedule"):
+        values = getattr(config, section).model_dump()
+        rows |= {f"{section}.{key}": _number(value) for key, value in values.items() if value is not None}
+    return rows
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+
+
+def _limits() -> str:
+    return (
+        "A masked language model completes text as its training data would; it repeats that data's errors and biases "
+        "and states no facts. Check it on your own task before you rely on it."
+    )

@@ -1,0 +1,34 @@
+"""Matrix product of a linear layer: torch's own, or computed in float32 on CPUs without bfloat16 units.
+
+Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class LinearKernel(Protocol):
+    """x [..., i], weight [o, i], bias [o] or None -> [..., o], all of one floating type."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch.nn.functional.linear."""
+    return F.linear(x, weight, bias)
+
+
+def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same product computed in float32 and rounded to x's type, forward and backward."""
+    product = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return product.to(x.dtype)
+
+
+def bf16_is_emulated(device_type: str) -> bool:
+    """Whether bfloat16 products lack vector code here (x86 below AVX-512: 10 to 50 times slower than float32)."""
+    return device_type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,0 +1,42 @@
+"""Initial values that do not depend on the layout: each parameter has its own stream, keyed by seed and full name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.config.schema import ModelConfig
+
+STREAM_PURPOSE = "ctxlm_ds initial value"
+
+
+def initial_value(name: str, shape: Sequence[int], config: ModelConfig, seed: int) -> Tensor:
+    """The full parameter's fp32 value on the CPU, whatever rank, device or layout asks for it.
+
+    Biases are 0, LayerNorm weights 1, matrices and embeddings normal with standard deviation initializer_range (the
+    values of transformers' BERT; the original draws truncate at two deviations). `name` is the parameter's full name.
+    """
+    kind = name.rpartition(".")[2]
+    if kind == "bias":
+        return torch.zeros(shape, device="cpu", dtype=torch.float32)
+    if "layer_norm" in name:
+        return torch.ones(shape, device="cpu", dtype=torch.float32)
+    generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
+    value = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
+    return value.normal_(0.0, config.initializer_range, generator=generator)
+
+
+def initialize_parameters(module: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Give every parameter of a whole model its initial value, rounded to its type; `meta` parameters stay empty."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if not parameter.is_meta:
+                parameter.copy_(initial_value(name, parameter.shape, config, seed))
+
+
+def _stream_seed(name: str, seed: int) -> int:
+    digest = hashlib.sha256(f"{STREAM_PURPOSE}\0{seed}\0{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

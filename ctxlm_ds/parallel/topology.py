@@ -1,0 +1,223 @@
+"""Where this process stands among the ranks, and small collectives over the CPU.
+
+In: an initialised torch.distributed (or none: one process). Out: a frozen Topology that is handed to the parts which
+need it. Not here: discovering ranks from the environment (training/launch.py), collectives of the model.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ctxlm_ds.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+T = TypeVar("T")
+CPU_GROUP_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One rank's place in the world and along each parallel axis.
+
+    The collectives below run on the CPU (gloo) whatever the training backend is, so they neither touch the
+    accelerator nor wait for its queue. Every rank must call them in the same order. With one process they need no
+    process group.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+    tensor_parallel_rank: int = 0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_rank: int = 0
+    pipeline_parallel_size: int = 1
+    cpu_group: dist.ProcessGroup | None = None
+    """Group of all ranks on gloo; None when there is one process."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which logs, locks and publishes."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world_size > 1:
+            import torch.distributed as dist
+
+            dist.barrier(group=self.cpu_group)
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Every rank's picklable `value`, by rank. With one process the value itself, not a copy."""
+        if self.world_size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value, group=self.cpu_group)
+        return gathered
+
+    def gather_object(self, value: T) -> list[T] | None:
+        """Every rank's picklable `value` by rank on rank 0, None elsewhere: for what only rank 0 needs."""
+        if self.world_size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        gathered: list[Any] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value, gathered, dst=0, group=self.cpu_group)
+        return gathered
+
+    def broadcast_object(self, value: T, source_rank: int = 0) -> T:
+        """The picklable `value` of `source_rank` on every rank; what the other ranks pass is ignored."""
+        if self.world_size == 1:
+            return value
+        import torch
+        import torch.distributed as dist
+
+        payload: list[Any] = [value if self.rank == source_rank else None]
+        dist.broadcast_object_list(payload, src=source_rank, group=self.cpu_group, device=torch.device("cpu"))
+        return payload[0]
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum of `values` over all ranks, in float64 on the CPU; the input is left as it is.
+
+        Args:
+            values: any shape and data type, the same shape on every rank.
+        """
+        import torch
+
+        total = values.detach().to(device="cpu", dtype=torch.float64, copy=True)
+        if self.world_size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(total, group=self.cpu_group)
+        return total
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        """The largest of each of `values` over all ranks: agreement on a flag or a limit."""
+        if self.world_size == 1:
+            return list(values)
+        import torch
+        import torch.distributed as dist
+
+        largest = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.cpu_group)
+        return list(largest.tolist())
+
+    def run_on_rank_0(self, action: Callable[[], object]) -> None:
+        """Run `action` on rank 0 while the others wait; its exception is raised on every rank."""
+
+        def run() -> None:
+            action()
+
+        self.compute_on_rank_0(run)
+
+    def compute_on_rank_0(self, action: Callable[[], T]) -> T:
+        """The picklable result of `action`, run on rank 0 only, on every rank; so is its exception."""
+        result: Any = None
+        error: Exception | None = None
+        if self.is_main:
+            result, error = _attempt(action)
+        result, shared = self.broadcast_object((result, _portable(error)))
+        _raise(error, shared)
+        return cast("T", result)
+
+    def run_on_rank_0_first(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0, then on the first rank of every other node, then on the rest; each gets its result.
+
+        For work that the first one leaves on a disk for the others, whether that disk is shared or each node's own.
+        An exception on any rank is raised on every rank.
+        """
+        turn = 0 if self.is_main else 1 if self.local_rank == 0 else 2
+        result: Any = None
+        for now in range(3):
+            own: Exception | None = None
+            if now == turn:
+                result, own = _attempt(action)
+            errors = self.all_gather_object(_portable(own))
+            _raise(own, next((error for error in errors if error is not None), None))
+        return result
+
+
+def build_topology(
+    local_rank: int = 0,
+    local_world_size: int = 1,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    cpu_timeout_s: float = CPU_GROUP_TIMEOUT_S,
+) -> Topology:
+    """The topology of this process; call it on every rank after torch.distributed is initialised.
+
+    Args:
+        local_rank: index of this rank on its node.
+        local_world_size: ranks on this node.
+        tensor_parallel_size: ranks that share each layer; 1 in this version.
+        pipeline_parallel_size: consecutive groups of layers; 1 in this version.
+        cpu_timeout_s: how long a rank waits for the others in a CPU collective (a large checkpoint may be verified
+            meanwhile).
+
+    Raises:
+        ConfigError: a layout that this version cannot run.
+    """
+    for key, size in (
+        ("parallel.tensor_parallel_size", tensor_parallel_size),
+        ("parallel.pipeline_parallel_size", pipeline_parallel_size),
+    ):
+        if size != 1:
+            raise ConfigError(f"{key}: {size} is not supported in this version; set it to 1")
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return Topology(local_rank=local_rank, local_world_size=local_world_size)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return Topology(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        data_parallel_rank=rank,
+        data_parallel_size=world_size,
+        cpu_group=_cpu_group(cpu_timeout_s) if world_size > 1 else None,
+    )
+
+
+def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """An exception that survives the way to another rank."""
+    if error is None:
+        return None
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = None
+    return copy if isinstance(copy, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _raise(own: Exception | None, shared: Exception | None) -> None:
+    if own is not None:
+        raise own
+    if shared is not None:
+        raise shared
+
+
+def _cpu_group(timeout_s: float) -> dist.ProcessGroup:
+    import torch.distributed as dist
+
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))

@@ -1,0 +1,119 @@
+"""Pretrain a model: `deepspeed --module ctxlm_ds.pretrain --config RECIPE.yaml` (also torchrun -m, srun python -m, python -m).
+
+Composes the parts and holds no logic of its own; heavy libraries are imported only after the recipe has been checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.config.check import check_config
+from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.config.load import dump_config, load_config
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.console import setup_logging
+from ctxlm_ds.errors import CtxlmError, TrainingError
+from ctxlm_ds.training.launch import RankInfo, StopSignal, discover_ranks, prepare_process
+
+if TYPE_CHECKING:
+    from ctxlm_ds.checkpoint.run_lock import RunLock
+    from ctxlm_ds.parallel.topology import Topology
+
+logger = logging.getLogger("ctxlm_ds")
+DEFAULT_DEEPSPEED = "zero1"
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; launchers' own additions (--local_rank) are accepted and ignored."""
+    parser = argparse.ArgumentParser(prog="python -m ctxlm_ds.pretrain", description="Pretrain from a recipe.")
+    parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
+    parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
+    parser.add_argument("--check", action="store_true", help="only check the recipe and print it resolved")
+    parser.add_argument("--world-size", type=int, help="with --check: number of ranks of the planned run")
+    parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
+    parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: a user's mistake ends with one message from rank 0 and exit status 2."""
+    arguments = parse_arguments(argv)
+    ranks = discover_ranks()
+    setup_logging(ranks.rank)
+    try:
+        if arguments.check:
+            check_only(arguments)
+        else:
+            pretrain(arguments, ranks)
+    except CtxlmError as error:
+        if ranks.rank == 0:
+            logger.error("error: %s", error)
+        sys.exit(3 if isinstance(error, TrainingError) else 2)
+
+
+def check_only(arguments: argparse.Namespace) -> None:
+    """Check a recipe for a planned number of ranks without touching torch."""
+    config = load_config(arguments.config, arguments.set)
+    world_size = arguments.world_size or 1
+    check_config(config, world_size)
+    build_deepspeed_config(config, _deepspeed_json(arguments, config), world_size)
+    sys.stdout.write(dump_config(config))
+
+
+def _deepspeed_json(arguments: argparse.Namespace, config: RunConfig) -> dict:
+    return load_deepspeed_json(arguments.deepspeed_config or config.deepspeed or DEFAULT_DEEPSPEED)
+
+
+def pretrain(arguments: argparse.Namespace, ranks: RankInfo) -> None:
+    """Check, join the ranks, then train under the run directory's lock."""
+    config = load_config(arguments.config, arguments.set)
+    check_config(config, ranks.world_size)
+    deepspeed_config = build_deepspeed_config(config, _deepspeed_json(arguments, config), ranks.world_size)
+    prepare_process(ranks, deterministic=config.training.deterministic)
+
+    from torch import distributed
+
+    from ctxlm_ds.checkpoint.run_lock import RunLock
+    from ctxlm_ds.parallel.topology import build_topology
+    from ctxlm_ds.training.engine import check_precision, init_process_group
+
+    check_precision(config)
+    init_process_group()
+    topology = build_topology(ranks.local_rank, ranks.local_world_size)
+    run_dir = Path(config.run_dir or Path("runs") / config.name)
+    lock = RunLock(run_dir)
+    try:
+        topology.run_on_rank_0(lambda: lock.acquire(wait_s=arguments.wait_for_lock))
+        run(config, deepspeed_config, lock, topology)
+    finally:
+        lock.release()
+    distributed.destroy_process_group()
+
+
+def run(config: RunConfig, deepspeed_config: dict, lock: RunLock, topology: Topology) -> None:
+    """Everything between taking the lock and the summary."""
+    from ctxlm_ds.assembly import build_run
+
+    stop_signal = StopSignal()
+    stop_signal.install()
+    trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
+    try:
+        trainer.run()
+    except TrainingError as error:
+        raise TrainingError(
+            f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact. Start again with a "
+            "lower learning rate, gradient clipping, or precision bf16/fp32."
+        ) from error
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

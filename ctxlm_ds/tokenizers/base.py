@@ -1,0 +1,196 @@
+"""What every tokenizer offers, and the one implementation over the `tokenizers` library.
+
+In: text. Out: ids without special tokens.
+Not here: special-token templates (samples insert them), files (load.py, save.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.errors import TokenizerError
+
+SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
+_BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
+"""How byte-level BPE writes a leading space, newline, carriage return and tab."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, with the facts that samples, masking and the model need."""
+
+    kind: str
+    """`wordpiece`, `byte_bpe` or `huggingface` (any other local Hugging Face tokenizer)."""
+    pad_id: int
+    unk_id: int
+    cls_id: int
+    """RoBERTa: `<s>`."""
+    sep_id: int
+    """RoBERTa: `</s>`; also the end-of-document token."""
+    mask_id: int
+    special_ids: frozenset[int]
+    """Every id that stands for no text."""
+    double_separator: bool
+    """The pair template has two separators between A and B (RoBERTa)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest id + 1."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of everything that decides the ids; equal fingerprints give equal ids."""
+
+    @property
+    def sentence_prefix(self) -> str:
+        """What stands before a sentence that follows another one: a space for byte-level BPE, else nothing."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, no special tokens; a special token's name inside a text is ordinary text."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids; special tokens appear by name."""
+
+    def id_to_token(self, token_id: int) -> str:
+        """Name of one id."""
+
+    def save(self, directory: Path) -> None:
+        """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids."""
+
+    def word_start_mask(self) -> NDArray[np.bool_]:
+        """[vocab_size], True where a token begins a word (the first token of a sequence always does)."""
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and without empty settings, so that a library's new defaults change nothing."""
+    return json.dumps(_without_empty(value), sort_keys=True, separators=(",", ":"))
+
+
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_empty(item) for key, item in value.items() if item not in (None, False, "")}
+    if isinstance(value, list):
+        return [_without_empty(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What stands beside a tokenizer.json in a tokenizer folder."""
+
+    kind: str
+    special_tokens: dict[str, str]
+    """Role (pad, unk, cls, sep, mask) to token."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """tokenizer_config.json as loaded or to be written."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """ctxlm_tokenizer.json: how the vocabulary was made; empty for a tokenizer made elsewhere."""
+    source: str = ""
+    """Folder it was loaded from, for messages."""
+
+
+class FastTokenizer:
+    """A Tokenizer over one `tokenizers.Tokenizer`.
+
+    Raises TokenizerError where a role (mask, cls, …) names a token that the vocabulary lacks.
+    """
+
+    def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        # The name of a special token inside raw text (`<s>` in HTML, `[MASK]` in a paper) is text, as in the originals.
+        backend.encode_special_tokens = True
+        self.backend = backend
+        self.facts = facts
+        self.kind = facts.kind
+        role_ids = [self._role_id(role) for role in SPECIAL_ROLES]
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = role_ids
+        added = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset(added.union(role_ids))
+        self.double_separator = self._has_double_separator()
+
+    def _role_id(self, role: str) -> int:
+        token = self.facts.special_tokens[role]
+        token_id = self.backend.token_to_id(token)
+        if token_id is None:
+            raise TokenizerError(
+                f"{self.facts.source or 'tokenizer'}: the {role} token {token!r} is not in the vocabulary; "
+                "name one that is in tokenizer_config.json"
+            )
+        return int(token_id)
+
+    def _has_double_separator(self) -> bool:
+        if self.backend.post_processor is None:
+            return str(self.facts.config.get("tokenizer_class", "")).startswith("Roberta")
+        ids = self.backend.encode("a", "a", add_special_tokens=True).ids
+        return any(left == right == self.sep_id for left, right in zip(ids, ids[1:], strict=False))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        content = json.loads(self.backend.to_str())
+        deciding = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model")}
+        # A special token's matching rules decide nothing here: its name in a text is text.
+        deciding["added_tokens"] = [
+            [token["id"], token["content"]] if token["special"] else token for token in content["added_tokens"]
+        ]
+        deciding["special_tokens"] = self.facts.special_tokens
+        return hashlib.sha256(canonical_json(deciding).encode()).hexdigest()
+
+    @cached_property
+    def sentence_prefix(self) -> str:
+        layers = json.loads(self.backend.to_str())["pre_tokenizer"] if self.kind == "byte_bpe" else None
+        return " " if layers is not None and not layers.get("add_prefix_space") else ""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self.backend.decode([int(token_id) for token_id in ids], skip_special_tokens=False))
+
+    def id_to_token(self, token_id: int) -> str:
+        token = self.backend.id_to_token(int(token_id))
+        return f"<id {token_id}>" if token is None else str(token)
+
+    def save(self, directory: Path) -> None:
+        from ctxlm_ds.tokenizers.save import save_tokenizer
+
+        save_tokenizer(self, directory)
+
+    def word_start_mask(self) -> NDArray[np.bool_]:
+        content = json.loads(self.backend.to_str())
+        is_start = _word_start_rule(content)
+        if is_start is None:
+            raise TokenizerError(
+                f"{self.facts.source or 'tokenizer'}: how this tokenizer marks the beginning of a word is not known; "
+                "set objective.whole_word to false"
+            )
+        mask = np.zeros(self.vocab_size, dtype=np.bool_)
+        for token, token_id in self.backend.get_vocab(with_added_tokens=True).items():
+            mask[token_id] = token_id in self.special_ids or is_start(token)
+        return mask
+
+
+def _word_start_rule(content: dict[str, Any]) -> Any:
+    """The predicate `token begins a word` for a tokenizer.json's content, or None."""
+    model = content["model"]
+    if model["type"] == "WordPiece":
+        continuing = model["continuing_subword_prefix"]
+        return lambda token: not token.startswith(continuing)
+    layers = json.dumps(content.get("pre_tokenizer"))
+    if '"ByteLevel"' in layers:
+        return lambda token: token.startswith(_BYTE_LEVEL_SPACES)
+    if '"Metaspace"' in layers:
+        return lambda token: token.startswith("▁")
+    return None

@@ -1,0 +1,74 @@
+"""RoBERTa's byte-level BPE: GPT-2's pre-tokenizer, <s> <pad> </s> <unk> as ids 0 to 3 and <mask> the last id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+
+FIRST_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+MASK_TOKEN = "<mask>"
+ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": MASK_TOKEN}
+DEFAULT_VOCAB_SIZE = 50_265
+
+
+@dataclass(frozen=True, slots=True)
+class ByteBpeSettings:
+    """How a byte-level BPE vocabulary is made."""
+
+    vocab_size: int = DEFAULT_VOCAB_SIZE
+    add_prefix_space: bool = False
+    """Put a space before each text, so that its first word is like any other (RoBERTa: no)."""
+    min_frequency: int = 2
+    """Least number of occurrences of a pair to be merged."""
+
+
+def train_byte_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastTokenizer:
+    """Train on `texts` (iterated once)."""
+    from tokenizers import pre_tokenizers, trainers
+
+    draft = _empty_backend(settings.add_prefix_space)
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size - 1,
+        min_frequency=settings.min_frequency,
+        special_tokens=list(FIRST_SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    draft.train_from_iterator(iter(texts), trainer)
+    model = json.loads(draft.to_str())["model"]
+    vocab = model["vocab"] | {MASK_TOKEN: len(model["vocab"])}
+    backend = _backend(vocab, [tuple(merge) for merge in model["merges"]], settings.add_prefix_space)
+    training = {
+        "merge_score": "frequency",
+        "add_prefix_space": settings.add_prefix_space,
+        "min_frequency": settings.min_frequency,
+        "requested_vocab_size": settings.vocab_size,
+    }
+    return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(ROLES), training=training))
+
+
+def _empty_backend(add_prefix_space: bool) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    return backend
+
+
+def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], add_prefix_space: bool) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    backend.decoder = decoders.ByteLevel()
+    tokens = [AddedToken(token, normalized=True, special=True) for token in FIRST_SPECIAL_TOKENS]
+    # As in the released model, <mask> swallows the space before it: "a <mask>" is "a", "<mask>".
+    backend.add_special_tokens([*tokens, AddedToken(MASK_TOKEN, lstrip=True, normalized=False, special=True)])
+    backend.post_processor = processors.RobertaProcessing(
+        ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), trim_offsets=True, add_prefix_space=add_prefix_space
+    )
+    return backend

@@ -1,0 +1,108 @@
+"""Write a tokenizer as a folder that this package and transformers' AutoTokenizer load with the same ids.
+
+transformers 5 rebuilds BertTokenizer and RobertaTokenizer from the vocabulary and tokenizer_config.json and ignores
+tokenizer.json's own normalizer and pre-tokenizer, so every setting that decides ids is written in both places.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.tokenizers.base import FastTokenizer
+from ctxlm_ds.tokenizers.load import TRAINING_FILE
+
+_NEVER_KEPT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file", "backend", "is_local")
+_OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model")
+
+
+def save_tokenizer(tokenizer: FastTokenizer, directory: Path) -> None:
+    """Write `directory` atomically; an existing folder is replaced once the new one is complete."""
+    with output_folder(Path(directory)) as folder:
+        tokenizer.backend.save(str(folder / "tokenizer.json"))
+        config = {key: value for key, value in tokenizer.facts.config.items() if key not in _NEVER_KEPT}
+        special = {f"{role}_token": token for role, token in tokenizer.facts.special_tokens.items()}
+        content = json.loads(tokenizer.backend.to_str())
+        if tokenizer.kind == "wordpiece":
+            config.update(_bert_config(content), **special)
+            _write_vocab_txt(folder / "vocab.txt", content["model"]["vocab"])
+        elif tokenizer.kind == "byte_bpe":
+            special.update(bos_token=special["cls_token"], eos_token=special["sep_token"])
+            config.update(_roberta_config(tokenizer, content), **special)
+            _write_bpe_files(folder, content["model"])
+        else:
+            config.update(special)
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+            _copy_other_files(Path(tokenizer.facts.source), folder)
+        added = _added_tokens(content)
+        mask = added.get(str(tokenizer.mask_id), _plain(special["mask_token"]))
+        config.update(added_tokens_decoder=added, mask_token={"__type": "AddedToken", **mask})
+        config.setdefault("model_max_length", 512)
+        _write_json(folder / "tokenizer_config.json", config)
+        _write_json(folder / "special_tokens_map.json", special | {"mask_token": mask})
+        _write_json(folder / TRAINING_FILE, _training_record(tokenizer))
+
+
+def _training_record(tokenizer: FastTokenizer) -> dict[str, Any]:
+    record = {"format": "ctxlm_ds-tokenizer", "version": 1, "kind": tokenizer.kind, **tokenizer.facts.training}
+    return record | {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
+
+
+def _bert_config(content: dict[str, Any]) -> dict[str, Any]:
+    normalizer = content["normalizer"]
+    return {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": normalizer["lowercase"],
+        "strip_accents": normalizer["strip_accents"],
+        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+    }
+
+
+def _roberta_config(tokenizer: FastTokenizer, content: dict[str, Any]) -> dict[str, Any]:
+    post_processor = content.get("post_processor") or {}
+    # A byte-level BPE without RoBERTa's </s></s> template keeps its own through the generic class.
+    is_roberta = post_processor.get("type", "RobertaProcessing") == "RobertaProcessing" and tokenizer.double_separator
+    return {
+        "tokenizer_class": "RobertaTokenizer" if is_roberta else "PreTrainedTokenizerFast",
+        "add_prefix_space": content["pre_tokenizer"]["add_prefix_space"],
+        "trim_offsets": post_processor.get("trim_offsets", True),
+        "errors": "replace",
+    }
+
+
+def _added_tokens(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in content["added_tokens"]}
+
+
+def _plain(token: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"content": token, **flags, "special": True}
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_vocab_txt(file: Path, vocab: dict[str, int]) -> None:
+    with open(file, "w", encoding="utf-8", newline="\n") as handle:
+        for token in sorted(vocab, key=lambda name: vocab[name]):
+            handle.write(token + "\n")
+
+
+def _write_bpe_files(folder: Path, model: dict[str, Any]) -> None:
+    vocab = model["vocab"]
+    ordered = {token: vocab[token] for token in sorted(vocab, key=lambda name: vocab[name])}
+    (folder / "vocab.json").write_text(json.dumps(ordered, ensure_ascii=False), encoding="utf-8")
+    with open(folder / "merges.txt", "w", encoding="utf-8", newline="\n") as handle:
+        handle.write("#version: 0.2\n")
+        for merge in model["merges"]:
+            handle.write((merge if isinstance(merge, str) else " ".join(merge)) + "\n")
+
+
+def _copy_other_files(source: Path, folder: Path) -> None:
+    for name in _OTHER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)

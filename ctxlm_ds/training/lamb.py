@@ -1,0 +1,101 @@
+"""LAMB (You 2019, algorithm 2) with trust ratios of whole parameters under every ZeRO stage.
+
+DeepSpeed hands an optimizer flat partitions, so a per-tensor optimizer would take its ratios per shard.
+Here each parameter's squared norms are summed over its fragments on this rank and then over the
+data-parallel group; the update itself stays elementwise on the flat tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ctxlm_ds.training.fragments import Fragment
+
+SumOverRanks = Callable[[torch.Tensor], None]
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB with decoupled weight decay and bias correction, as NVIDIA's FusedLAMB in its default mode.
+
+    Parameters of groups without weight decay (biases, LayerNorm) take no trust ratio, as in the
+    reference implementation's `exclude_from_layer_adaptation`. `bind` must be called once the engine
+    has laid out the parameters.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._fragments: dict[int, list[tuple[int, Fragment]]] = {}
+        self._num_parameters = 0
+        self._sum_over_ranks: SumOverRanks | None = None
+
+    def bind(self, fragments: Sequence[Fragment], names: Sequence[str], sum_over_ranks: SumOverRanks | None) -> None:
+        """Tell which parameter each range of each flat tensor belongs to.
+
+        `names` lists all parameters in an order common to all ranks; `sum_over_ranks` adds a vector
+        over the ranks that share the fragments, or is None where each rank holds whole parameters.
+        """
+        position = {name: index for index, name in enumerate(names)}
+        self._num_parameters = len(names)
+        self._fragments = {}
+        for fragment in fragments:
+            self._fragments.setdefault(id(fragment.owner), []).append((position[fragment.name], fragment))
+        self._sum_over_ranks = sum_over_ranks
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            updates = [(p, self._direction(p, group)) for p in group["params"] if p.grad is not None]
+            if group["weight_decay"] != 0.0:
+                self._scale_by_trust_ratio(updates)
+            for parameter, update in updates:
+                parameter.add_(update, alpha=-group["lr"])
+
+    def _direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Adam's step with weight decay added, [as parameter], before the trust ratio."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        grad = parameter.grad
+        assert grad is not None
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        correction1 = 1 - beta1 ** state["step"]
+        correction2 = 1 - beta2 ** state["step"]
+        denominator = (state["exp_avg_sq"] / correction2).sqrt_().add_(group["eps"])
+        update = (state["exp_avg"] / correction1).div_(denominator)
+        return update.add_(parameter, alpha=group["weight_decay"])
+
+    def _scale_by_trust_ratio(self, updates: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Multiply each parameter's part of `updates` by ||weight|| / ||update||, 1 where either is 0."""
+        parts = [
+            (index, fragment.weight(), update.view(-1).narrow(0, fragment.offset, fragment.length))
+            for parameter, update in updates
+            for index, fragment in self._fragments.get(id(parameter), [])
+        ]
+        device = updates[0][0].device if updates else torch.device("cpu")
+        squares = torch.zeros(2, self._num_parameters, dtype=torch.float64, device=device)
+        for index, weight, update in parts:
+            squares[0, index] += torch.linalg.vector_norm(weight, dtype=torch.float64).square()
+            squares[1, index] += torch.linalg.vector_norm(update, dtype=torch.float64).square()
+        if self._sum_over_ranks is not None:
+            self._sum_over_ranks(squares)
+        weight_norm, update_norm = squares.sqrt()
+        both = (weight_norm > 0) & (update_norm > 0)
+        ratio = torch.where(both, weight_norm / update_norm.clamp_min(1e-300), 1.0)
+        for index, _, update in parts:
+            update.mul_(ratio[index].to(update.dtype))

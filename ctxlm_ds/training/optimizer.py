@@ -1,0 +1,148 @@
+"""Optimizers: parameter groups, the choice of an implementation, and its step count in one form."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ctxlm_ds.config.schema import OptimizerConfig
+from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.training.lamb import Lamb
+
+AdamFactory = Callable[..., torch.optim.Optimizer]
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerPlace:
+    """Where the optimizer will work."""
+
+    device_type: str
+    """`cpu` or `cuda`: where the fp32 weights are."""
+    zero_stage: int
+    offloaded: bool
+    """The fp32 weights lie in CPU memory while the model is on the accelerator (or ZeRO-Offload was asked for)."""
+
+
+def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: matrices and embeddings with weight decay; biases and LayerNorm weights without.
+
+    Told apart by dimension as ZeRO-3 leaves it in `ds_shape`, so that every stage groups alike.
+    """
+    decayed, plain = [], []
+    for _, parameter in named:
+        ndim = len(getattr(parameter, "ds_shape", parameter.shape))
+        (decayed if ndim > 1 else plain).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(
+    config: OptimizerConfig,
+    kernel: str,
+    named: Iterable[tuple[str, torch.nn.Parameter]],
+    place: OptimizerPlace,
+    deepspeed_adam: Callable[[bool], AdamFactory],
+) -> tuple[torch.optim.Optimizer, str]:
+    """The optimizer and one line that says which implementation was chosen.
+
+    `deepspeed_adam(offloaded)` gives DeepSpeed's CPUAdam or FusedAdam class (or raises KernelError).
+
+    Raises:
+        KernelError: an implementation asked for by name cannot run here.
+        ConfigError: the implementation cannot be exact under this ZeRO stage.
+    """
+    groups = parameter_groups(named, config.weight_decay)
+    settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
+    if config.name == "lamb":
+        return _build_lamb(kernel, groups, settings, place)
+    chosen = _adam_implementation(kernel, place, deepspeed_adam)
+    if chosen == "deepspeed":
+        extra = {"adamw_mode": True} if place.offloaded else {"adam_w_mode": True}
+        return deepspeed_adam(place.offloaded)(groups, **settings, **extra), "adamw=deepspeed"
+    if chosen == "apex":
+        return _apex_optimizer("FusedAdam")(groups, adam_w_mode=True, **settings), "adamw=apex"
+    if chosen == "torch":
+        return torch.optim.AdamW(groups, fused=True, **settings), "adamw=torch(fused)"
+    return torch.optim.AdamW(groups, foreach=False, fused=False, **settings), "adamw=reference"
+
+
+def _adam_implementation(kernel: str, place: OptimizerPlace, deepspeed_adam: Callable[[bool], AdamFactory]) -> str:
+    if place.offloaded:
+        if kernel in ("torch", "apex"):
+            raise ConfigError(
+                f"kernels.optimizer is {kernel}, but ZeRO-Offload keeps the optimizer in CPU memory, where DeepSpeed's "
+                "CPUAdam runs; set kernels.optimizer: auto or deepspeed"
+            )
+        return "reference" if kernel == "reference" else "deepspeed"
+    if kernel != "auto":
+        return kernel
+    if place.device_type == "cpu":
+        return "torch"
+    try:
+        deepspeed_adam(False)
+    except KernelError:
+        return "torch"
+    return "deepspeed"
+
+
+def _build_lamb(
+    kernel: str, groups: list[dict[str, Any]], settings: dict[str, Any], place: OptimizerPlace
+) -> tuple[torch.optim.Optimizer, str]:
+    if kernel == "apex":
+        if place.zero_stage > 0:
+            raise ConfigError(
+                f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its trust "
+                "ratios from each rank's shard, not from whole parameters; set kernels.optimizer: auto"
+            )
+        return _apex_optimizer("FusedLAMB")(groups, max_grad_norm=0.0, **settings), "lamb=apex"
+    if kernel in ("torch", "deepspeed"):
+        raise KernelError(
+            f"kernels.optimizer is {kernel}, which has no LAMB with exact trust ratios under ZeRO; set kernels.optimizer: auto"
+        )
+    return Lamb(groups, **settings), "lamb=native"
+
+
+def _apex_optimizer(name: str) -> AdamFactory:
+    try:
+        module = importlib.import_module("apex.optimizers")
+        return getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise KernelError(
+            f"kernels.optimizer is apex, but NVIDIA apex's {name} cannot be imported ({error}); install apex from source "
+            "(docs/install.md) or set kernels.optimizer: auto"
+        ) from error
+
+
+def completed_updates(optimizer: torch.optim.Optimizer) -> int:
+    """Updates applied so far (skipped fp16 steps do not count)."""
+    for state in optimizer.state.values():
+        if "step" in state:
+            return int(state["step"])
+    return max((int(group.get("step", 0)) for group in optimizer.param_groups), default=0)
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer, owners: Iterable[torch.Tensor], updates: int, kinds: Iterable[str] = MOMENTS
+) -> None:
+    """Give every owner tensor zeroed moments and the step count, in the form this optimizer keeps them."""
+    names = tuple(kinds)
+    tensor_step = isinstance(optimizer, torch.optim.AdamW)
+    for owner in owners:
+        state: dict[str, Any] = {name: torch.zeros_like(owner, requires_grad=False) for name in names}
+        state["step"] = torch.tensor(float(updates)) if tensor_step else updates
+        if tensor_step and optimizer.defaults.get("fused") and owner.device.type != "cpu":
+            state["step"] = state["step"].to(owner.device)
+        optimizer.state[owner] = state
+    for group in optimizer.param_groups:
+        if "step" in group or _counts_in_group(optimizer):
+            group["step"] = updates
+
+
+def _counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
+    """apex's fused optimizers keep one step count a group; DeepSpeed's FusedAdam one a parameter."""
+    return type(optimizer).__module__.startswith("apex.")

@@ -1,0 +1,76 @@
+"""Silence for the libraries' known noise, each message by its exact text; everything else stays visible."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+# DeepSpeed calls the old names; it is not ours to change.
+KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
+    (r"`torch\.distributed\.all_gather_into_tensor` is deprecated", FutureWarning),
+    (r"`torch\.distributed\.reduce_scatter_tensor` is deprecated", FutureWarning),
+)
+KNOWN_LOG_LINES = ("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",)
+KNOWN_PRINTS = ("DeepSpeed deepspeed.ops.",)
+
+
+class _KnownLines(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(KNOWN_LOG_LINES)
+
+
+def quiet_libraries() -> None:
+    """Silence known noise of torch, DeepSpeed and tokenizers; call it before they are imported.
+
+    Settings that a person made in the environment stay.
+    """
+    # c10d's complaint that a peer's host name has no reverse lookup.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Loader workers fork after a tokenizer was used.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for message, category in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=category)
+    deepspeed = logging.getLogger("DeepSpeed")
+    deepspeed.setLevel(logging.WARNING)
+    if not any(isinstance(known, _KnownLines) for known in deepspeed.filters):
+        deepspeed.addFilter(_KnownLines())
+
+
+class _DropLines:
+    """A stream that passes on everything but lines with a known beginning."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if not line.startswith(KNOWN_PRINTS):
+                self._stream.write(line + "\n")
+        return len(text)
+
+    def finish(self) -> None:
+        if self._line:
+            self._stream.write(self._line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def without_known_prints() -> Iterator[None]:
+    """Drop the lines that DeepSpeed prints (rather than logs) on every rank while it starts."""
+    stream = sys.stdout
+    filtered = _DropLines(stream)
+    sys.stdout = cast("TextIO", filtered)
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        filtered.finish()

@@ -1,0 +1,62 @@
+"""Learning rates by step, in plain Python: the same number on every rank and after every resume.
+
+In: ScheduleConfig, the peak and the length of the run. Out: a rate for a step. Not here: the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ctxlm_ds.config.check import resolve_warmup
+from ctxlm_ds.config.schema import ScheduleConfig
+
+INVERSE_SQRT_TIMESCALE_STEPS = 10_000
+
+
+class LearningRateSchedule:
+    """A linear warmup from 0 to the peak, then the named decay to the final rate.
+
+    `at(step)` follows transformers' `get_*_schedule` (LambdaLR): it is the rate of the update that comes after `step`
+    completed ones, so with a warmup the very first update has rate 0, as in BERT's own code.
+    """
+
+    def __init__(self, config: ScheduleConfig, peak: float, max_steps: int) -> None:
+        """`peak`: highest learning rate; `max_steps`: optimizer steps of this run."""
+        self.config = config
+        self.peak = peak
+        self.total_steps = config.total_steps or config.start_step + max_steps
+        self.warmup_steps = resolve_warmup(config.warmup_steps, config.warmup_fraction, self.total_steps)
+        self.decay_steps = round(config.decay_fraction * self.total_steps)
+
+    def at(self, step: int) -> float:
+        """Learning rate of the update after `step` completed updates of this run (0 is the first)."""
+        position = self.config.start_step + step
+        if position < self.warmup_steps:
+            return self.peak * position / self.warmup_steps
+        if self.config.name == "constant":
+            return self.peak
+        final = self.config.final_learning_rate
+        if self.config.name == "inverse_sqrt":
+            return max(final, self.peak * self._inverse_sqrt(position))
+        return final + (self.peak - final) * self._remaining(position)
+
+    def _remaining(self, position: int) -> float:
+        """Share of the way from the final rate to the peak, 1 down to 0 at total_steps and after."""
+        if position >= self.total_steps:
+            return 0.0
+        name = self.config.name
+        if name == "wsd":
+            left = self.total_steps - position
+            return min(1.0, left / self.decay_steps) if self.decay_steps else 1.0
+        start = self.warmup_steps
+        if name in ("linear", "polynomial") and self.config.decay_from == "start":
+            start = 0
+        progress = (position - start) / (self.total_steps - start)
+        if name == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        return (1.0 - progress) ** (self.config.power if name == "polynomial" else 1.0)
+
+    def _inverse_sqrt(self, position: int) -> float:
+        """1 at the end of the warmup, then falling with the root of the step (Vaswani 2017)."""
+        timescale = self.warmup_steps or INVERSE_SQRT_TIMESCALE_STEPS
+        return math.sqrt(timescale / (position - self.warmup_steps + timescale))

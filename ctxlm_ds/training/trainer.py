@@ -1,0 +1,144 @@
+"""The training loop.
+
+In: an engine, a loader of steps, held-out sources, a saver. Out: a trained engine and what hooks record.
+Not here: how a step is computed (engine), what is drawn on screens (hooks), how states are kept (checkpoint).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.loader import Step
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.training.engine import Engine, StepResult
+from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.schedule import LearningRateSchedule
+from ctxlm_ds.training.state import TrainState
+
+SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_MINUTE = 60.0
+
+
+@dataclass
+class Trainer:
+    """Runs steps until a limit or a signal, evaluating and saving on the way."""
+
+    config: RunConfig
+    engine: Engine
+    schedule: LearningRateSchedule
+    steps: Iterable[Step]
+    validation: Mapping[str, Callable[[], Iterable[Batch]]]
+    """Held-out batches of this rank, by source name."""
+    save: Callable[[TrainState], None]
+    hooks: list[Hook]
+    topology: Topology
+    stop_signal: StopSignal
+    state: TrainState = field(default_factory=TrainState)
+    _last_save_step: int = -1
+    _last_evaluation_step: int = -1
+
+    def run(self) -> RunEnd:
+        """Train to the end; the last step is always evaluated and saved."""
+        self._started_s = self._last_save_s = time.monotonic()
+        self._last_save_step = self.state.step
+        self._tell("on_run_start", RunStart(self.state.step, self._last_step(), self.config))
+        reason = self._limit_reached()
+        steps = iter(self.steps)
+        while reason is None:
+            metrics = self._one_step(next(steps))
+            reason = self._limit_reached() or self._asked_to_stop()
+            self._tell("on_step_end", metrics)
+            if self._due(self.config.evaluation.interval_steps):
+                self.evaluate()
+            if self._due(self.config.checkpoint.interval_steps) or self._save_is_late():
+                self._save()
+        if not self.stop_signal.requested:
+            self.evaluate()
+        self._save()
+        end = RunEnd(reason, self.state.step, self.state.tokens, self.state.seconds, time.monotonic() - self._started_s)
+        self._tell("on_run_end", end)
+        return end
+
+    def evaluate(self) -> None:
+        """Held-out figures of every source, once a step."""
+        if self._last_evaluation_step == self.state.step:
+            return
+        self._last_evaluation_step = self.state.step
+        for name, batches in self.validation.items():
+            figures = self.engine.evaluate(batches())
+            self._tell("on_evaluation", self.state.step, {f"eval/{name}/{key}": v for key, v in figures.items()})
+
+    def _one_step(self, step: Step) -> StepMetrics:
+        started_s = time.monotonic()
+        learning_rate = self.schedule.at(self.state.step)
+        result = self.engine.train_step(step, self.state.step, learning_rate)
+        seconds = time.monotonic() - started_s
+        self.state.step += 1
+        self.state.rows_consumed += step.rows_consumed
+        self.state.tokens += result.num_tokens
+        self.state.skipped_steps += result.skipped
+        self.state.seconds += seconds
+        return self._metrics(result, learning_rate, seconds, step.epoch)
+
+    def _metrics(self, result: StepResult, learning_rate: float, seconds: float, epoch: int) -> StepMetrics:
+        return StepMetrics(
+            step=self.state.step,
+            loss=result.loss,
+            terms=result.terms,
+            accuracy=result.accuracy,
+            learning_rate=learning_rate,
+            grad_norm=result.grad_norm,
+            tokens=self.state.tokens,
+            step_tokens=result.num_tokens,
+            step_seconds=seconds,
+            total_seconds=self.state.seconds,
+            epoch=epoch,
+            skipped_steps=self.state.skipped_steps,
+            loss_scale=result.loss_scale if self.config.training.precision == "fp16" else None,
+        )
+
+    def _last_step(self) -> int:
+        return self.config.training.max_steps
+
+    def _limit_reached(self) -> str | None:
+        limits = self.config.training
+        if self.state.step >= limits.max_steps:
+            return f"training.max_steps ({limits.max_steps}) reached"
+        if limits.max_tokens is not None and self.state.tokens >= limits.max_tokens:
+            return f"training.max_tokens ({limits.max_tokens}) reached"
+        return None
+
+    def _asked_to_stop(self) -> str | None:
+        """A signal or the wall-time limit on any rank, agreed over all ranks so that they stop at the same step."""
+        limit_hours = self.config.training.max_hours
+        late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
+        signal_rank, late_rank = self.topology.all_reduce_max([float(self.stop_signal.requested), float(late)])
+        if signal_rank:
+            self.stop_signal.requested = True
+            return f"stopped by signal {self.stop_signal.name or 'on another rank'}"
+        return f"training.max_hours ({limit_hours}) reached" if late_rank else None
+
+    def _due(self, interval_steps: int) -> bool:
+        return interval_steps > 0 and self.state.step % interval_steps == 0
+
+    def _save_is_late(self) -> bool:
+        minutes = self.config.checkpoint.interval_minutes
+        if minutes is None:
+            return False
+        late = time.monotonic() - self._last_save_s >= minutes * SECONDS_PER_MINUTE
+        return bool(self.topology.all_reduce_max([float(late)])[0])
+
+    def _save(self) -> None:
+        if self._last_save_step != self.state.step:
+            self.save(self.state)
+            self._last_save_step = self.state.step
+            self._last_save_s = time.monotonic()
+
+    def _tell(self, event: str, *values: object) -> None:
+        for hook in self.hooks:
+            getattr(hook, event)(*values)

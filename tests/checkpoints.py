@@ -1,0 +1,93 @@
+"""Small checkpoints and tokenizers for tests, written through the project's own writers as a run writes them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import torch
+
+from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
+from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.config.load import dump_config
+from ctxlm_ds.config.schema import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, TokenizerConfig
+from ctxlm_ds.export.weights import model_shapes, terms_of
+from ctxlm_ds.tokenizers.train import train_tokenizer
+
+WORDS = ["river", "mountain", "the", "a", "walked", "slowly", "reading", "books", "unhappy", "times", "worst", "best",
+         "was"]  # fmt: skip
+SIZES = {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def make_tokenizer(kind: str, folder: Path) -> Path:
+    """Train a tokenizer (`wordpiece` or `byte_bpe`) on made-up sentences."""
+    rng = random.Random(7)
+    texts = [" ".join(rng.choices(WORDS, k=9)) + ". It was 1 of 2 things, = 4;" for _ in range(300)]
+    train_tokenizer("wordpiece" if kind == "wordpiece" else "bpe", iter(texts), 300, folder)
+    return folder
+
+
+def make_config(
+    kind: str, tokenizer: Path, vocab_size: int, model_settings: dict | None = None, **settings: object
+) -> RunConfig:
+    """A recipe for `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM) or `roberta`."""
+    family = "roberta" if kind == "roberta" else "bert"
+    eps = 1e-5 if family == "roberta" else 1e-12
+    model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
+    return RunConfig(
+        name=f"{kind}-test",
+        model=ModelConfig(**{**model, **(model_settings or {})}),
+        tokenizer=TokenizerConfig(path=str(tokenizer)),
+        objective=ObjectiveConfig(name="masked_lm_nsp" if kind == "bert_nsp" else "masked_lm"),
+        data=DataConfig(sample_format="segment_pair" if kind == "bert_nsp" else "full_sentences", seq_length=32),
+        **settings,
+    )
+
+
+def random_weights(config: RunConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Values that make every parameter matter: no zero bias, no LayerNorm weight of 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in model_shapes(config.model, terms_of(config.objective)).items():
+        value = torch.randn(shape, generator=generator) * 0.2
+        weights[name] = value + 1.0 if name.endswith("layer_norm.weight") else value
+    return weights
+
+
+def write_checkpoint(folder: Path, config: RunConfig, weights: dict[str, torch.Tensor], step: int = 100) -> Path:
+    """A complete checkpoint as two ranks under ZeRO would write it: each parameter in two pieces, with moments."""
+    folder.mkdir(parents=True)
+    pieces = []
+    for rank in range(2):
+        writer = PieceWriter(folder, rank)
+        for name, value in weights.items():
+            flat = value.flatten()
+            cut = flat.numel() // 3
+            start, part = (0, flat[:cut]) if rank == 0 else (cut, flat[cut:])
+            for kind in ("weight", "exp_avg"):
+                writer.add(name, kind, value.shape, start, part)
+        pieces.append(writer.close())
+    merge_index(folder, pieces, {"optimizer_updates": step})
+    state = {"train_state": {"step": step, "rows_consumed": 800, "tokens": 25600, "seconds": 75.0}}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "config.yaml").write_text(dump_config(config))
+    shutil.copytree(str(config.tokenizer.path), folder / "tokenizer")
+    write_manifest(folder, step, hash_files(folder, list_files(folder)))
+    return folder
+
+
+def write_run(run: Path, config: RunConfig, weights: dict[str, torch.Tensor], steps: tuple[int, ...] = (100,)) -> Path:
+    """A run's folder with complete checkpoints, `latest` and a metrics.jsonl; the newest holds `weights`."""
+    for step in steps:
+        scale = 1.0 if step == max(steps) else 0.5
+        scaled = {name: value * scale for name, value in weights.items()}
+        write_checkpoint(run / "checkpoints" / f"step-{step:08d}", config, scaled, step)
+    (run / "checkpoints" / "latest").write_text(f"step-{max(steps):08d}\n")
+    lines = [
+        {"step": step, "eval/wiki_dev/masked_lm_loss": 10.0 / step, "eval/wiki_dev/masked_lm_accuracy": step / 1000}
+        for step in (50, 100, 400)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1, "eval/cut')
+    return run

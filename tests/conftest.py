@@ -1,0 +1,32 @@
+"""For every test: one thread a process, no network, and no warnings that only a library's authors can act on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import pytest
+
+# Before torch is imported anywhere: a parent with threads makes forked ranks hang, and thread counts change sums.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+
+
+@pytest.fixture(autouse=True)
+def threads_as_found() -> None:
+    """Give every test the same number of threads, whatever an earlier one set."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_libraries() -> None:
+    """Libraries log only what is wrong."""
+    for name in ("deepspeed", "DeepSpeed", "megatron", "transformers", "datasets", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,143 @@
+"""Topology over several gloo ranks, and the runner that starts them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ctxlm_ds.errors import ConfigError, RunLockedError
+from ctxlm_ds.parallel.topology import build_topology
+from tests.dist.runner import RanksFailed, run_ranks
+
+pytestmark = pytest.mark.dist
+
+
+def _collectives(rank: int, world_size: int) -> dict[str, object]:
+    topology = build_topology(local_rank=rank, local_world_size=world_size)
+    topology.barrier()
+    summed = topology.all_reduce_sum(torch.tensor([0.1, float(rank)], dtype=torch.float32))
+    return {
+        "place": (topology.rank, topology.world_size, topology.data_parallel_rank, topology.data_parallel_size),
+        "gathered": topology.all_gather_object({"rank": rank, "text": "é" * (rank * 1000)}),
+        "on_main": topology.gather_object(rank * 10),
+        "from_zero": topology.broadcast_object(f"value of {rank}"),
+        "from_last": topology.broadcast_object(f"value of {rank}", source_rank=world_size - 1),
+        "sum": summed.tolist(),
+        "main": topology.is_main,
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_collectives(world_size: int) -> None:
+    results = run_ranks(_collectives, world_size)
+    for rank, result in enumerate(results):
+        assert result["place"] == (rank, world_size, rank, world_size)
+        assert result["main"] is (rank == 0)
+        assert result["gathered"] == [{"rank": r, "text": "é" * (r * 1000)} for r in range(world_size)]
+        assert result["on_main"] == ([r * 10 for r in range(world_size)] if rank == 0 else None)
+        assert result["from_zero"] == "value of 0"
+        assert result["from_last"] == f"value of {world_size - 1}"
+        tenth = float(torch.tensor(0.1, dtype=torch.float32))
+        assert result["sum"] == pytest.approx([world_size * tenth, sum(range(world_size))], rel=1e-15)
+
+
+def _own_group(rank: int, world_size: int, store: str) -> tuple[bool, float]:
+    # A default group that is not plain gloo, as with NCCL: the CPU group is another one, on gloo.
+    dist.destroy_process_group()
+    dist.init_process_group("cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    topology = build_topology()
+    assert dist.get_backend(topology.cpu_group) == "gloo"
+    return topology.cpu_group is not dist.group.WORLD, topology.all_reduce_sum(torch.ones(1)).item()
+
+
+def test_cpu_group_beside_another_backend(tmp_path: Path) -> None:
+    assert run_ranks(_own_group, 2, str(tmp_path / "store")) == [(True, 2.0)] * 2
+
+
+def _ordered(rank: int, world_size: int, log: Path) -> tuple[int, float]:
+    topology = build_topology(local_rank=rank % 2, local_world_size=2)
+
+    def note() -> int:
+        time.sleep(0.05)
+        with open(log, "a") as handle:
+            handle.write(f"{rank}\n")
+        return rank * 10
+
+    own = topology.run_on_rank_0_first(note)
+    assert topology.compute_on_rank_0(lambda: f"only {rank}") == "only 0"
+    return own, topology.all_reduce_max([float(rank), 5.0 - rank])[0]
+
+
+def test_rank_0_first_then_one_a_node_then_the_rest(tmp_path: Path) -> None:
+    results = run_ranks(_ordered, 4, tmp_path / "log")
+    assert results == [(rank * 10, 3.0) for rank in range(4)]
+    order = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert order[:2] == [0, 2] and sorted(order[2:]) == [1, 3]
+
+
+def _shared_errors(rank: int, world_size: int, run_dir: Path) -> list[str]:
+    topology = build_topology()
+
+    class Unpicklable(Exception):
+        pass
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    caught = []
+    for attempt in (
+        lambda: topology.run_on_rank_0(lambda: fail(RunLockedError("held by somebody"))),
+        lambda: topology.run_on_rank_0(lambda: fail(Unpicklable("odd one"))),
+        lambda: topology.run_on_rank_0_first(lambda: fail(ConfigError(f"wrong on {rank}")) if rank else None),
+    ):
+        try:
+            attempt()
+        except Exception as error:
+            caught.append(f"{type(error).__name__}: {error}")
+    return caught
+
+
+def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+    first, second = run_ranks(_shared_errors, 2, tmp_path)
+    assert first == ["RunLockedError: held by somebody", "Unpicklable: odd one", "ConfigError: wrong on 1"]
+    assert second == [
+        "RunLockedError: held by somebody", "RuntimeError: Unpicklable: odd one", "ConfigError: wrong on 1",
+    ]  # fmt: skip
+
+
+def _one_raises(rank: int, world_size: int) -> None:
+    if rank == 1:
+        raise ValueError("rank one says no")
+    dist.barrier()
+
+
+def test_runner_brings_back_the_traceback() -> None:
+    with pytest.raises(RanksFailed, match="rank 1(.|\n)*in _one_raises(.|\n)*rank one says no"):
+        run_ranks(_one_raises, 2, timeout_s=20)
+
+
+def _one_hangs(rank: int, world_size: int) -> None:
+    if rank == 1:
+        time.sleep(600)
+
+
+def test_runner_kills_a_hang() -> None:
+    start_s = time.monotonic()
+    with pytest.raises(RanksFailed, match="rank 1:\nstill running after 3 s"):
+        run_ranks(_one_hangs, 2, timeout_s=3)
+    assert time.monotonic() - start_s < 15
+
+
+def _one_dies(rank: int, world_size: int) -> None:
+    if rank == 0:
+        os.kill(os.getpid(), 9)
+
+
+def test_runner_reports_a_silent_death() -> None:
+    with pytest.raises(RanksFailed, match="rank 0:\ndied without a word: exit status -9"):
+        run_ranks(_one_dies, 2, timeout_s=20)

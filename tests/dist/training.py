@@ -1,0 +1,138 @@
+"""A tiny model and fixed global batches for tests that train under several layouts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+# Imported before the ranks are forked, so that each need not import it again (seconds of torch.compile's machinery).
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+import torch
+
+from ctxlm_ds.config.deepspeed import build_deepspeed_config
+from ctxlm_ds.config.schema import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.data.loader import Step
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import build_layer_list
+from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.training.engine import Engine, init_process_group
+from ctxlm_ds.training.launch import quiet_libraries
+
+SEQ_LENGTH, SLOTS, VOCAB = 16, 4, 61
+GLOBAL_BATCH = 16
+
+
+class FakeTokenizer:
+    """The few facts that an objective needs of a tokenizer."""
+
+    vocab_size = VOCAB
+    pad_id, unk_id, cls_id, sep_id, mask_id = 0, 1, 2, 3, 4
+    special_ids = frozenset(range(5))
+
+    def word_start_mask(self) -> Any:
+        import numpy as np
+
+        return np.ones(VOCAB, dtype=bool)
+
+
+def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> RunConfig:
+    """A two-layer model; `changes` are whole sections."""
+    objective = "masked_lm_nsp" if family == "bert" else "masked_lm"
+    values: dict[str, Any] = {
+        "model": ModelConfig(
+            family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2, intermediate_size=32,
+            max_position_embeddings=SEQ_LENGTH, hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
+        ),
+        "objective": ObjectiveConfig(name=objective),
+        "optimizer": OptimizerConfig(learning_rate=0.01, weight_decay=0.1),
+        "training": TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32"),
+    }
+    values.update(changes)
+    return RunConfig(**values)
+
+
+def global_batch(step: int) -> Batch:
+    """Rows of different lengths with different numbers of predictions, so that no split is even."""
+    generator = torch.Generator().manual_seed(1000 + step)
+
+    def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    lengths = integers(6, SEQ_LENGTH + 1, GLOBAL_BATCH, 1)
+    inside = torch.arange(SEQ_LENGTH)[None, :] < lengths
+    num_predictions = integers(1, SLOTS + 1, GLOBAL_BATCH, 1)
+    slots = torch.arange(SLOTS)[None, :] < num_predictions
+    labels = torch.where(slots, integers(5, VOCAB, GLOBAL_BATCH, SLOTS), IGNORE_LABEL)
+    return Batch(
+        input_ids=torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), 0),
+        token_type_ids=(torch.arange(SEQ_LENGTH)[None, :] >= 4).long() * inside,
+        position_ids=torch.arange(SEQ_LENGTH)[None, :] * inside,
+        sequence_ids=inside.long(),
+        sequence_starts=torch.cat([torch.zeros_like(lengths), lengths], dim=1),
+        prediction_positions=torch.where(slots, torch.arange(1, SLOTS + 1)[None, :], 0),
+        cls_positions=torch.zeros(GLOBAL_BATCH, 1, dtype=torch.long),
+        labels={"masked_lm": labels, "next_sentence": integers(0, 2, GLOBAL_BATCH, 1)},
+    )
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows [start, stop) of a batch."""
+    fields = {name: getattr(batch, name)[start:stop] for name in Batch.__slots__ if name != "labels"}
+    return Batch(**fields, labels={term: tensor[start:stop] for term, tensor in batch.labels.items()})
+
+
+def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int) -> Step:
+    """This rank's micro-batches of a global batch, dealt out in turn."""
+    whole = global_batch(step)
+    micro = [slice_batch(whole, i, i + micro_batch_size) for i in range(0, GLOBAL_BATCH, micro_batch_size)][rank::world_size]
+    counts = {term: sum(int((b.labels[term] != IGNORE_LABEL).sum()) for b in micro) for term in whole.labels}
+    tokens = sum(int((b.sequence_ids > 0).sum()) for b in micro)
+    return Step(micro_batches=micro, counts=counts, num_tokens=tokens, rows_consumed=GLOBAL_BATCH, epoch=0)
+
+
+def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bool = False) -> Engine:
+    """An engine over this process group with the keyed initial weights."""
+    quiet_libraries()
+    init_process_group()
+    topology = build_topology()
+    objective = build_objective(config.objective, FakeTokenizer())
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.packing)
+
+    def build_model() -> LayerSequence:
+        layers = build_layer_list(config.model, objective.terms, kernels, activation_checkpointing=checkpointing)
+        return LayerSequence(layers)
+
+    settings = build_deepspeed_config(config, user_json, topology.world_size)
+    engine = Engine(config, settings, build_model, objective, topology)
+    shapes = engine.parameter_shapes()
+    engine.load_weights((n, initial_value(n, shape, config.model, config.training.seed)) for n, shape in shapes.items())
+    return engine
+
+
+def train(rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any], num_steps: int) -> dict[str, Any]:
+    """Losses, gradient norms and whole fp32 weights after `num_steps` steps at the peak learning rate."""
+    engine = build_engine(config, user_json, config.training.activation_checkpointing)
+    losses, norms = [], []
+    for step in range(num_steps):
+        batches = step_for_rank(step, config.training.micro_batch_size, rank, world_size)
+        result = engine.train_step(batches, step, config.optimizer.learning_rate)
+        losses.append(result.loss)
+        norms.append(result.grad_norm)
+    return {"losses": losses, "norms": norms, "weights": gather_weights(engine)}
+
+
+def gather_weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """Every parameter's whole fp32 value, assembled from all ranks' fragments."""
+    own = [(f.name, f.shape, f.start, f.weight().clone()) for f in engine.fragments()]
+    whole: dict[str, torch.Tensor] = {}
+    for pieces in engine.topology.all_gather_object(own):
+        for name, shape, start, values in pieces:
+            flat = whole.setdefault(name, torch.full(shape, float("nan"))).view(-1)
+            flat[start : start + values.numel()] = values
+    return whole

@@ -1,0 +1,91 @@
+"""The route's commands as a user types them, for tests: each returns the finished process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BIN = Path(sys.executable).parent
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment without any launcher's variables, one thread a process."""
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {k: v for k, v in os.environ.items() if k not in ranks and not k.startswith("SLURM_")}
+    return {**kept, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false", **extra}
+
+
+def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a command from the repository's root; with `check` a failure shows its output."""
+    done = subprocess.run(
+        [str(word) for word in command], cwd=ROOT, env=environment(**extra), capture_output=True, text=True,
+        timeout=timeout_s, check=False,
+    )
+    if check:
+        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done
+
+
+def tool(name: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run tools/NAME."""
+    return call(sys.executable, ROOT / "tools" / name, *arguments, check=check)
+
+
+def pretrain_words(recipe: Path, overrides: Sequence[str] = (), stage: int = 1) -> list[object]:
+    """Arguments of ctxlm_ds.pretrain."""
+    extra = ["--set", *overrides] if overrides else []
+    return ["--config", recipe, "--deepspeed_config", f"zero{stage}", *extra]
+
+
+def launcher(kind: str, num_ranks: int, port: int = 0) -> list[object]:
+    """The words before the module's own arguments, for each launcher."""
+    module = "ctxlm_ds.pretrain"
+    if kind == "deepspeed":
+        where = ["--master_port", port] if port else []
+        return [BIN / "deepspeed", "--num_gpus", num_ranks, *where, "--module", module]
+    if kind == "torchrun":
+        return [BIN / "torchrun", "--standalone", "--nproc_per_node", num_ranks, "-m", module]
+    return [sys.executable, "-m", module]
+
+
+def metrics(run_dir: Path, key: str = "loss") -> dict[int, Any]:
+    """`key` by step from metrics.jsonl, lines that have it."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[key] for line in lines if key in line}
+
+
+def start(words: Sequence[object], log: Path, **extra: str) -> subprocess.Popen[bytes]:
+    """Start a command in a process group of its own, its output in a file."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [str(word) for word in words], cwd=ROOT, env=environment(**extra), stdout=output, stderr=output,
+            start_new_session=True,
+        )
+
+
+def kill_group(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    """Send a signal to a started command and all it started."""
+    os.killpg(process.pid, number)
+    process.wait()
+
+
+def wait_for(condition: Any, timeout_s: float, what: str) -> None:
+    """Poll until `condition()` holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"timed out waiting for {what}"
+        time.sleep(0.02)
+
+
+def write_recipe(path: Path, settings: Mapping[str, Any]) -> Path:
+    """A recipe file."""
+    path.write_text(json.dumps(settings))
+    return path

@@ -1,0 +1,99 @@
+"""tools/convert_checkpoint.py as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import pipeline
+
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
+
+TOOL = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
+
+
+def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    tokenizer = make_tokenizer("wordpiece", tmp_path / "tokenizer")
+    config = make_config("bert_nsp", tokenizer, load_tokenizer(tokenizer).vocab_size)
+    return write_run(tmp_path / "run", config, random_weights(config))
+
+
+@pytest.mark.parametrize(("kind", "tokenizer_kind", "mask"), [("bert_nsp", "wordpiece", "[MASK]"),
+                                                              ("roberta", "byte_bpe", "<mask>")])  # fmt: skip
+def test_to_hf_fills_a_mask_and_from_hf_goes_back(kind: str, tokenizer_kind: str, mask: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tokenizer_kind, tmp_path / "tokenizer")
+    config = make_config(kind, tokenizer, load_tokenizer(tokenizer).vocab_size)
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    done = convert("to-hf", "--checkpoint", run, "--output", tmp_path / "hf", "--max-shard-size", "20KB")
+    assert done.returncode == 0, done.stderr
+    assert "largest difference" in done.stdout and "text/masked_lm" in done.stdout
+    assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
+    fill = pipeline("fill-mask", model=str(tmp_path / "hf"))
+    guesses = fill(f"the river was {mask}.", top_k=3)
+    assert fill.tokenizer.mask_token == mask
+    assert len(guesses) == 3 and 0 < sum(guess["score"] for guess in guesses) <= 1
+
+    done = convert("from-hf", "--model", tmp_path / "hf", "--output", tmp_path / "back")
+    assert done.returncode == 0, done.stderr
+    assert "initialize_from=" in done.stdout
+    done = convert("to-hf", "--checkpoint", tmp_path / "back", "--output", tmp_path / "again", "--dtype", "bf16")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_damaged_checkpoint_is_one_error_and_no_output(run: Path, tmp_path: Path) -> None:
+    step = run / "checkpoints" / "step-00000100"
+    path = step / "weights-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    for checkpoint in (run, step):
+        done = convert("to-hf", "--checkpoint", checkpoint, "--output", tmp_path / "hf")
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+        assert len(errors) == 1 and "weights-00000.safetensors" in errors[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["to-hf", "--checkpoint", "{tmp}/none", "--output", "{tmp}/hf"], "no such folder"),
+        (["to-hf", "--checkpoint", "{tmp}/run", "--output", "{tmp}/hf", "--max-shard-size", "huge"], "huge"),
+        (["from-hf", "--model", "{tmp}/tokenizer", "--output", "{tmp}/out"], "config.json"),
+    ],
+)
+def test_a_mistake_is_one_error(run: Path, tmp_path: Path, arguments: list[str], named: str) -> None:
+    done = convert(*(argument.format(tmp=tmp_path) for argument in arguments))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.count("error:") == 1 and named in done.stderr
+
+
+def test_help_loads_no_torch_and_export_no_deepspeed(run: Path, tmp_path: Path) -> None:
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = sys.argv[1:]\n"
+        "try:\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally:\n"
+        "    loaded = [name for name in ('torch', 'deepspeed', 'megatron') if name in sys.modules]\n"
+        "    sys.stderr.write('|'.join(loaded))\n"
+    )
+
+    def modules(*arguments: str) -> tuple[str, str]:
+        command = [sys.executable, "-c", script, str(TOOL), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        return done.stdout, done.stderr.splitlines()[-1] if done.stderr else ""
+
+    out, loaded = modules("--help")
+    assert "to-hf" in out and loaded == ""
+    out, loaded = modules("to-hf", "--checkpoint", str(run), "--output", str(tmp_path / "hf"))
+    assert "wrote" in out and loaded == "torch"

@@ -1,0 +1,149 @@
+"""ctxlm_ds.pretrain under every launcher, its files, its refusals."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.conftest import Prepared
+from tests.integration.route import call, launcher, metrics, pretrain_words, start, tool, wait_for
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def single(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of `python -m ctxlm_ds.pretrain`, one process."""
+    folder = tmp_path_factory.mktemp("single")
+    recipe = bert_route.recipe(folder / "recipe.yaml", model={"hidden_dropout": 0.0, "attention_dropout": 0.0})
+    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}"]))
+    return folder / "run"
+
+
+def test_a_run_leaves_what_is_documented(single: Path) -> None:
+    assert sorted(metrics(single)) == list(range(1, 13))
+    first, last = metrics(single)[1], metrics(single)[12]
+    assert last < first
+    assert sorted(metrics(single, "eval/heldout/masked_lm_loss")) == [6, 12]
+    line = json.loads((single / "metrics.jsonl").read_text().splitlines()[0])
+    assert {"step", "loss", "masked_lm", "next_sentence", "learning_rate", "grad_norm", "tokens"} <= set(line)
+    config = yaml.safe_load((single / "config.yaml").read_text())
+    assert config["model"]["vocab_size"] == 400
+    checkpoints = sorted(path.name for path in (single / "checkpoints").iterdir())
+    assert checkpoints == ["latest", "step-00000004", "step-00000008", "step-00000012"]
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "srun"])
+def test_every_launcher_gives_the_same_losses(kind: str, single: Path, bert_route: Prepared, tmp_path: Path) -> None:
+    """Two ranks; srun's variables are set as srun sets them for each task."""
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"hidden_dropout": 0.0, "attention_dropout": 0.0})
+    words = pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])
+    if kind == "srun":
+        _run_as_srun(words, tmp_path)
+    else:
+        call(*launcher(kind, 2, free_port()), *words)
+    assert metrics(tmp_path / "run") == pytest.approx(metrics(single), rel=1e-5)
+
+
+def _run_as_srun(words: list[object], folder: Path) -> None:
+    tasks: list[subprocess.Popen[bytes]] = []
+    for rank in range(2):
+        slurm = {
+            "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2",
+            "SLURM_LOCALID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_JOB_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "2",
+        }  # fmt: skip
+        slurm["SLURM_JOB_ID"] = "4711" if rank == 0 else "4711"
+        tasks.append(start([*launcher("python", 1), *words], folder / f"task{rank}.log", **slurm))
+    for rank, task in enumerate(tasks):
+        assert task.wait(timeout=240) == 0, (folder / f"task{rank}.log").read_text()[-4000:]
+
+
+def test_roberta_trains_and_exports(roberta_route: Prepared, tmp_path: Path) -> None:
+    recipe = roberta_route.recipe(tmp_path / "recipe.yaml", family="roberta", data={"packing": True})
+    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"], stage=2))
+    tool("convert_checkpoint.py", "to-hf", "--checkpoint", tmp_path / "run", "--output", tmp_path / "hf")
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")).__name__ == "RobertaForMaskedLM"
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").mask_token == "<mask>"
+
+
+def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepared, tmp_path: Path) -> None:
+    """Weights are taken, the step count is not; the longer position table keeps its new rows fresh."""
+    recipe = bert_route.recipe(
+        tmp_path / "recipe.yaml", model={"max_position_embeddings": 96}, data={"seq_length": 64}
+    )
+    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=2"]
+    call(*launcher("python", 1), *pretrain_words(recipe, overrides))
+    assert sorted(metrics(tmp_path / "run")) == [1, 2]
+    assert metrics(tmp_path / "run")[1] < metrics(single)[1]
+
+
+def test_a_second_start_on_a_live_run_is_refused(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", training={"max_steps": 100000})
+    words = [*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])]
+    live = start(words, tmp_path / "live.log")
+    try:
+        wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), 120, "the first run to train")
+        second = call(*words, "--wait-for-lock", "1", check=False)
+    finally:
+        live.kill()
+        live.wait()
+    assert second.returncode == 2
+    assert str(live.pid) in second.stderr and "Traceback" not in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["trainin.max_steps=3"], "training"),
+        (["model.num_attention_heads=5"], "num_attention_heads"),
+        (["data.train=[/nowhere/at_all]"], "/nowhere/at_all"),
+        (["tokenizer.path=/nowhere"], "/nowhere"),
+        (["parallel.tensor_parallel_size=2"], "tensor_parallel_size"),
+        (["training.precision=fp16"], "fp16"),
+        (["initialize_from=/nowhere"], "/nowhere"),
+    ],
+)
+def test_mistakes_get_one_clear_message(
+    overrides: list[str], expected: str, bert_route: Prepared, tmp_path: Path
+) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml")
+    done = call(
+        *launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}", *overrides]), check=False
+    )
+    assert done.returncode == 2
+    assert expected in done.stderr and "error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_diverging_run_stops_and_keeps_its_checkpoint(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", checkpoint={"interval_steps": 2})
+    run_dir = tmp_path / "run"
+    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={run_dir}", "training.max_steps=2"]))
+    explode = [f"run_dir={run_dir}", "optimizer.learning_rate=1e38", "optimizer.gradient_clipping=0"]
+    done = call(*launcher("python", 1), *pretrain_words(recipe, explode), check=False)
+    assert done.returncode == 3
+    assert "nan" in done.stderr.lower() or "inf" in done.stderr.lower() or "finite" in done.stderr
+    assert "Traceback" not in done.stderr and "step-00000002" in {p.name for p in (run_dir / "checkpoints").iterdir()}
+
+
+def test_check_needs_no_torch(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml")
+    code = (
+        "import sys; from ctxlm_ds.pretrain import main\n"
+        f"main(['--config', {str(recipe)!r}, '--check', '--world-size', '4'])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = call(sys.executable, "-c", code)
+    assert yaml.safe_load(done.stdout)["training"]["max_steps"] == 12

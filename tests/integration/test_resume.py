@@ -1,0 +1,117 @@
+"""Kill -9 at random moments, start again with the same command: the loss curve is bitwise that of no interruption."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Prepared
+from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
+
+STEPS = 40
+
+
+def words(route: Prepared, folder: Path, kind: str, ranks: int, stage: int, *overrides: str) -> list[object]:
+    recipe = route.recipe(
+        folder / "recipe.yaml", training={"max_steps": STEPS}, checkpoint={"interval_steps": 3, "keep_last": 2},
+        evaluation={"interval_steps": 10},
+    )  # fmt: skip
+    return [*launcher(kind, ranks), *pretrain_words(recipe, [f"run_dir={folder / 'run'}", *overrides], stage)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    call(*words(bert_route, folder, "torchrun", 2, 2))
+    return folder / "run"
+
+
+def test_killed_at_random_moments(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
+    """Two ranks under ZeRO-2 with dropout; kills fall while training and while saving."""
+    command = words(bert_route, tmp_path, "torchrun", 2, 2)
+    run_dir = tmp_path / "run"
+    drawn = random.Random(7)
+    for _ in range(3):
+        process = start(command, tmp_path / "log")
+        before = last_step(run_dir)
+        wait_for(lambda b=before: last_step(run_dir) > b or process.poll() is not None, 120, "a step")
+        time.sleep(drawn.uniform(0.0, 0.6))
+        kill_group(process)
+    call(*command)
+    assert metrics(run_dir) == metrics(uninterrupted)
+    assert metrics(run_dir, "grad_norm") == metrics(uninterrupted, "grad_norm")
+    assert metrics(run_dir, "eval/heldout/loss") == metrics(uninterrupted, "eval/heldout/loss")
+
+
+def last_step(run_dir: Path) -> int:
+    try:
+        return max(metrics(run_dir), default=0)
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def test_killed_while_saving(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
+    """The kill falls as soon as a checkpoint's folder appears under its partial name."""
+    command = words(bert_route, tmp_path, "torchrun", 2, 2)
+    process = start(command, tmp_path / "log")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    wait_for(
+        lambda: (checkpoints / "step-00000003").exists() and any(p.name.endswith(".partial") for p in checkpoints.iterdir()),
+        120, "a save after the first",
+    )  # fmt: skip
+    kill_group(process)
+    call(*command)
+    assert metrics(tmp_path / "run") == metrics(uninterrupted)
+    assert not [p.name for p in checkpoints.iterdir() if "partial" in p.name]
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
+    uninterrupted: Path, bert_route: Prepared, tmp_path: Path
+) -> None:
+    call(*words(bert_route, tmp_path, "torchrun", 2, 2, "training.max_steps=9", "schedule.total_steps=40"))
+    newest = tmp_path / "run" / "checkpoints" / "step-00000009"
+    victim = sorted(newest.glob("moments-*.safetensors"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    victim.write_bytes(data)
+    done = call(*words(bert_route, tmp_path, "torchrun", 2, 2))
+    assert victim.name in done.stderr and "step-00000009" in done.stderr
+    assert metrics(tmp_path / "run") == metrics(uninterrupted)
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (1, 3), (2, 1), (2, 3)])
+def test_resume_under_another_layout(
+    ranks: int, stage: int, uninterrupted: Path, bert_route: Prepared, tmp_path: Path
+) -> None:
+    """Saved by two ranks under ZeRO-2, continued elsewhere: equal to 1e-5 (no longer bitwise)."""
+    no_dropout = ("model.hidden_dropout=0", "model.attention_dropout=0")
+    base = (*no_dropout, "schedule.total_steps=40")
+    call(*words(bert_route, tmp_path, "torchrun", 2, 2, *base, "training.max_steps=9"))
+    call(*words(bert_route, tmp_path, "torchrun", ranks, stage, *base, "training.max_steps=18"))
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    call(*words(bert_route, whole, "torchrun", 2, 2, *base, "training.max_steps=18"))
+    assert metrics(tmp_path / "run") == pytest.approx(metrics(whole / "run"), rel=1e-5)
+
+
+def test_a_stop_signal_saves_and_the_next_start_goes_on(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
+    command = words(bert_route, tmp_path, "python", 1, 2)
+    process = start(command, tmp_path / "log")
+    wait_for(lambda: last_step(tmp_path / "run") >= 4, 120, "a few steps")
+    process.terminate()
+    assert process.wait(timeout=60) == 0
+    stopped_at = last_step(tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / f"step-{stopped_at:08d}").exists()
+    call(*command)
+    assert sorted(metrics(tmp_path / "run")) == list(range(1, STEPS + 1))
+    assert not process.poll()
+
+
+def test_a_changed_recipe_is_refused_with_the_difference(bert_route: Prepared, tmp_path: Path) -> None:
+    call(*words(bert_route, tmp_path, "python", 1, 1, "training.max_steps=3"))
+    done = call(*words(bert_route, tmp_path, "python", 1, 1, "training.seed=99"), check=False)
+    assert done.returncode == 2
+    assert "training.seed" in done.stderr and "99" in done.stderr and "initialize_from" in done.stderr

@@ -1,0 +1,222 @@
+"""From text through real tokenizers and datasets to rows and masks: statistics against the published definitions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.loader import TrainLoader
+from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
+from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.samples.build import build_rows
+from ctxlm_ds.data.samples.index import RowSource
+from ctxlm_ds.data.samples.template import SequenceTemplate
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.integration.route import tool
+from tests.sample_data import run_config
+from tests.text import make_documents, write_corpus
+
+NUM_DOCUMENTS = 600
+
+
+@dataclass
+class Route:
+    """A corpus, its tokenizer and its datasets."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    sentences: Path
+    documents: Path
+    ended: Path
+
+    def rows(self, config: RunConfig, prefix: Path | None = None) -> tuple[RowSource, MaskedLM]:
+        objective = build_objective(config.objective, self.tokenizer)
+        return build_rows([prefix or self.sentences], self.tokenizer, config, objective), objective
+
+
+def make_route(folder: Path, kind: str) -> Route:
+    corpus = folder / "corpus.jsonl"
+    texts = write_corpus(corpus, NUM_DOCUMENTS)
+    tokenizer = train_tokenizer(kind, texts, 2000, folder / "tokenizer")
+
+    def dataset(name: str, **settings: Any) -> Path:
+        made = preprocess([str(corpus)], folder / "tokenizer", folder / name, PreprocessConfig(**settings))
+        return Path(made[0].prefix)
+
+    return Route(
+        folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"),
+        dataset("ended", split_sentences=True, append_eod=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Route:
+    return make_route(tmp_path_factory.mktemp("bert"), "wordpiece")
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> Route:
+    return make_route(tmp_path_factory.mktemp("roberta"), "bpe")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRequest) -> None:
+    """Special tokens, and BERT's token types, as transformers' own tokenizer puts them around one text and two."""
+    from transformers import AutoTokenizer
+
+    route: Route = request.getfixturevalue(family)
+    theirs = AutoTokenizer.from_pretrained(route.folder / "tokenizer")
+    template = SequenceTemplate.of(route.tokenizer)
+    first, second = make_documents(2, seed=5)
+    a, b = (np.array(ids) for ids in route.tokenizer.encode_batch([first, second]))
+    one, two = template.single([a]), template.pair(a, b, 0)
+    assert one.input_ids.tolist() == theirs(first)["input_ids"]
+    expected = theirs(first, second, return_token_type_ids=True, return_special_tokens_mask=True)
+    assert two.input_ids.tolist() == expected["input_ids"]
+    assert two.special_mask.tolist() == [bool(flag) for flag in expected["special_tokens_mask"]]
+    if family == "bert":
+        assert two.token_type_ids.tolist() == expected["token_type_ids"]
+
+
+@pytest.mark.parametrize("sample_format", ["full_sentences", "doc_sentences"])
+def test_append_eod_changes_nothing(roberta: Route, sample_format: str) -> None:
+    config = run_config(data={"sample_format": sample_format}, objective={"name": "masked_lm"})
+    plain, ended = roberta.rows(config)[0].indexes[0], roberta.rows(config, roberta.ended)[0].indexes[0]
+    assert plain.num_samples == ended.num_samples
+    for number in range(plain.num_samples):
+        assert np.array_equal(plain.sample(number).input_ids, ended.sample(number).input_ids)
+
+
+def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
+    config = run_config(data={"sample_format": "full_sentences"}, objective={"name": "masked_lm"})
+    index = roberta.rows(config, roberta.documents)[0].indexes[0]
+    lengths = index.records["num_tokens"]
+    assert (lengths[:-1] >= 63).all()  # 63 where a separator would have been the last token
+    ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(index.num_samples)])
+    text = roberta.tokenizer.decode(ids)
+    first = json.loads((roberta.folder / "corpus.jsonl").read_text().splitlines()[0])["text"]
+    assert text.startswith(first[:200])
+
+
+def test_next_sentence_statistics(bert: Route) -> None:
+    """BERT: half are true next, less the pairs whose A is a document's last sentence, which are always random."""
+    config = run_config(data={"sample_format": "segment_pair", "num_duplicates": 5, "short_seq_prob": 0.0})
+    index = bert.rows(config)[0].indexes[0]
+    records = index.records
+    share = (records["is_random"] == 0).mean()
+    assert 0.30 < share <= 0.5 + 3 * math.sqrt(0.25 / len(records))
+    assert index.meta["samples"] == len(records) > 5 * NUM_DOCUMENTS
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_masking_statistics(family: str, whole_word: bool, request: pytest.FixtureRequest) -> None:
+    """15 %, 80/10/10 over an epoch as training reads it, and whole words where asked for."""
+    route: Route = request.getfixturevalue(family)
+    sample_format = "segment_pair" if family == "bert" else "full_sentences"
+    config = run_config(
+        data={"sample_format": sample_format, "short_seq_prob": 0.0},
+        objective={"name": "masked_lm", "whole_word": whole_word},
+    )
+    rows, objective = route.rows(config)
+    starts = route.tokenizer.word_start_mask()
+    tally = {"tokens": 0, "predicted": 0, "mask": 0, "kept": 0, "random": 0}
+    for step in itertools.islice(TrainLoader(rows, objective, config), len(rows) // 8):
+        for batch in step.micro_batches:
+            for row in range(len(batch.input_ids)):
+                ids, labels = batch.input_ids[row].numpy().copy(), batch.labels["masked_lm"][row].numpy()
+                used = labels != IGNORE_LABEL
+                positions, labels = batch.prediction_positions[row].numpy()[used], labels[used]
+                seen = ids[positions]
+                length = int((batch.sequence_ids[row] > 0).sum())
+                tally["tokens"] += length
+                tally["predicted"] += len(labels)
+                tally["mask"] += int((seen == route.tokenizer.mask_id).sum())
+                tally["kept"] += int((seen == labels).sum())
+                tally["random"] += int(((seen != labels) & (seen != route.tokenizer.mask_id)).sum())
+                assert not set(labels.tolist()) & set(route.tokenizer.special_ids - {route.tokenizer.unk_id})
+                ids[positions] = labels
+                if whole_word:
+                    framed = np.isin(ids[:length], [route.tokenizer.cls_id, route.tokenizer.sep_id])
+                    begins = starts[ids[:length]] | framed
+                    begins[1:] |= framed[:-1]
+                    words = np.cumsum(begins)
+                    chosen = np.isin(words, words[positions])
+                    partial = chosen.sum() != len(positions)
+                    assert not partial or len(set(words[positions].tolist())) == 1
+    assert abs(tally["predicted"] / tally["tokens"] - 0.15) < 0.01
+    same = 0.1 / route.tokenizer.vocab_size
+    for name, share in (("mask", 0.8), ("kept", 0.1 + same), ("random", 0.1 - same)):
+        error = math.sqrt(share * (1 - share) / tally["predicted"])
+        assert abs(tally[name] / tally["predicted"] - share) < 4 * error, name
+
+
+def test_lengths_of_short_sequences(bert: Route) -> None:
+    """short_seq_prob 1 draws targets uniformly in 2..room; 0 fills every row but a document's last."""
+    short = bert.rows(run_config(data={"short_seq_prob": 1.0}))[0].indexes[0].records["num_tokens"]
+    full = bert.rows(run_config(data={"short_seq_prob": 0.0}))[0].indexes[0].records["num_tokens"]
+    published = bert.rows(run_config(data={"short_seq_prob": 0.1}))[0].indexes[0].records["num_tokens"]
+    assert short.max() <= 64 and full.max() == 64
+    assert short.mean() < published.mean() < full.mean()
+    assert (full == 64).mean() > 0.6
+
+
+def write_recipe(route: Route, path: Path, **sections: Any) -> Path:
+    settings: dict[str, Any] = {
+        "tokenizer": {"path": str(route.folder / "tokenizer")},
+        "model": {
+            "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+            "max_position_embeddings": 64,
+        },
+        "data": {
+            "train": [str(route.sentences)], "validation": [{"name": "again", "path": str(route.sentences)}],
+            "seq_length": 64,
+        },
+    }
+    path.write_text(json.dumps(settings | sections))
+    return path
+
+
+def test_build_samples_command(bert: Route, tmp_path: Path) -> None:
+    recipe = write_recipe(bert, tmp_path / "r.yaml")
+    folder = tmp_path / "indexes"
+    done = tool("build_samples.py", "--config", recipe, "--set", f"data.sample_index_dir={folder}", "--show", 2)
+    for word in ("segment_pair", "B follows A", "again (held out)", "padding", "[CLS]", "→", "row "):
+        assert word in done.stdout, done.stdout
+    assert len(list(folder.iterdir())) == 2
+    again = tool("build_samples.py", "--config", recipe, "--set", f"data.sample_index_dir={folder}")
+    assert "building the sample index" not in again.stderr
+    for option in ("data.packing=true", "objective.masking=static"):
+        tool("build_samples.py", "--config", recipe, "--set", f"data.sample_index_dir={folder}", option)
+    assert len(list(folder.iterdir())) == 5
+
+
+def test_build_samples_refuses_what_cannot_be(bert: Route, tmp_path: Path) -> None:
+    recipe = write_recipe(bert, tmp_path / "r.yaml")
+    wrong = tool("build_samples.py", "--config", recipe, "--set", f"data.train=[{bert.documents}]", check=False)
+    assert wrong.returncode == 2 and "--split-sentences" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert not list(bert.folder.glob("documents*.samples-*"))
+
+
+def test_inspect_dataset_shows_the_objective(bert: Route, tmp_path: Path) -> None:
+    recipe = write_recipe(bert, tmp_path / "r.yaml")
+    folder = tmp_path / "indexes"
+    words = ("--objective", "--config", recipe, "--set", f"data.sample_index_dir={folder}", "data.packing=true")
+    done = tool("inspect_dataset.py", bert.sentences, *words, "--show", 3)
+    assert done.stdout.count("positions, ") == 3
+    assert "[MASK→" in done.stdout and "\x1b[" not in done.stdout
+    missing = tool("inspect_dataset.py", bert.sentences, "--objective", check=False)
+    assert missing.returncode == 2 and "--config" in missing.stderr
+    shutil.rmtree(folder)

@@ -1,0 +1,195 @@
+"""Our encoders against transformers' own: logits, losses, gradients, fifty training steps, parameter counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from ctxlm_ds.config.schema import ModelConfig, ObjectiveConfig
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.export.key_maps import KeyMap, build_key_map
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.objectives.masked_lm import classification_sums
+from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
+from tests.parity.mapping import copy_weights, hf_config, hf_inputs, hf_labels, hf_model, our_model, randomize
+
+SEQ_LENGTH = 20
+LENGTHS = [[20], [13], [4], [9]]
+BERT = objective_terms(ObjectiveConfig(name="masked_lm_nsp"))
+MASKED_LM = objective_terms(ObjectiveConfig(name="masked_lm"))
+MODELS = {
+    "bert": (tiny_model(), BERT),
+    "bert without next sentence": (tiny_model(), MASKED_LM),
+    "bert tanh": (tiny_model(hidden_activation="gelu_tanh"), BERT),
+    "roberta": (tiny_model(family="roberta", layer_norm_eps=1e-5), MASKED_LM),
+}
+
+
+def pair(config: ModelConfig, terms: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
+    """Our model and theirs with the same weights, in evaluation mode."""
+    theirs = hf_model(config, terms).eval()
+    randomize(theirs)
+    ours = our_model(config, terms).eval()
+    key_map = build_key_map(config, terms, PAD_ID)
+    copy_weights(theirs, ours, key_map)
+    return ours, theirs, key_map
+
+
+def our_loss(model: LayerSequence, batch: Batch) -> Tensor:
+    """Each term's mean over its labels, added."""
+    total = torch.zeros(())
+    for logits, labels in zip(model(batch.model_inputs()), batch.labels.values(), strict=True):
+        loss_sum, _, count = classification_sums(logits, labels)
+        total = total + loss_sum / count
+    return total
+
+
+def their_logits(model: nn.Module, batch: Batch, config: ModelConfig) -> list[Tensor]:
+    """Masked-LM logits at the prediction slots [b, p, v], then next-sentence logits [b, 1, 2] where there are any."""
+    output = model(**hf_inputs(batch, config))
+    scores = output["prediction_logits"] if "prediction_logits" in output else output["logits"]
+    rows = torch.arange(len(scores))[:, None]
+    logits = [scores[rows, batch.prediction_positions]]
+    if "seq_relationship_logits" in output:
+        logits.append(output["seq_relationship_logits"][:, None])
+    return logits
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_loss_and_all_gradients(name: str) -> None:
+    config, terms = MODELS[name]
+    ours, theirs, key_map = pair(config, terms)
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms)
+    for got, wanted in zip(ours(batch.model_inputs()), their_logits(theirs, batch, config), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+    our_value = our_loss(ours, batch)
+    our_value.backward()
+    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch)).loss
+    their_value.backward()
+    torch.testing.assert_close(our_value, their_value, rtol=1e-5, atol=0)
+    compare_gradients(ours, theirs, key_map)
+
+
+def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> None:
+    """Every parameter's gradient; of ours stacked from theirs."""
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        row = next(row for row in key_map.rows if row.ours == name)
+        pieces = [gradients.pop(piece) for piece in row.theirs]
+        if row.kind == "offset_positions":
+            expected, token_types = pieces
+            torch.testing.assert_close(parameter.grad.sum(0, keepdim=True), token_types, rtol=1e-5, atol=1e-5)
+        else:
+            expected = torch.cat(pieces)
+        assert expected.abs().max() > 0, name
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert gradients.keys() <= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_fifty_steps_of_training_give_the_same_losses(name: str) -> None:
+    config, terms = MODELS[name]
+    ours, theirs, key_map = pair(config, terms)
+    if config.family == "roberta":
+        # Their one token type, a parameter of its own, is part of the positions in ours: AdamW would step both.
+        token_types = theirs.roberta.embeddings.token_type_embeddings.weight.requires_grad_(False)
+        token_types.zero_()
+        copy_weights(theirs, ours, key_map)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-6) for model in (ours, theirs)]
+    losses: list[tuple[float, float]] = []
+    batches = [random_batch([*LENGTHS[seed:], *LENGTHS[:seed]], config, SEQ_LENGTH, terms, seed) for seed in range(3)]
+    for step in range(50):
+        batch = batches[step % len(batches)]
+        values = our_loss(ours, batch), theirs(**hf_inputs(batch, config), **hf_labels(batch)).loss
+        for value, optimizer in zip(values, optimizers, strict=True):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        losses.append((values[0].item(), values[1].item()))
+    assert losses[-1][1] < 0.7 * losses[0][1]
+    for got, wanted in losses:
+        assert got == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None:
+    config, terms = MODELS[name]
+    _, theirs, key_map = pair(config, terms)
+    packed_model, single_model = our_model(config, terms, packing=True).eval(), our_model(config, terms).eval()
+    for model in (packed_model, single_model):
+        copy_weights(theirs, model, key_map)
+    rows = random_rows([[7, 5, 8], [6, 3]], config.vocab_size or 0, seed=3)
+    packed = batch_of(rows, SEQ_LENGTH, terms, slots=8)
+    alone = batch_of([[example] for row in rows for example in row], SEQ_LENGTH, terms, slots=4)
+    packed_logits, alone_logits = packed_model(packed.model_inputs()), single_model(alone.model_inputs())
+    for term, got, wanted in zip(terms, packed_logits, alone_logits, strict=True):
+        got, wanted = got[packed.labels[term] != IGNORE_LABEL], wanted[alone.labels[term] != IGNORE_LABEL]
+        assert len(got) > 0
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6 * max(1.0, wanted.abs().max().item()))
+
+
+def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
+    config = tiny_model(family="roberta", pre_layer_norm=True, layer_norm_eps=1e-5)
+    theirs = transformers.RobertaPreLayerNormForMaskedLM(hf_config(config, transformers.RobertaPreLayerNormConfig)).eval()
+    randomize(theirs)
+    base = theirs.roberta_prelayernorm
+    base.embeddings.token_type_embeddings.weight.data.zero_()
+    ours = our_model(config, MASKED_LM).eval()
+    modules = {
+        "word_embeddings": base.embeddings.word_embeddings,
+        "embeddings.position_embeddings": base.embeddings.position_embeddings,
+        "embeddings.layer_norm": base.embeddings.LayerNorm,
+        "final_layer_norm": base.LayerNorm,
+        "heads.mlm_transform": theirs.lm_head.dense,
+        "heads.mlm_layer_norm": theirs.lm_head.layer_norm,
+    }
+    for index, layer in enumerate(base.encoder.layer):
+        modules |= {
+            f"encoder.{index}.attention_layer_norm": layer.attention.LayerNorm,
+            f"encoder.{index}.attention.output": layer.attention.output.dense,
+            f"encoder.{index}.mlp_layer_norm": layer.intermediate.LayerNorm,
+            f"encoder.{index}.mlp.up": layer.intermediate.dense,
+            f"encoder.{index}.mlp.down": layer.output.dense,
+        }
+    values = {f"{name}.{leaf}": value for name, module in modules.items() for leaf, value in module.named_parameters()}
+    values["mlm_bias.bias"] = theirs.lm_head.bias
+    for index, layer in enumerate(base.encoder.layer):
+        attention = layer.attention.self
+        for leaf in ("weight", "bias"):
+            parts = [getattr(part, leaf) for part in (attention.query, attention.key, attention.value)]
+            values[f"encoder.{index}.attention.qkv.{leaf}"] = torch.cat(parts)
+    ours.load_state_dict(values)
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, MASKED_LM)
+    (got,), (wanted,) = ours(batch.model_inputs()), their_logits(theirs, batch, config)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+BASE = {"hidden_size": 768, "num_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+
+
+@pytest.mark.parametrize(
+    ("family", "vocab_size", "size", "low", "high"),
+    [
+        ("bert", 30522, BASE, 109.5e6, 110.2e6),
+        ("bert", 30522, LARGE, 335e6, 340e6),
+        ("roberta", 50265, BASE, 124e6, 126e6),
+        ("roberta", 50265, LARGE, 354e6, 357e6),
+    ],
+)
+def test_published_sizes(family: str, vocab_size: int, size: dict[str, int], low: float, high: float) -> None:
+    config = ModelConfig.model_validate({"family": family, "vocab_size": vocab_size, **size})
+    terms = BERT if family == "bert" else MASKED_LM
+    with torch.device("meta"):
+        ours = our_model(config, terms)
+        theirs = hf_model(config, terms)
+    assert all(parameter.is_meta for parameter in ours.parameters())
+    count = sum(parameter.numel() for parameter in ours.parameters())
+    assert low < count < high
+    # RobertaForMaskedLM keeps one row of token types, which ours adds to the positions.
+    extra = config.hidden_size if family == "roberta" else 0
+    assert count + extra == theirs.num_parameters()

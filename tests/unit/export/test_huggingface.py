@@ -1,0 +1,418 @@
+"""Checkpoints become plain Hugging Face folders and come back bit for bit; what cannot be converted says why."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.config.load import load_config
+from ctxlm_ds.errors import CheckpointError, ExportError
+from ctxlm_ds.export.hf_config import from_hf_config
+from ctxlm_ds.export.huggingface import from_hf, their_specs, their_tensors, to_hf
+from ctxlm_ds.export.key_maps import build_key_map
+from ctxlm_ds.export.safetensors_files import TensorSpec, parse_size, plan_shards, write_model
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import make_config, random_weights, write_checkpoint, write_run
+
+CLASSES = {"bert_nsp": BertForPreTraining, "bert": BertForMaskedLM, "roberta": RobertaForMaskedLM}
+
+
+@pytest.fixture(params=list(CLASSES))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def tokenizer_folder(kind: str, wordpiece_folder: Path, byte_bpe_folder: Path) -> Path:
+    return byte_bpe_folder if kind == "roberta" else wordpiece_folder
+
+
+def hf_folder(kind: str, tokenizer_folder: Path, folder: Path, **settings: object) -> Path:
+    """A model of transformers' own with random weights, saved by transformers, its tokenizer beside it."""
+    torch.manual_seed(3)
+    vocab_size = load_tokenizer(tokenizer_folder).vocab_size
+    values = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 48, "initializer_range": 0.3}  # fmt: skip
+    if kind == "roberta":
+        values |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    rows = 40 + (load_tokenizer(tokenizer_folder).pad_id + 1 if kind == "roberta" else 0)
+    config_class = RobertaConfig if kind == "roberta" else BertConfig
+    model = CLASSES[kind](config_class(**{**values, "max_position_embeddings": rows, **settings}))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    if kind == "roberta":
+        model.roberta.embeddings.token_type_embeddings.weight.data.zero_()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+    return folder
+
+
+def test_hugging_face_to_ours_and_back_is_bitwise(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    original = hf_folder(kind, tokenizer_folder, tmp_path / "original")
+    imported = from_hf(original, tmp_path / "ours")
+    exported = to_hf(tmp_path / "ours", tmp_path / "back")
+    assert imported.hf_class == exported.hf_class == CLASSES[kind].__name__
+    assert all(c.relative < 1e-5 for c in imported.comparisons + exported.comparisons)
+    before, after = load_file(original / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(value.view(torch.int32), after[name].view(torch.int32)), name
+    assert config_values(original) == config_values(tmp_path / "back")
+
+
+def config_values(folder: Path) -> dict:
+    """All settings as transformers reads them, defaults included."""
+    return {key: value for key, value in AutoConfig.from_pretrained(folder).to_dict().items() if key != "_name_or_path"}
+
+
+def test_ours_to_hugging_face_and_back_is_bitwise(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = make_config(kind, tokenizer_folder, load_tokenizer(tokenizer_folder).vocab_size)
+    weights = random_weights(config)
+    run = write_run(tmp_path / "run", config, weights)
+    to_hf(run, tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "back")
+    reader = CheckpointReader(tmp_path / "back")
+    assert set(reader.names()) == set(weights)
+    for name, value in weights.items():
+        assert torch.equal(reader.read_full(name), value), name
+    back = load_config(tmp_path / "back" / "config.yaml")
+    assert back.model == config.model and back.objective.name == config.objective.name
+
+
+def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = make_config(kind, tokenizer_folder, load_tokenizer(tokenizer_folder).vocab_size + 5)
+    to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
+    model, info = CLASSES[kind].from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.dtype == torch.float32 and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    expected = "RobertaForMaskedLM" if kind == "roberta" else "BertForMaskedLM"
+    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")).__name__ == expected
+
+    raw = json.loads((tmp_path / "hf" / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert raw["architectures"] == [CLASSES[kind].__name__]
+    assert raw["dtype"] == "float32" and raw["vocab_size"] == len(tokenizer) + 5
+    assert raw["pad_token_id"] == tokenizer.pad_token_id
+    assert raw["layer_norm_eps"] == config.model.layer_norm_eps
+    assert tokenizer.model_max_length == 40
+    if kind == "roberta":
+        assert raw["max_position_embeddings"] == 42 and raw["type_vocab_size"] == 1
+        assert (raw["bos_token_id"], raw["eos_token_id"]) == (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2)
+        assert not model.roberta.embeddings.token_type_embeddings.weight.any()
+    else:
+        assert raw["max_position_embeddings"] == 40 and raw["type_vocab_size"] == 2
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_dtype(dtype: str, torch_dtype: torch.dtype, tmp_path: Path, wordpiece_folder: Path) -> None:
+    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    weights = random_weights(config)
+    conversion = to_hf(write_run(tmp_path / "run", config, weights), tmp_path / "hf", dtype)
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    assert {value.dtype for value in tensors.values()} == {torch_dtype}
+    assert tensors["cls.predictions.bias"].equal(weights["mlm_bias.bias"].to(torch_dtype))
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "hf").dtype == torch_dtype
+    rounding = [c for c in conversion.comparisons if "rounding" in c.name]
+    assert rounding and all(1e-6 < c.relative < c.bound for c in rounding)
+
+
+def test_fp16_overflow_is_an_error_and_leaves_nothing(tmp_path: Path, wordpiece_folder: Path) -> None:
+    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    weights = random_weights(config)
+    weights["encoder.1.mlp.up.weight"][0, 0] = 1e5
+    run = write_run(tmp_path / "run", config, weights)
+    with pytest.raises(ExportError, match=r"encoder.layer.1.intermediate.dense.weight is not finite in fp16 .*100000"):
+        to_hf(run, tmp_path / "out" / "hf", "fp16")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_shards_hold_every_tensor_once_and_load(tmp_path: Path, wordpiece_folder: Path) -> None:
+    config = make_config("bert_nsp", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    to_hf(run, tmp_path / "one")
+    to_hf(run, tmp_path / "many", max_shard_bytes=30_000)
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
+    count = len(files)
+    assert count > 2 and files == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in whole.values())
+    found = {}
+    for file in files:
+        assert (tmp_path / "many" / file).stat().st_size < 35_000
+        for name, value in load_file(tmp_path / "many" / file).items():
+            assert index["weight_map"][name] == file and name not in found
+            found[name] = value
+    assert all(found[name].equal(value) for name, value in whole.items()) and found.keys() == whole.keys()
+    model, info = BertForPreTraining.from_pretrained(tmp_path / "many", output_loading_info=True)
+    assert not info["missing_keys"] and model.cls.predictions.bias.equal(whole["cls.predictions.bias"])
+    from_hf(tmp_path / "many", tmp_path / "ours")
+
+
+def test_plan_and_sizes() -> None:
+    specs = [TensorSpec("a", (10,)), TensorSpec("b", (100,)), TensorSpec("c", (5,)), TensorSpec("d", (5,))]
+    assert [[s.name for s in shard] for shard in plan_shards(specs, "fp32", 60)] == [["a"], ["b"], ["c", "d"]]
+    assert [[s.name for s in shard] for shard in plan_shards(specs, "bf16", 30)] == [["a"], ["b"], ["c", "d"]]
+    assert [parse_size(text) for text in ("5GB", "1.5 MB", "4KiB", "77")] == [5 * 10**9, 1_500_000, 4096, 77]
+    for text in ("GB", "5XB", "0GB", "-1GB", ""):
+        with pytest.raises(ExportError, match="size"):
+            parse_size(text)
+
+
+class CountingReader(CheckpointReader):
+    """Counts the parameters that it has read and that are still in memory."""
+
+    now = 0
+    most = 0
+
+    def read_full(self, name: str, kind: str = "weight") -> torch.Tensor:
+        value = super().read_full(name, kind)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        weakref.finalize(value.untyped_storage(), self._forget)
+        return value
+
+    def _forget(self) -> None:
+        self.now -= 1
+
+
+def test_writing_holds_at_most_two_parameters(tmp_path: Path, wordpiece_folder: Path) -> None:
+    """While a single file is written: never the model, never a shard."""
+    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size, {"num_layers": 6})
+    reader = CountingReader(write_checkpoint(tmp_path / "step-00000100", config, random_weights(config)))
+    key_map = build_key_map(config.model, ("masked_lm",), 0)
+    specs = their_specs(key_map, reader)
+    write_model(tmp_path, plan_shards(specs, "fp32", 10**9), their_tensors(key_map, reader), "fp32")
+    assert reader.most <= 2 and reader.now == 0
+    assert len(load_file(tmp_path / "model.safetensors")) == len(specs) > 100
+
+
+def test_a_run_uses_latest_and_falls_back_past_a_damaged_one(tmp_path: Path, wordpiece_folder: Path) -> None:
+    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    weights = random_weights(config)
+    run = write_run(tmp_path / "run", config, weights, steps=(100, 200))
+    assert to_hf(run, tmp_path / "hf").source.name == "step-00000200"
+    assert load_file(tmp_path / "hf" / "model.safetensors")["cls.predictions.bias"].equal(weights["mlm_bias.bias"])
+    damage(run / "checkpoints" / "step-00000200" / "weights-00001.safetensors")
+    assert to_hf(run, tmp_path / "hf").source.name == "step-00000100"
+    halved = load_file(tmp_path / "hf" / "model.safetensors")["cls.predictions.bias"]
+    assert halved.equal(weights["mlm_bias.bias"] * 0.5)
+    damage(run / "checkpoints" / "step-00000100" / "index.json")
+    with pytest.raises(CheckpointError, match=r"step-00000200.*weights-00001.*step-00000100.*index\.json"):
+        to_hf(run, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def damage(path: Path) -> None:
+    """Change one byte in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["weights-00000.safetensors", "index.json", "config.yaml", "tokenizer/tokenizer.json"])
+def test_a_damaged_or_missing_file_is_named(name: str, tmp_path: Path, wordpiece_folder: Path) -> None:
+    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    step = write_checkpoint(tmp_path / "step-00000100", config, random_weights(config))
+    damage(step / name)
+    with pytest.raises(CheckpointError, match=f"{name}"):
+        to_hf(step, tmp_path / "out" / "hf")
+    (step / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}"):
+        to_hf(step, tmp_path / "out" / "hf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_verification_leaves_nothing(tmp_path: Path, wordpiece_folder: Path) -> None:
+    """A tokenizer whose settings transformers reads otherwise than the run did."""
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(wordpiece_folder, tokenizer)
+    settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps({**settings, "do_lower_case": False}))
+    config = make_config("bert", tokenizer, load_tokenizer(tokenizer).vocab_size)
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    with pytest.raises(ExportError, match="exported tokenizer gives"):
+        to_hf(run, tmp_path / "out" / "hf")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_pre_layer_norm_is_refused(tmp_path: Path, wordpiece_folder: Path) -> None:
+    vocab_size = load_tokenizer(wordpiece_folder).vocab_size
+    config = make_config("bert", wordpiece_folder, vocab_size, {"pre_layer_norm": True})
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    with pytest.raises(ExportError, match="pre_layer_norm"):
+        to_hf(run, tmp_path / "hf")
+
+
+def test_only_an_earlier_export_is_replaced(tmp_path: Path, wordpiece_folder: Path) -> None:
+    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    other = tmp_path / "other"
+    other.mkdir()
+    to_hf(run, other)
+    to_hf(run, other)
+    shutil.rmtree(other)
+    other.mkdir()
+    (other / "thesis.tex").write_text("years of work")
+    for output in (other, run, tmp_path, run / "checkpoints" / "step-00000100"):
+        with pytest.raises(ExportError, match="give another --output"):
+            to_hf(run, output)
+    original = hf_folder("bert", wordpiece_folder, tmp_path / "original")
+    for output in (other, original, run / "checkpoints" / "step-00000100"):
+        with pytest.raises(ExportError, match="give another --output"):
+            from_hf(original, output)
+    assert (other / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_roberta_whose_padding_is_zero_has_its_own_offset(tmp_path: Path, wordpiece_folder: Path) -> None:
+    tokenizer = load_tokenizer(wordpiece_folder)
+    config = make_config("roberta", wordpiece_folder, tokenizer.vocab_size)
+    to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
+    raw = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (tokenizer.pad_id, raw["max_position_embeddings"], raw["bos_token_id"]) == (0, 41, tokenizer.cls_id)
+    from_hf(tmp_path / "hf", tmp_path / "back")
+
+
+def test_a_non_zero_token_type_row_is_folded_into_the_positions(tmp_path: Path, byte_bpe_folder: Path) -> None:
+    original = hf_folder("roberta", byte_bpe_folder, tmp_path / "original")
+    change_weights(original, lambda t: t["roberta.embeddings.token_type_embeddings.weight"].normal_(0.0, 0.5))
+    imported = from_hf(original, tmp_path / "ours")
+    assert all(c.relative < 1e-5 for c in imported.comparisons)
+    tensors = load_file(original / "model.safetensors")
+    table = CheckpointReader(tmp_path / "ours").read_full("embeddings.position_embeddings.weight")
+    row = tensors["roberta.embeddings.token_type_embeddings.weight"]
+    assert table.equal(tensors["roberta.embeddings.position_embeddings.weight"] + row)
+
+
+def test_a_second_token_type_row_is_left_out_with_a_warning(
+    tmp_path: Path, byte_bpe_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = hf_folder("roberta", byte_bpe_folder, tmp_path / "original", type_vocab_size=2)
+    logging.getLogger("ctxlm_ds").addHandler(caplog.handler)
+    try:
+        from_hf(original, tmp_path / "ours")
+        assert "only row 0" not in caplog.text
+        change_weights(original, lambda t: t["roberta.embeddings.token_type_embeddings.weight"][1].fill_(0.5))
+        from_hf(original, tmp_path / "ours")
+        assert "only row 0" in caplog.text
+    finally:
+        logging.getLogger("ctxlm_ds").removeHandler(caplog.handler)
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_names_of_the_hub_files_are_understood(tmp_path: Path, wordpiece_folder: Path) -> None:
+    """bert-base-uncased: TensorFlow's LayerNorm names, a buffer, NSP heads under a declared BertForMaskedLM."""
+    original = hf_folder("bert_nsp", wordpiece_folder, tmp_path / "original")
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in load_file(original / "model.safetensors").items()
+    }
+    tensors["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    save_file(tensors, original / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((original / "config.json").read_text())
+    raw["architectures"] = ["BertForMaskedLM"]
+    raw["position_embedding_type"] = "absolute"
+    (original / "config.json").write_text(json.dumps(raw))
+    conversion = from_hf(original, tmp_path / "ours")
+    assert conversion.hf_class == "BertForPreTraining" and all(c.relative < 1e-5 for c in conversion.comparisons)
+
+
+def test_an_untied_decoder_is_refused(tmp_path: Path, wordpiece_folder: Path) -> None:
+    original = hf_folder("bert", wordpiece_folder, tmp_path / "original")
+    shape = load_file(original / "model.safetensors")["bert.embeddings.word_embeddings.weight"].shape
+    change_weights(original, lambda t: t.update({"cls.predictions.decoder.weight": torch.randn(shape)}))
+    with pytest.raises(ExportError, match="untied"):
+        from_hf(original, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_a_pickle_is_refused_with_reason_and_remedy(tmp_path: Path, wordpiece_folder: Path) -> None:
+    original = hf_folder("bert", wordpiece_folder, tmp_path / "original")
+    torch.save(load_file(original / "model.safetensors"), original / "pytorch_model.bin")
+    (original / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"pickle .pytorch_model\.bin.*can run any code.*save_pretrained"):
+        from_hf(original, tmp_path / "ours")
+
+
+def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> None:
+    bare = tmp_path / "bare"
+    config = BertConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )  # fmt: skip
+    BertModel(config).save_pretrained(bare)
+    with pytest.raises(ExportError, match=r"not a BertForMaskedLM; missing: .*cls\.predictions\.bias"):
+        from_hf(bare, tmp_path / "ours")
+    (bare / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ExportError, match="gpt2"):
+        from_hf(bare, tmp_path / "ours")
+    (bare / "config.json").write_text("{")
+    with pytest.raises(ExportError, match="not JSON"):
+        from_hf(bare, tmp_path / "ours")
+    with pytest.raises(ExportError, match="names on the Hub"):
+        from_hf(Path("google-bert/bert-base-uncased"), tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "reason"),
+    [
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("bert", {"hidden_act": "silu"}, "silu"),
+        ("bert", {"hidden_size": "wide"}, "config.json"),
+        ("bert", {"num_hidden_layers": 3}, "encoder.layer.2"),
+        ("bert", {"intermediate_size": 47}, "shape"),
+        ("bert", {"num_attention_heads": 5}, "do not divide"),
+        ("roberta", {"hidden_act": "relu"}, "hidden_activation"),
+    ],
+)
+def test_configs_that_compute_something_else_are_refused(
+    kind: str, values: dict, reason: str, tmp_path: Path, wordpiece_folder: Path, byte_bpe_folder: Path
+) -> None:
+    original = hf_folder(kind, byte_bpe_folder if kind == "roberta" else wordpiece_folder, tmp_path / "original")
+    raw = json.loads((original / "config.json").read_text())
+    (original / "config.json").write_text(json.dumps({**raw, **values}))
+    with pytest.raises(ExportError, match=reason):
+        from_hf(original, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_config_fields_come_back(tmp_path: Path) -> None:
+    BertConfig(hidden_act="gelu_new", hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3).save_pretrained(
+        tmp_path
+    )
+    model, pad_id = from_hf_config(tmp_path)
+    assert (model.hidden_activation, pad_id) == ("gelu_tanh", 0)
+    assert (model.hidden_dropout, model.attention_dropout) == (0.2, 0.3)
+    assert (model.vocab_size, model.max_position_embeddings) == (30522, 512)
+    RobertaConfig(max_position_embeddings=514).save_pretrained(tmp_path)
+    model, pad_id = from_hf_config(tmp_path)
+    assert (model.family, model.max_position_embeddings, pad_id) == ("roberta", 512, 1)

@@ -1,0 +1,112 @@
+"""A new run's weights from a run, a checkpoint, an imported folder or a Hugging Face folder, extended or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.export.huggingface import from_hf, to_hf
+from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.weights import model_shapes, terms_of
+from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import make_config, random_weights, write_run
+
+
+class Source:
+    """A run with known weights."""
+
+    def __init__(self, folder: Path, kind: str, tokenizer: Path) -> None:
+        self.vocab_size = load_tokenizer(tokenizer).vocab_size
+        self.tokenizer = tokenizer
+        self.kind = kind
+        self.config = make_config(kind, tokenizer, self.vocab_size)
+        self.weights = random_weights(self.config)
+        self.run = write_run(folder / "run", self.config, self.weights)
+
+    def config_with(self, **settings: object) -> RunConfig:
+        return make_config(self.kind, self.tokenizer, self.vocab_size, dict(settings))
+
+
+@pytest.fixture
+def bert(tmp_path: Path, wordpiece_folder: Path) -> Source:
+    return Source(tmp_path, "bert_nsp", wordpiece_folder)
+
+
+def load(path: Path, config: RunConfig, terms: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
+    terms = terms_of(config.objective) if terms is None else terms
+    shapes = model_shapes(config.model, terms)
+
+    def fresh(name: str) -> torch.Tensor:
+        return initial_value(name, shapes[name], config.model, 5)
+
+    loaded = dict(load_initial_weights(path, config.model, terms, fresh))
+    assert {name: tuple(value.shape) for name, value in loaded.items()} == shapes
+    assert {value.dtype for value in loaded.values()} == {torch.float32}
+    return loaded
+
+
+def test_every_kind_of_source_gives_the_same_weights(bert: Source, tmp_path: Path) -> None:
+    to_hf(bert.run, tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "imported")
+    for path in (bert.run, bert.run / "checkpoints" / "step-00000100", tmp_path / "hf", tmp_path / "imported"):
+        loaded = load(path, bert.config)
+        assert all(loaded[name].equal(value) for name, value in bert.weights.items()), path
+
+
+def test_a_larger_vocabulary_and_position_table_keep_their_fresh_rows(bert: Source) -> None:
+    config = bert.config_with(vocab_size=bert.vocab_size + 7, max_position_embeddings=64)
+    loaded = load(bert.run, config)
+    for name, rows in (("word_embeddings.weight", bert.vocab_size), ("mlm_bias.bias", bert.vocab_size),
+                       ("embeddings.position_embeddings.weight", 40)):  # fmt: skip
+        fresh = initial_value(name, loaded[name].shape, config.model, 5)
+        assert loaded[name][:rows].equal(bert.weights[name]) and loaded[name][rows:].equal(fresh[rows:])
+        assert len(loaded[name]) > rows
+
+
+def test_roberta_position_rows_extend_after_its_two_unused_rows(tmp_path: Path, byte_bpe_folder: Path) -> None:
+    source = Source(tmp_path, "roberta", byte_bpe_folder)
+    loaded = load(source.run, source.config_with(max_position_embeddings=50))["embeddings.position_embeddings.weight"]
+    assert loaded.shape[0] == 52
+    assert loaded[:42].equal(source.weights["embeddings.position_embeddings.weight"])
+
+
+def test_heads_follow_the_new_objective(bert: Source, tmp_path: Path, wordpiece_folder: Path) -> None:
+    without = load(bert.run, bert.config, ("masked_lm",))
+    assert not any(name.startswith(("heads.pooler", "heads.nsp")) for name in without)
+    plain = Source(tmp_path / "plain", "bert", wordpiece_folder)
+    with_heads = load(plain.run, bert.config)
+    name = "heads.pooler.weight"
+    assert with_heads[name].equal(initial_value(name, with_heads[name].shape, bert.config.model, 5))
+    assert with_heads["mlm_bias.bias"].equal(plain.weights["mlm_bias.bias"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_layers": 3}, ["encoder.2.mlp.up.weight is missing", "encoder.2.attention.qkv.bias is missing"]),
+        ({"num_layers": 1}, ["encoder.1.mlp.up.weight is unknown", "encoder.1.attention.qkv.bias is unknown"]),
+        ({"intermediate_size": 64}, ["encoder.0.mlp.up.weight has shape (48, 32)", "encoder.1.mlp.down.weight"]),
+        ({"vocab_size": 9}, ["word_embeddings.weight has shape", "mlm_bias.bias has shape"]),
+        ({"num_attention_heads": 8}, ["model.num_attention_heads is 4 there, 8 here"]),
+        ({"layer_norm_eps": 1e-5, "hidden_activation": "relu"}, ["model.layer_norm_eps", "model.hidden_activation"]),
+        ({"type_vocab_size": 3}, ["embeddings.token_type_embeddings.weight has shape (2, 32) there, (3, 32) here"]),
+    ],
+)
+def test_every_difference_is_named_before_any_value(bert: Source, settings: dict, named: list[str]) -> None:
+    config = bert.config_with(**settings)
+    with pytest.raises(CheckpointError) as error:
+        load_initial_weights(bert.run, config.model, ("masked_lm", "next_sentence"), lambda name: torch.zeros(1))
+    assert all(text in str(error.value) for text in named)
+
+
+def test_no_such_folder(tmp_path: Path, bert: Source) -> None:
+    with pytest.raises(CheckpointError, match="is no folder"):
+        load(tmp_path / "none", bert.config)
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        load(tmp_path / "empty", bert.config)

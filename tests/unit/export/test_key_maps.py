@@ -1,0 +1,156 @@
+"""The tables name every parameter of both sides exactly once, and their values go there and back unchanged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, RobertaConfig, RobertaForMaskedLM
+
+from ctxlm_ds.config.schema import ModelConfig
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.key_maps import KeyMap, assign, build_key_map, our_shape, their_shapes, to_ours, to_theirs
+from ctxlm_ds.export.weights import model_shapes, terms_of
+from tests.checkpoints import make_config
+
+KINDS = ["bert_nsp", "bert", "roberta"]
+PAD_ID = {"bert_nsp": 0, "bert": 0, "roberta": 1}
+HIDDEN = 32
+
+
+def hf_model(kind: str) -> torch.nn.Module:
+    common = {"vocab_size": 60, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 48}  # fmt: skip
+    if kind == "roberta":
+        return RobertaForMaskedLM(RobertaConfig(max_position_embeddings=42, type_vocab_size=1, **common))
+    return (BertForPreTraining if kind == "bert_nsp" else BertForMaskedLM)(
+        BertConfig(max_position_embeddings=40, **common)
+    )
+
+
+def key_map_and_shapes(kind: str) -> tuple[KeyMap, dict[str, tuple[int, ...]]]:
+    config = make_config(kind, Path("none"), 60)
+    terms = terms_of(config.objective)
+    return build_key_map(config.model, terms, PAD_ID[kind]), model_shapes(config.model, terms)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_of_ours_is_in_exactly_one_row(kind: str) -> None:
+    key_map, shapes = key_map_and_shapes(kind)
+    assert Counter(row.ours for row in key_map.rows) == Counter(shapes.keys())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_of_the_hugging_face_class_is_in_exactly_one_row_or_tied(kind: str) -> None:
+    key_map, shapes = key_map_and_shapes(kind)
+    theirs = Counter(name for row in key_map.rows for name in row.theirs)
+    module = hf_model(kind)
+    assert type(module).__name__ == key_map.hf_class
+    state = module.state_dict()
+    assert theirs + Counter(key_map.tied.keys()) == Counter(state.keys())
+    for row in key_map.rows:
+        assert [tuple(state[name].shape) for name in row.theirs] == list(their_shapes(row, shapes[row.ours], key_map))
+    for alias, name in key_map.tied.items():
+        assert state[alias].data_ptr() == state[name].data_ptr()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_go_there_and_back_bitwise(kind: str) -> None:
+    key_map, shapes = key_map_and_shapes(kind)
+    for row in key_map.rows:
+        value = torch.randn(shapes[row.ours])
+        value.view(-1)[0] = -0.0
+        theirs = to_theirs(row, value, key_map)
+        assert tuple(tuple(part.shape) for part in theirs) == their_shapes(row, value.shape, key_map)
+        back = to_ours(row, theirs, key_map)
+        assert torch.equal(back.view(torch.int32), value.view(torch.int32)), row.ours
+        assert our_shape(row, [tuple(part.shape) for part in theirs], key_map) == tuple(value.shape)
+
+
+def test_fused_rows_are_query_then_key_then_value() -> None:
+    key_map, _ = key_map_and_shapes("bert")
+    row = next(row for row in key_map.rows if row.ours == "encoder.1.attention.qkv.weight")
+    assert [name.split(".")[-2] for name in row.theirs] == ["query", "key", "value"]
+    fused = torch.arange(3.0 * HIDDEN).repeat_interleave(HIDDEN).view(3 * HIDDEN, HIDDEN)
+    query, key, value = to_theirs(row, fused, key_map)
+    assert (query[0, 0], key[0, 0], value[0, 0]) == (0.0, HIDDEN, 2 * HIDDEN)
+
+
+def test_roberta_token_types_are_zeros_going_out_and_added_to_positions_coming_in() -> None:
+    key_map, shapes = key_map_and_shapes("roberta")
+    row = next(row for row in key_map.rows if row.kind == "offset_positions")
+    table = torch.randn(shapes[row.ours])
+    positions, token_types = to_theirs(row, table, key_map)
+    assert positions.equal(table) and token_types.shape == (1, HIDDEN) and not token_types.any()
+    addend = torch.randn(1, HIDDEN)
+    assert to_ours(row, (positions, addend), key_map).equal(table + addend)
+
+
+@pytest.mark.parametrize("pad_id", [0, 1, 3])
+def test_roberta_positions_begin_after_the_padding_id(pad_id: int) -> None:
+    config = make_config("roberta", Path("none"), 60)
+    key_map = build_key_map(config.model, ("masked_lm",), pad_id)
+    row = next(row for row in key_map.rows if row.kind == "offset_positions")
+    table = torch.randn(42, HIDDEN)
+    positions, _ = to_theirs(row, table, key_map)
+    assert positions.shape[0] == 40 + pad_id + 1
+    assert positions[pad_id + 1 :].equal(table[2:])
+    assert to_ours(row, (positions, torch.zeros(1, HIDDEN)), key_map)[2:].equal(table[2:])
+
+
+def hub_names(kind: str) -> list[str]:
+    """Names as in the files of bert-base-uncased and roberta-base, with buffers and both names of tied tensors."""
+    names = list(hf_model(kind).state_dict())
+    prefix = "roberta" if kind == "roberta" else "bert"
+    return [*names, f"{prefix}.embeddings.position_ids"]
+
+
+def test_legacy_names_buffers_and_second_names_are_recognised() -> None:
+    key_map, _ = key_map_and_shapes("bert_nsp")
+    legacy = [
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for name in hub_names("bert_nsp")
+    ]
+    found = assign(key_map, legacy, "folder")
+    assert found.unused == ("bert.embeddings.position_ids",)
+    assert found.stored["bert.embeddings.LayerNorm.weight"] == "bert.embeddings.LayerNorm.gamma"
+    assert found.doubles == {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    assert set(found.stored.values()) | set(found.doubles) | set(found.unused) == set(legacy)
+
+
+def test_a_tied_tensor_may_stand_under_its_second_name_only() -> None:
+    key_map, _ = key_map_and_shapes("roberta")
+    names = [name for name in hub_names("roberta") if name != "lm_head.bias"] + ["roberta.pooler.dense.weight"]
+    found = assign(key_map, names, "folder")
+    assert found.stored["lm_head.bias"] == "lm_head.decoder.bias"
+    assert found.unused == ("roberta.embeddings.position_ids", "roberta.pooler.dense.weight")
+
+
+def test_missing_and_unknown_tensors_are_all_named() -> None:
+    key_map, _ = key_map_and_shapes("bert")
+    left_out = ("layer.1.output.dense", "transform.dense.bias")
+    names = [name for name in hub_names("bert") if not any(part in name for part in left_out)]
+    with pytest.raises(ExportError) as error:
+        assign(key_map, [*names, "classifier.weight"], "folder")
+    message = str(error.value)
+    for name in ("bert.encoder.layer.1.output.dense.weight", "bert.encoder.layer.1.output.dense.bias",
+                 "cls.predictions.transform.dense.bias", "classifier.weight", "BertForMaskedLM"):  # fmt: skip
+        assert name in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "terms", "reason"),
+    [
+        ({"pre_layer_norm": True}, ("masked_lm",), "pre_layer_norm"),
+        ({"family": "roberta"}, ("masked_lm", "next_sentence"), "next-sentence"),
+        ({"family": "roberta", "hidden_activation": "relu"}, ("masked_lm",), "hidden_activation"),
+    ],
+)
+def test_models_without_a_plain_class_are_refused_with_the_reason(settings: dict, terms: tuple, reason: str) -> None:
+    with pytest.raises(ExportError, match=reason):
+        build_key_map(ModelConfig(vocab_size=60, **settings), terms, 1)

@@ -1,0 +1,97 @@
+"""Linear-bias-activation kernels and the product under them, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctxlm_ds.kernels.bias_gelu import (
+    BiasGeluKernel,
+    CompiledBiasGelu,
+    ReferenceBiasGelu,
+    TorchBiasGelu,
+    why_compiled_cannot_run,
+)
+from ctxlm_ds.kernels.linear import LinearKernel, float32_linear, torch_linear
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+INPUTS, OUTPUTS = 12, 20
+
+
+def scalar_activation(x: float, activation: str) -> float:
+    if activation == "gelu":
+        return x * 0.5 * math.erfc(-x / math.sqrt(2))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return max(x, 0.0)
+
+
+def leaves(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, INPUTS), (OUTPUTS, INPUTS), (OUTPUTS,))
+    values = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [value.to(torch.bfloat16).to(dtype).requires_grad_() for value in values]
+
+
+def values_and_gradients(kernel: BiasGeluKernel, dtype: torch.dtype, activation: str) -> list[Tensor]:
+    inputs = leaves(dtype)
+    output = kernel(*inputs, activation)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
+    output.backward(weights.to(dtype))
+    assert output.dtype == dtype
+    return [output.detach().double(), *(leaf.grad.double() for leaf in inputs if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_reference_values_are_those_of_the_standard_library(activation: str) -> None:
+    x, weight, bias = (leaf.detach() for leaf in leaves(torch.float64))
+    expected = [scalar_activation(value, activation) for value in (x @ weight.T + bias).flatten().tolist()]
+    actual = ReferenceBiasGelu()(x, weight, bias, activation).flatten().tolist()
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_reference_gradients_are_those_of_finite_differences(activation: str) -> None:
+    inputs = leaves(torch.float64)
+    assert torch.autograd.gradcheck(lambda x, w, b: ReferenceBiasGelu()(x, w, b, activation), inputs)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_torch_values_and_gradients(dtype: torch.dtype, tolerance: float, activation: str) -> None:
+    compare(TorchBiasGelu(), dtype, tolerance, activation)
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_compiled_values_and_gradients(activation: str) -> None:
+    compare(CompiledBiasGelu(), torch.float32, 1e-5, activation)
+
+
+@pytest.mark.parametrize("kernel", [TorchBiasGelu(float32_linear), ReferenceBiasGelu(float32_linear)])
+def test_products_in_float32_give_bf16_results(kernel: BiasGeluKernel) -> None:
+    compare(kernel, torch.bfloat16, 2e-2, "gelu")
+
+
+def compare(kernel: BiasGeluKernel, dtype: torch.dtype, tolerance: float, activation: str) -> None:
+    expected = values_and_gradients(ReferenceBiasGelu(), torch.float64, activation)
+    actual = values_and_gradients(kernel, dtype, activation)
+    assert len(actual) == len(expected) == 4
+    for got, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("kernel", [torch_linear, float32_linear])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_linear_kernels(kernel: LinearKernel, with_bias: bool) -> None:
+    x, weight, bias = leaves(torch.bfloat16)
+    output = kernel(x, weight, bias if with_bias else None)
+    output.float().sum().backward()
+    expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-2, atol=3e-2)
+    assert x.grad is not None and weight.grad is not None and (bias.grad is not None) == with_bias
+    torch.testing.assert_close(x.grad.double(), weight.double().sum(0).expand_as(x), rtol=1e-2, atol=3e-2)
+    torch.testing.assert_close(weight.grad.double(), x.double().sum((0, 1)).expand_as(weight), rtol=1e-2, atol=3e-2)

@@ -1,0 +1,133 @@
+"""The loss of masked LM and next sentence: sums, factors, statistics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ctxlm_ds.config.schema import ObjectiveConfig
+from ctxlm_ds.data.randomness import KeyedStreams, SampleDraws
+from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
+from ctxlm_ds.objectives.build import build_objective, objective_terms
+from ctxlm_ds.objectives.masked_lm import MaskedLM, classification_sums
+
+VOCAB_SIZE = 11
+
+
+class Words:
+    """The facts of a tokenizer that corruption needs: ids 0-4 are special."""
+
+    vocab_size = VOCAB_SIZE
+    mask_id = 4
+    special_ids = frozenset(range(5))
+
+    def word_start_mask(self) -> np.ndarray:
+        return np.ones(VOCAB_SIZE, dtype=bool)
+
+
+def objective(name: str = "masked_lm_nsp") -> MaskedLM:
+    return build_objective(ObjectiveConfig.model_validate({"name": name}), Words())
+
+
+def draw(dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Logits and labels of 3 rows with 4 prediction slots and 2 sequences."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 4, VOCAB_SIZE, generator=generator), torch.randn(3, 2, 2, generator=generator)
+    words = torch.randint(5, VOCAB_SIZE, (3, 4), generator=generator)
+    words[0, 2:] = words[2] = IGNORE_LABEL
+    pairs = torch.tensor([[0, 1], [1, IGNORE_LABEL], [IGNORE_LABEL, IGNORE_LABEL]])
+    outputs = tuple(value.to(dtype).requires_grad_() for value in logits)
+    return (outputs[0], outputs[1]), (words, pairs)
+
+
+def by_hand(logits: Tensor, labels: Tensor) -> tuple[float, int, int]:
+    """Negative log likelihood, correct predictions and number of labels, one label at a time in Python floats."""
+    loss, correct, count = 0.0, 0, 0
+    for scores, label in zip(logits.detach().double().flatten(0, -2).tolist(), labels.flatten().tolist(), strict=True):
+        if label != IGNORE_LABEL:
+            loss += math.log(sum(math.exp(score) for score in scores)) - scores[label]
+            correct += scores[label] == max(scores)
+            count += 1
+    return loss, correct, count
+
+
+def test_terms() -> None:
+    assert objective_terms(ObjectiveConfig(name="masked_lm")) == ("masked_lm",)
+    assert objective().terms == ("masked_lm", "next_sentence")
+
+
+def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:
+    outputs, labels = draw()
+    factors = torch.tensor([0.25, 3.0])
+    loss, statistics = objective().loss(outputs, labels, factors)
+    expected = 0.0
+    for term, factor, logits, term_labels in zip(objective().terms, factors.tolist(), outputs, labels, strict=True):
+        loss_sum, correct, count = by_hand(logits, term_labels)
+        assert statistics[f"{term}/loss_sum"].item() == pytest.approx(loss_sum, rel=1e-5)
+        assert statistics[f"{term}/correct"].item() == correct
+        assert statistics[f"{term}/count"].item() == count
+        expected += factor * loss_sum
+    assert statistics["masked_lm/count"].item() == 6 and statistics["next_sentence/count"].item() == 3
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert loss.shape == () and loss.dtype == torch.float32
+    assert not any(value.requires_grad for value in statistics.values())
+
+
+def test_gradients_are_softmax_minus_one_hot_times_the_factor_and_zero_in_empty_slots() -> None:
+    outputs, labels = draw()
+    factors = torch.tensor([0.25, 3.0])
+    objective().loss(outputs, labels, factors)[0].backward()
+    for logits, term_labels, factor in zip(outputs, labels, factors, strict=True):
+        filled = term_labels != IGNORE_LABEL
+        expected = torch.softmax(logits.detach(), dim=-1)
+        expected[filled] -= torch.nn.functional.one_hot(term_labels[filled], logits.shape[-1])
+        expected[~filled] = 0.0
+        torch.testing.assert_close(logits.grad, factor * expected)
+
+
+def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
+    outputs, labels = draw()
+    factors = torch.tensor([1 / 6, 1 / 3])
+    whole, _ = objective().loss(outputs, labels, factors)
+    rows = [
+        objective().loss([x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0]
+        for row in range(3)
+    ]
+    torch.testing.assert_close(torch.stack(rows).sum(), whole)
+    assert rows[2].item() == 0.0
+
+
+def test_a_micro_batch_with_every_label_ignored_is_an_exact_zero_with_gradients() -> None:
+    outputs, labels = draw()
+    ignored = [torch.full_like(values, IGNORE_LABEL) for values in labels]
+    loss, statistics = objective().loss(outputs, ignored, torch.tensor([0.5, 0.5]))
+    loss.backward()
+    assert loss.item() == 0.0 and all(value.item() == 0.0 for value in statistics.values())
+    assert all(logits.grad is not None and (logits.grad == 0).all() for logits in outputs)
+
+
+def test_half_precision_logits_are_summed_in_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 50, VOCAB_SIZE, generator=generator).bfloat16()
+    labels = torch.randint(0, VOCAB_SIZE, (64, 50), generator=generator)
+    loss_sum, _, count = classification_sums(logits, labels)
+    assert loss_sum.dtype == torch.float32 and count.item() == 3200
+    assert loss_sum.item() == pytest.approx(by_hand(logits, labels)[0], rel=1e-5)
+
+
+def test_corruption_follows_the_recipe() -> None:
+    ids = np.array([2, *[5, 6, 7, 8, 9, 10] * 10, 3])
+    special = np.zeros(len(ids), dtype=bool)
+    special[[0, -1]] = True
+    sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, is_random_next=1)
+    config = ObjectiveConfig(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
+    draws = SampleDraws(KeyedStreams(0, "test"), [(0, 0, 0)])
+    (example,) = build_objective(config, Words()).corrupt_batch([sample], draws, np.array([40]))
+    assert len(example.prediction_positions) == round(0.5 * len(ids))
+    assert (example.input_ids[example.prediction_positions] == Words.mask_id).all()
+    assert (example.prediction_labels == ids[example.prediction_positions]).all()
+    assert example.is_random_next == 1

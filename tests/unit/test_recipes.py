@@ -1,0 +1,171 @@
+"""Every shipped recipe: loads, is possible, says where its figures come from, and builds at the published size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ctxlm_ds.config.check import check_config, unused_settings
+from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.config.load import RECIPE_DIR, load_config, shipped_recipes
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import build_model
+from ctxlm_ds.models.flops import parameter_count
+
+RECIPES = shipped_recipes()
+VOCABULARY = {"bert": 30522, "roberta": 50265}
+PUBLISHED_MILLIONS = {
+    "bert-tiny": 4.4,
+    "bert-mini": 11.2,
+    "bert-small": 28.8,
+    "bert-medium": 41.4,
+    "bert-base": 110,
+    "bert-large": 340,
+    "roberta-base": 125,
+    "roberta-large": 355,
+}
+"""Devlin 2018, Turc 2019 (README of google-research/bert), Liu 2019."""
+
+
+def with_vocabulary(config: RunConfig) -> RunConfig:
+    size = config.model.vocab_size or VOCABULARY[config.model.family]
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+
+
+def terms_of(config: RunConfig) -> tuple[str, ...]:
+    return ("masked_lm", "next_sentence") if config.objective.name == "masked_lm_nsp" else ("masked_lm",)
+
+
+def test_the_promised_recipes_are_there() -> None:
+    assert set(RECIPES) >= {
+        "bert-tiny",
+        "bert-mini",
+        "bert-small",
+        "bert-medium",
+        "bert-base",
+        "bert-base-phase2",
+        "bert-large",
+        "bert-large-phase2",
+        "bert-large-lamb-phase1",
+        "bert-large-lamb-phase2",
+        "roberta-base",
+        "roberta-large",
+        "roberta-base-fairseq",
+        "roberta-tiny",
+        "roberta-small",
+        "bert-laptop",
+        "roberta-laptop",
+        "bert-docstrings",
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_loads_and_is_possible(name: str) -> None:
+    config = load_config(name)
+    assert config.name == name
+    assert config.data.train == []
+    assert unused_settings(config) == []
+    for world_size in (None, 1, 2):
+        check_config(config, world_size)
+    built = build_deepspeed_config(config, load_deepspeed_json(config.deepspeed or "zero1"), 2)
+    assert built["train_batch_size"] == config.training.global_batch_size
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_says_where_every_figure_comes_from(name: str) -> None:
+    text = (RECIPE_DIR / f"{name}.yaml").read_text(encoding="utf-8")
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    assert text.startswith("# ")
+    assert any("Sources" in line for line in header)
+    assert any(author in text for author in ("Devlin", "Liu", "Turc", "You et al", "fairseq"))
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_builds_on_the_meta_device_with_the_counted_parameters(name: str) -> None:
+    config = with_vocabulary(load_config(name))
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.packing)
+    with torch.device("meta"):
+        model = build_model(config.model, terms_of(config), kernels, seed=0)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    assert built == parameter_count(config.model, terms_of(config))
+    if name in PUBLISHED_MILLIONS:
+        # The papers count the encoder; heads add up to 1 % and BERT-large's 340M is itself rounded.
+        assert built / 1e6 == pytest.approx(PUBLISHED_MILLIONS[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "bert-base", "bert-large", "roberta-base", "roberta-large"])
+def test_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
+    config = with_vocabulary(load_config(name))
+    shape = config.model
+    common = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "intermediate_size": shape.intermediate_size,
+    }
+    with torch.device("meta"):
+        model: Any
+        if shape.family == "bert":
+            model = transformers.BertForPreTraining(transformers.BertConfig(**common))
+        else:
+            model = transformers.RobertaForMaskedLM(
+                transformers.RobertaConfig(**common, max_position_embeddings=514, type_vocab_size=1)
+            )
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    if shape.family == "roberta":
+        expected -= shape.hidden_size  # transformers' single, constant token type
+    assert parameter_count(shape, terms_of(config)) == expected
+
+
+@pytest.mark.parametrize("name", ["bert-base", "bert-large", "roberta-base", "roberta-large"])
+def test_published_shape_is_that_of_transformers_defaults(name: str) -> None:
+    shape = load_config(name).model
+    reference = transformers.BertConfig() if shape.family == "bert" else transformers.RobertaConfig()
+    assert shape.vocab_size == reference.vocab_size
+    assert shape.hidden_dropout == reference.hidden_dropout_prob
+    assert shape.attention_dropout == reference.attention_probs_dropout_prob
+    assert shape.initializer_range == reference.initializer_range
+    assert shape.hidden_activation == reference.hidden_act
+    if name.endswith("base"):
+        assert (shape.num_layers, shape.hidden_size, shape.num_attention_heads, shape.intermediate_size) == (
+            reference.num_hidden_layers,
+            reference.hidden_size,
+            reference.num_attention_heads,
+            reference.intermediate_size,
+        )
+
+
+def test_published_batches_and_lengths() -> None:
+    """A step of BERT has 131,072 positions in both phases; RoBERTa's and LAMB's as their papers give them."""
+    for phase1, phase2 in (("bert-base", "bert-base-phase2"), ("bert-large", "bert-large-phase2")):
+        one, two = load_config(phase1), load_config(phase2)
+        assert one.training.global_batch_size * one.data.seq_length == 131_072
+        assert two.training.global_batch_size * two.data.seq_length == 131_072
+        assert one.training.max_steps + two.training.max_steps == 1_000_000
+        assert two.schedule.start_step == one.training.max_steps
+        assert two.schedule.total_steps == one.schedule.total_steps == 1_000_000
+    fairseq = load_config("roberta-base-fairseq")
+    assert fairseq.training.global_batch_size * fairseq.data.seq_length * fairseq.training.max_steps == pytest.approx(
+        131e9, rel=0.01
+    )
+    lamb = load_config("bert-large-lamb-phase2")
+    assert (lamb.training.global_batch_size, lamb.training.max_steps, lamb.optimizer.learning_rate) == (
+        32768,
+        1563,
+        4e-3,
+    )
+
+
+def test_phase_2_has_the_model_of_phase_1() -> None:
+    for phase1, phase2 in (
+        ("bert-base", "bert-base-phase2"),
+        ("bert-large", "bert-large-phase2"),
+        ("bert-large-lamb-phase1", "bert-large-lamb-phase2"),
+    ):
+        assert load_config(phase1).model == load_config(phase2).model

@@ -1,0 +1,163 @@
+"""Local Hugging Face folders of other makers, and folders in which something is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, trainers
+
+from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.text import make_documents
+
+TEXTS = make_documents(100, seed=5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def _edit(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    for key, value in changes.items():
+        content.pop(key, None)
+        if value is not None:
+            content[key] = value
+    file.write_text(json.dumps(content))
+
+
+def _unigram_folder(folder: Path) -> Backend:
+    """A SentencePiece-like tokenizer as XLM-R or ALBERT have it."""
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=specials, unk_token="<unk>")
+    backend.train_from_iterator(TEXTS, trainer)
+    roles = {"cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    names = {f"{role}_token": name for role, name in roles.items()}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+    return backend
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no such tokenizer folder"):
+        load_tokenizer(tmp_path / "bert-base-uncased")
+
+
+def test_missing_tokenizer_json(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError, match="no tokenizer.json"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("content", ["{", '{"model": 3}', "[]", ""])
+def test_damaged_tokenizer_json(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match="not a readable tokenizer.json"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_damaged_config(folder: Path, content: str) -> None:
+    (folder / "tokenizer_config.json").write_text(content)
+    with pytest.raises(TokenizerError, match="tokenizer_config.json"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("role", ["mask", "cls", "sep", "pad"])
+def test_missing_special_token(tmp_path: Path, role: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    names = {"cls": "<CLASS>", "sep": "<END>", "pad": "<EMPTY>", "unk": "<OTHER>", "mask": "<HOLE>"}
+    del names[role]
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(names.values()))
+    backend.train_from_iterator(TEXTS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, **{f"{key}_token": name for key, name in names.items()})
+    fast.save_pretrained(tmp_path)
+    with pytest.raises(TokenizerError, match=f"has no {role} token"):
+        load_tokenizer(tmp_path)
+
+
+def test_special_token_outside_the_vocabulary(folder: Path) -> None:
+    (folder / "ctxlm_tokenizer.json").unlink()
+    _edit(folder / "tokenizer_config.json", mask_token="[BLANK]")
+    with pytest.raises(TokenizerError, match=r"mask token '\[BLANK\]' is not in the vocabulary"):
+        load_tokenizer(folder)
+
+
+def test_a_bare_tokenizer_json_with_the_usual_names_loads(folder: Path) -> None:
+    before = load_tokenizer(folder)
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "ctxlm_tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
+    assert load_tokenizer(folder).fingerprint == before.fingerprint
+
+
+def test_a_changed_vocabulary_is_noticed(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    first, second = list(vocab)[-2:]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match="not the one that ctxlm_tokenizer.json describes"):
+        load_tokenizer(folder)
+
+
+def test_baked_in_truncation_and_padding_are_ignored(folder: Path) -> None:
+    plain = load_tokenizer(folder).encode_batch(TEXTS)
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.enable_truncation(8)
+    backend.enable_padding(length=64)
+    backend.save(str(folder / "tokenizer.json"))
+    assert load_tokenizer(folder).encode_batch(TEXTS) == plain
+
+
+def test_fingerprint_tells_tokenizers_apart(tmp_path: Path) -> None:
+    fingerprints = {
+        train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "a").fingerprint,
+        train_tokenizer("wordpiece", TEXTS, 401, tmp_path / "b").fingerprint,
+        train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "c", lowercase=False).fingerprint,
+        train_tokenizer("bpe", TEXTS, 400, tmp_path / "d").fingerprint,
+        train_tokenizer("bpe", TEXTS, 400, tmp_path / "e", add_prefix_space=True).fingerprint,
+    }
+    assert len(fingerprints) == 5
+
+
+def test_other_kinds_load_and_save(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    backend = _unigram_folder(tmp_path / "unigram")
+    tokenizer = load_tokenizer(tmp_path / "unigram")
+    assert tokenizer.kind == "huggingface"
+    expected = [backend.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    assert tokenizer.encode_batch(TEXTS) == expected
+    starts = tokenizer.word_start_mask()
+    (ids,) = tokenizer.encode_batch(["the quiet harbour"])
+    assert int(starts[ids].sum()) == 3
+    tokenizer.save(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").fingerprint == tokenizer.fingerprint
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == expected
+    assert loaded.mask_token_id == tokenizer.mask_id
+
+
+def test_a_cased_bert_folder_without_do_lower_case_is_saved_with_it(tmp_path: Path) -> None:
+    """tokenizer.json decides; transformers 5 would lower-case by default where tokenizer_config.json says nothing."""
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "t", lowercase=False)
+    _edit(tmp_path / "t" / "tokenizer_config.json", do_lower_case=None, auto_map={"AutoTokenizer": ["x.Y", None]})
+    load_tokenizer(tmp_path / "t").save(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert config["do_lower_case"] is False and "auto_map" not in config
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert loaded("Chapter Ada", add_special_tokens=False)["input_ids"] == tokenizer.encode_batch(["Chapter Ada"])[0]

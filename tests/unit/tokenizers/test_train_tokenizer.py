@@ -1,0 +1,174 @@
+"""Trained tokenizers: ids, special tokens, determinism, and what transformers makes of the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.text import make_documents
+
+TEXTS = make_documents(150, seed=3)
+MIXED = ["Café naïve ÜBER  tabs\tand\n lines", "日本語 text", "emoji 🙂 end", "don't re-enter 3.14!", "x" * 150]
+SETTINGS = {
+    "uncased": ("wordpiece", {"lowercase": True}),
+    "cased": ("wordpiece", {"lowercase": False}),
+    "bpe": ("bpe", {"add_prefix_space": False}),
+    "bpe_prefix": ("bpe", {"add_prefix_space": True}),
+}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Tokenizer]:
+    kind, settings = SETTINGS[request.param]
+    folder = tmp_path_factory.mktemp("tokenizer") / request.param
+    return request.param, folder, train_tokenizer(kind, TEXTS, 600, folder, **settings)
+
+
+def test_special_ids(trained: tuple[str, Path, Tokenizer]) -> None:
+    name, _, tokenizer = trained
+    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    if name.startswith("bpe"):
+        assert ids == (1, 3, 0, 2, tokenizer.vocab_size - 1)
+        assert tokenizer.double_separator
+    else:
+        assert ids == (0, 1, 2, 3, 4)
+        assert not tokenizer.double_separator
+    assert tokenizer.special_ids == frozenset(ids)
+    assert tokenizer.vocab_size == 600
+
+
+def test_ids_equal_the_library_called_directly(trained: tuple[str, Path, Tokenizer]) -> None:
+    _, folder, tokenizer = trained
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    texts = TEXTS[:30] + MIXED
+    assert tokenizer.encode_batch(texts) == [backend.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def test_autotokenizer_gives_the_same_ids_class_and_templates(trained: tuple[str, Path, Tokenizer]) -> None:
+    from transformers import AutoTokenizer
+
+    name, folder, tokenizer = trained
+    loaded = AutoTokenizer.from_pretrained(folder)
+    for text, ids in zip(TEXTS[:30] + MIXED, tokenizer.encode_batch(TEXTS[:30] + MIXED), strict=True):
+        assert loaded(text, add_special_tokens=False)["input_ids"] == ids
+    first, second = tokenizer.encode_batch(["a", "b"])
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    pair = loaded("a", "b")
+    if name.startswith("bpe"):
+        assert type(loaded).__name__ == "RobertaTokenizer"
+        assert pair["input_ids"] == cls + first + sep + sep + second + sep
+        masked = loaded.convert_ids_to_tokens(loaded("a <mask> b", add_special_tokens=False)["input_ids"])
+        assert masked[1:] == ["<mask>", "Ġb"]  # <mask> swallows the space before it, as in the released model
+    else:
+        assert type(loaded).__name__ == "BertTokenizer"
+        assert pair["input_ids"] == cls + first + sep + second + sep
+        assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert (loaded.mask_token_id, loaded.pad_token_id) == (tokenizer.mask_id, tokenizer.pad_id)
+    assert len(loaded) == tokenizer.vocab_size
+
+
+def test_saved_again_by_us_and_by_transformers_it_is_the_same(
+    trained: tuple[str, Path, Tokenizer], tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    _, folder, tokenizer = trained
+    tokenizer.save(tmp_path / "ours")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
+    for copy in ("ours", "theirs"):
+        again = load_tokenizer(tmp_path / copy)
+        assert again.fingerprint == tokenizer.fingerprint
+        assert again.kind == tokenizer.kind
+        assert again.encode_batch(MIXED) == tokenizer.encode_batch(MIXED)
+
+
+def test_case(tmp_path: Path) -> None:
+    uncased = train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "uncased", lowercase=True)
+    cased = train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "cased", lowercase=False)
+    assert uncased.encode_batch(["Chapter É"]) == uncased.encode_batch(["chapter e"])
+    assert cased.encode_batch(["Chapter"]) != cased.encode_batch(["chapter"])
+
+
+def test_names_of_special_tokens_inside_text_are_text(trained: tuple[str, Path, Tokenizer]) -> None:
+    _, _, tokenizer = trained
+    (ids,) = tokenizer.encode_batch(["a [MASK] or <mask>, [SEP] or </s> and <s> in a text"])
+    assert not {tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id, tokenizer.pad_id} & set(ids)
+
+
+def test_decode_and_word_starts(trained: tuple[str, Path, Tokenizer]) -> None:
+    name, _, tokenizer = trained
+    (ids,) = tokenizer.encode_batch(["the quiet harbour watched yesterday"])
+    assert tokenizer.decode(ids).strip() == "the quiet harbour watched yesterday"
+    starts = tokenizer.word_start_mask()
+    assert starts.shape == (tokenizer.vocab_size,)
+    assert 1 + int(starts[ids[1:]].sum()) == 5  # the first token begins a word whatever it is
+    assert starts[list(tokenizer.special_ids)].all()
+
+
+def test_the_same_text_gives_the_same_vocabulary_in_every_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ctxlm_ds.tokenizers.train import train_tokenizer; from tests.text import make_documents\n"
+        "for kind in ('wordpiece', 'bpe'):\n"
+        "    print(train_tokenizer(kind, make_documents(150, seed=3), 700, sys.argv[1] + kind).fingerprint)"
+    )
+    root = Path(__file__).parents[3]
+    outputs = set()
+    for run in range(3):
+        command = [sys.executable, "-c", code, str(tmp_path / f"run{run}-")]
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": str(run)}
+        outputs.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(outputs) == 1 and len(outputs.pop().split()) == 2
+
+
+def test_an_iterator_works_like_a_list(tmp_path: Path) -> None:
+    listed = train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "list")
+    streamed = train_tokenizer("wordpiece", iter(TEXTS), 500, tmp_path / "iterator")
+    assert listed.fingerprint == streamed.fingerprint
+
+
+def test_merge_score_and_settings_are_recorded(tmp_path: Path) -> None:
+    train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "t", lowercase=False)
+    record = json.loads((tmp_path / "t" / "ctxlm_tokenizer.json").read_text())
+    assert record["merge_score"] == "frequency"
+    assert record["lowercase"] is False
+    assert record["fingerprint"] == load_tokenizer(tmp_path / "t").fingerprint
+
+
+def test_default_vocabulary_sizes(tmp_path: Path) -> None:
+    for kind, size in (("wordpiece", 30_522), ("bpe", 50_265)):
+        train_tokenizer(kind, TEXTS, None, tmp_path / kind)
+        record = json.loads((tmp_path / kind / "ctxlm_tokenizer.json").read_text())
+        assert record["requested_vocab_size"] == size
+
+
+def test_impossible_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unigram"):
+        train_tokenizer("unigram", TEXTS, 500, tmp_path / "a")
+    with pytest.raises(ConfigError, match="at least 261"):
+        train_tokenizer("bpe", TEXTS, 200, tmp_path / "a")
+    with pytest.raises(TokenizerError, match="no text"):
+        train_tokenizer("bpe", ["", "  "], 500, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(TokenizerError, match="exists already"):
+        train_tokenizer("bpe", TEXTS, 500, tmp_path / "b")
+
+
+def test_an_error_of_the_text_source_comes_through(tmp_path: Path) -> None:
+    class Broken:
+        def __iter__(self):
+            yield "some text"
+            raise TokenizerError("line 2 is damaged")
+
+    with pytest.raises(TokenizerError, match="line 2 is damaged"):
+        train_tokenizer("wordpiece", Broken(), 500, tmp_path / "t")

@@ -1,0 +1,75 @@
+"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is whole."""
+
+from __future__ import annotations
+
+import argparse
+
+from ctxlm_ds.console import run_command, setup_logging
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prefix", metavar="PREFIX", help="path of the dataset without .bin/.idx")
+    parser.add_argument(
+        "--verify", action="store_true", help="read every byte and prove sizes, offsets, ids, checksums and tokenizer"
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, metavar="N", help="print N documents, a numbered line for each sentence"
+    )
+    parser.add_argument("--first", type=int, default=0, metavar="I", help="first document to print (default: 0)")
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
+    parser.add_argument(
+        "--objective", action="store_true", help="show N rows as the model will see them under --config instead"
+    )
+    parser.add_argument("--config", metavar="RECIPE", help="recipe for --objective: a path, or a shipped one's name")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
+    return parser
+
+
+def show_objective(args: argparse.Namespace) -> None:
+    """Print the first rows of training on this dataset; its sample index is built where it is missing."""
+    from rich.console import Console
+
+    from ctxlm_ds.config.load import load_config
+    from ctxlm_ds.data.indexed import IndexedDataset
+    from ctxlm_ds.data.inspect import open_tokenizer
+    from ctxlm_ds.data.preview import preview_rows
+    from ctxlm_ds.data.samples.build import build_rows
+    from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.objectives.build import build_objective
+
+    if args.config is None:
+        raise ConfigError("--objective needs a recipe: --config RECIPE.yaml")
+    config = load_config(args.config, args.set)
+    tokenizer = open_tokenizer(IndexedDataset(args.prefix), args.tokenizer or config.tokenizer.path)
+    if tokenizer is None:
+        raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
+    objective = build_objective(config.objective, tokenizer)
+    rows = build_rows([args.prefix], tokenizer, config, objective)
+    console = Console(soft_wrap=True)
+    for text in preview_rows(rows, objective, tokenizer, config, args.show or 5):
+        console.print(text)
+
+
+def main() -> None:
+    args = build_parser().parse_args()
+    setup_logging()
+    from ctxlm_ds.data.indexed import IndexedDataset
+    from ctxlm_ds.data.inspect import describe, open_tokenizer, show_documents
+    from ctxlm_ds.data.verify import verify_dataset
+
+    dataset = IndexedDataset(args.prefix)
+    for line in describe(dataset):
+        print(line)
+    if args.verify:
+        for proof in verify_dataset(dataset, args.tokenizer):
+            print(f"verified      {proof}")
+    if args.objective:
+        show_objective(args)
+    elif args.show:
+        for line in show_documents(dataset, open_tokenizer(dataset, args.tokenizer), args.show, args.first):
+            print(line)
+
+
+if __name__ == "__main__":
+    run_command(main)
