@@ -88,7 +88,7 @@ def build_run(
         steps=TrainLoader(rows.train, objective, config, *ranks, start_row=state.rows_consumed),
         validation={name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()},
         save=checkpoints.save,
-        hooks=build_hooks(config, run_dir, state.step, topology),
+        hooks=build_hooks(config, run_dir, topology),
         topology=topology,
         stop_signal=stop_signal,
         state=state,
@@ -146,7 +146,14 @@ def build_engine(
     config: RunConfig, deepspeed_config: dict[str, Any], objective: MaskedLM, topology: Topology
 ) -> Engine:
     """Kernels chosen, layers listed, the engine around them; weights are still unset."""
-    kernels = choose_kernels(config.kernels, device_type(), DTYPES[config.training.precision], config.data.packing)
+    kernels = choose_kernels(
+        config.kernels,
+        device_type(),
+        DTYPES[config.training.precision],
+        config.data.packing,
+        attention_dropout=config.model.attention_dropout,
+        head_size=config.model.hidden_size // config.model.num_attention_heads,
+    )
 
     def build_model() -> nn.Module:
         layers = build_layer_list(

@@ -20,9 +20,9 @@ import numpy as np
 
 from ctxlm_ds import atomic
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.data.corpus import Corpus
 from ctxlm_ds.data.indexed import IndexedDataset
 from ctxlm_ds.data.sentences import split_sentences
-from ctxlm_ds.data.sources import read_documents
 from ctxlm_ds.errors import CtxlmError, DataError
 
 HELDOUT_EVERY = 10
@@ -148,9 +148,10 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
     with atomic.output_folder(output_dir) as folder:
         with open(folder / "train.jsonl", "w") as train, open(folder / "heldout.jsonl", "w") as heldout:
             count = 0
-            for count, document in enumerate(read_documents(list(inputs), json_keys=["text"]), start=1):  # noqa: B007
+            for text in Corpus(inputs):
+                count += 1
                 target = heldout if count % HELDOUT_EVERY == 0 else train
-                target.write(json.dumps({"text": document.texts["text"]}, ensure_ascii=False) + "\n")
+                target.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
         if count < HELDOUT_EVERY:
             raise DataError(
                 f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in plain "

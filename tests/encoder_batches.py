@@ -42,14 +42,20 @@ def random_rows(lengths: Sequence[Sequence[int]], vocab_size: int, seed: int) ->
     return [[random_example(length, vocab_size, rng) for length in row] for row in lengths]
 
 
-def batch_of(rows: Sequence[Sequence[Example]], seq_length: int, terms: tuple[str, ...] = TERMS, slots: int = 6) -> Batch:
+def batch_of(
+    rows: Sequence[Sequence[Example]], seq_length: int, terms: tuple[str, ...] = TERMS, slots: int = 6
+) -> Batch:
     """The rows as a Batch; as many sequence slots as the fullest row has."""
     sequences = max(1, *(len(row) for row in rows))
     return collate(rows, BatchShape(seq_length, slots, sequences, PAD_ID, terms))
 
 
 def random_batch(
-    lengths: Sequence[Sequence[int]], config: ModelConfig, seq_length: int, terms: tuple[str, ...] = TERMS, seed: int = 0
+    lengths: Sequence[Sequence[int]],
+    config: ModelConfig,
+    seq_length: int,
+    terms: tuple[str, ...] = TERMS,
+    seed: int = 0,
 ) -> Batch:
     """Rows of random sequences of the given lengths."""
     assert config.vocab_size is not None

@@ -76,8 +76,8 @@ def main() -> None:
         skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
         size = f"{facts['sequences']:,} sequences, {facts['tokens']:,} tokens"
         print(f"{result.prefix}: {facts['documents']:,} documents ({skipped}), {size}")
-    speed = results[0].input_bytes / 1e6 / max(results[0].seconds, 1e-9)
-    print(f"{results[0].input_bytes / 1e6:,.1f} MB read in {format_duration(results[0].seconds)} ({speed:.2f} MB/s)")
+    seconds, characters = results[0].seconds, results[0].metadata["characters"] / 1e6
+    print(f"{characters:,.1f} M characters in {format_duration(seconds)} ({characters / max(seconds, 1e-9):.2f} M/s)")
     print(f"next: python tools/inspect_dataset.py {results[0].prefix} --show 1")
 
 

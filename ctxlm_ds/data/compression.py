@@ -18,7 +18,8 @@ class ZstdDamagedError(Exception):
     """A zstd stream cannot be decoded."""
 
 
-DECOMPRESSION_ERRORS = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, ZstdDamagedError)
+DECOMPRESSION_ERRORS = (EOFError, lzma.LZMAError, zlib.error, ZstdDamagedError)
+"""What damaged data raises; gzip and bz2 also raise an OSError without errno."""
 
 
 def compression_of(path: str) -> str:

@@ -13,6 +13,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -156,7 +157,8 @@ class IndexedDatasetWriter:
     def close(self) -> None:
         """Remove whatever is not finished."""
         for file in self._open_files:
-            file.close()
+            with suppress(OSError):  # on a full disk closing flushes and fails again; the file goes anyway
+                file.close()
         for path in self._partial.values():
             path.unlink(missing_ok=True)
 

@@ -10,9 +10,11 @@ memory to run out of), leave signals to the training process and die with it.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import signal
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -141,6 +143,7 @@ class TrainLoader:
         """Steps from start_row on; iterating again starts there again."""
         self.close()
         self._arrays = iter(self._data_loader())
+        atexit.register(_close_at_exit, weakref.ref(self))
         step = 0
         while self._arrays is not None:
             micro_batches = [self._next_array() for _ in range(self._plan.micro_batches)]
@@ -148,8 +151,13 @@ class TrainLoader:
             step += 1
 
     def close(self) -> None:
-        """Stop the workers."""
-        self._arrays = None
+        """Stop the workers (done at the interpreter's exit as well)."""
+        arrays, self._arrays = self._arrays, None
+        # Not left to the collector: a traceback may hold the iterator, and workers that ignore SIGTERM would make
+        # multiprocessing wait for them without end at exit.
+        shut_down = getattr(arrays, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
 
     def _data_loader(self) -> DataLoader[Any]:
         import torch
@@ -238,6 +246,12 @@ class _WorkerSide:
             return self._builder(planned)
         except CtxlmError as error:
             return error
+
+
+def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()
 
 
 def _unchanged(array: Any) -> Any:

@@ -75,6 +75,7 @@ class EncodedChunk:
 
     keys: list[EncodedKey]
     bytes_read: int
+    characters: int = 0
     empty_documents: int = 0
     bad_records: list[BadRecord] = field(default_factory=list)
 
@@ -86,7 +87,6 @@ class PreprocessResult:
     prefix: str
     metadata: dict[str, Any]
     seconds: float
-    input_bytes: int
 
 
 class ChunkEncoder:
@@ -104,6 +104,7 @@ class ChunkEncoder:
                 result.bad_records.append(document)
             else:
                 documents.append(document)
+                result.characters += sum(map(len, document.values()))
         by_key = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
         # A document empty under every key is left out; under one of several it stays, so that the datasets of all
         # keys keep the same documents (Megatron pairs titles and texts by number).
@@ -197,7 +198,7 @@ def preprocess(
             "nothing was kept, free some space or choose another --output-prefix"
         ) from error
     seconds = time.monotonic() - start_s
-    return [PreprocessResult(*pair, seconds, run.input_bytes_read) for pair in zip(prefixes, complete, strict=True)]
+    return [PreprocessResult(*pair, seconds) for pair in zip(prefixes, complete, strict=True)]
 
 
 class _Run:
@@ -207,7 +208,7 @@ class _Run:
         self.config = config
         self.tokenizer = tokenizer
         self.num_bytes = num_bytes
-        self.input_bytes_read = 0
+        self.input_bytes_read = self.characters = 0
         self.empty_documents = 0
         self.bad_records = 0
 
@@ -229,6 +230,7 @@ class _Run:
 
     def _count(self, chunk: EncodedChunk) -> None:
         self.input_bytes_read = chunk.bytes_read
+        self.characters += chunk.characters
         self.empty_documents += chunk.empty_documents
         for bad in chunk.bad_records:
             self.bad_records += 1
@@ -252,6 +254,7 @@ class _Run:
             "bad_records": self.bad_records,
             "inputs": list(inputs),
             "input_bytes": self.input_bytes_read,
+            "characters": self.characters,
         }
 
 

@@ -143,7 +143,9 @@ def _read_source(source: Source, json_keys: Sequence[str]) -> Iterator[tuple[lis
                 records = _json_records(stream) if source.format == "jsonl" else _text_records(stream)
                 for chunk in _batched(records):
                     yield chunk, raw.tell()
-        except DECOMPRESSION_ERRORS as error:
+        except (*DECOMPRESSION_ERRORS, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's error, not the decoder's
             raise DataError(
                 f"{source.path}: damaged or not {source.compression} data ({error or type(error).__name__}); "
                 "download or compress it again"

@@ -65,7 +65,7 @@ def list_fragments(zero_optimizer: Any, named_parameters: Iterable[tuple[str, to
 
 def _flat_partition_fragment(zero_optimizer: Any, name: str, parameter: torch.nn.Parameter) -> Fragment | None:
     """Stages 1 and 2: this rank's flat fp32 partition holds a range of some parameters and none of others."""
-    mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+    mapping = parameter._hp_mapping
     if mapping is None:
         return None
     partitions = getattr(zero_optimizer, "single_partition_of_fp32_groups", None)

@@ -52,7 +52,7 @@ class Lamb(torch.optim.Optimizer):
         self._sum_over_ranks = sum_over_ranks
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             updates = [(p, self._direction(p, group)) for p in group["params"] if p.grad is not None]

@@ -33,7 +33,8 @@ def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], weight_dec
 
     Told apart by dimension as ZeRO-3 leaves it in `ds_shape`, so that every stage groups alike.
     """
-    decayed, plain = [], []
+    decayed: list[torch.nn.Parameter] = []
+    plain: list[torch.nn.Parameter] = []
     for _, parameter in named:
         ndim = len(getattr(parameter, "ds_shape", parameter.shape))
         (decayed if ndim > 1 else plain).append(parameter)

@@ -32,7 +32,7 @@ class Trainer:
     engine: Engine
     schedule: LearningRateSchedule
     steps: Iterable[Step]
-    validation: Mapping[str, Callable[[], Iterable[Batch]]]
+    validation: Mapping[str, Iterable[Batch]]
     """Held-out batches of this rank, by source name."""
     save: Callable[[TrainState], None]
     hooks: list[Hook]
@@ -70,7 +70,7 @@ class Trainer:
             return
         self._last_evaluation_step = self.state.step
         for name, batches in self.validation.items():
-            figures = self.engine.evaluate(batches())
+            figures = self.engine.evaluate(batches)
             self._tell("on_evaluation", self.state.step, {f"eval/{name}/{key}": v for key, v in figures.items()})
 
     def _one_step(self, step: Step) -> StepMetrics:

@@ -52,9 +52,12 @@ def randomize(model: nn.Module) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator, device="cpu") * 0.1)
 
 
-def our_model(config: ModelConfig, terms: tuple[str, ...], packing: bool = False) -> LayerSequence:
-    """Our model in fp32 with the kernels that `auto` takes on the CPU."""
-    return build_model(config, terms, choose_kernels(KernelsConfig(), "cpu", torch.float32, packing), seed=0)
+def our_model(
+    config: ModelConfig, terms: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
+) -> LayerSequence:
+    """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
+    kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32, packing)
+    return build_model(config, terms, kernels, seed=0)
 
 
 def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
@@ -76,8 +79,7 @@ def hf_inputs(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
 def hf_labels(batch: Batch) -> dict[str, Tensor]:
     """The same labels as a Hugging Face model takes them: masked ones [b, s], next-sentence ones [b]."""
     labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
-    for row, (positions, row_labels) in enumerate(zip(batch.prediction_positions, batch.labels["masked_lm"], strict=True)):
-        filled = row_labels != IGNORE_LABEL
-        labels[row, positions[filled]] = row_labels[filled]
+    rows, slots = (batch.labels["masked_lm"] != IGNORE_LABEL).nonzero(as_tuple=True)
+    labels[rows, batch.prediction_positions[rows, slots]] = batch.labels["masked_lm"][rows, slots]
     pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
     return {"labels": labels} | pairs

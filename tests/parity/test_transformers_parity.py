@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import ModelConfig, ObjectiveConfig
+from ctxlm_ds.config.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
 from ctxlm_ds.models.layer_list import LayerSequence
@@ -86,8 +86,27 @@ def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> No
         else:
             expected = torch.cat(pieces)
         assert expected.abs().max() > 0, name
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        assert torch.allclose(parameter.grad, expected, rtol=1e-5, atol=1e-5), name
     assert gradients.keys() <= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
+    """From the same random state both draw the same masks, so that even the training logits agree."""
+    config, terms = MODELS[name]
+    config = config.model_copy(update={"hidden_dropout": 0.3, "attention_dropout": 0.2})
+    theirs = hf_model(config, terms)
+    theirs.set_attn_implementation("eager")
+    randomize(theirs)
+    ours = our_model(config, terms, asked=KernelsConfig(attention="reference"))
+    copy_weights(theirs, ours, build_key_map(config, terms, PAD_ID))
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms)
+    logits = []
+    for model in (ours.train(), theirs.train()):
+        torch.manual_seed(7)
+        logits.append(model(batch.model_inputs()) if model is ours else their_logits(model, batch, config))
+    for got, wanted in zip(*logits, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
@@ -134,7 +153,8 @@ def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None
 
 def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
     config = tiny_model(family="roberta", pre_layer_norm=True, layer_norm_eps=1e-5)
-    theirs = transformers.RobertaPreLayerNormForMaskedLM(hf_config(config, transformers.RobertaPreLayerNormConfig)).eval()
+    their_config = hf_config(config, transformers.RobertaPreLayerNormConfig)
+    theirs = transformers.RobertaPreLayerNormForMaskedLM(their_config).eval()
     randomize(theirs)
     base = theirs.roberta_prelayernorm
     base.embeddings.token_type_embeddings.weight.data.zero_()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctxlm_ds.data import indexed_writer
 from ctxlm_ds.data.indexed import IndexedDataset, token_dtype
 from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
 from ctxlm_ds.data.verify import verify_dataset
@@ -293,6 +294,32 @@ def test_writer_refuses_what_it_cannot_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match="cannot be stored as float32"):
         IndexedDatasetWriter(tmp_path / "data", np.dtype("float32"))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_writer_killed_while_publishing_leaves_no_dataset(
+    tmp_path: Path, steps: int, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if overwrite:
+        _write(tmp_path / "data", _documents(1, 1000))
+    real = indexed_writer.publish
+    done: list[Path] = []
+
+    def publish_and_stop(partial: Path, final: Path) -> None:
+        if len(done) == steps:
+            raise SystemExit
+        real(partial, final)
+        done.append(final)
+
+    monkeypatch.setattr(indexed_writer, "publish", publish_and_stop)
+    writer = IndexedDatasetWriter(tmp_path / "data", np.dtype("uint16"), overwrite)
+    writer.add_sequence([1, 2, 3])
+    writer.end_document()
+    with pytest.raises(SystemExit):
+        writer.finalize({})
+    _expect(tmp_path / "data", "no such file")
+    assert not (tmp_path / "data.idx").exists()  # without which Megatron opens nothing either
 
 
 def test_writer_leaves_nothing_when_abandoned_and_replaces_only_when_told(prefix: Path) -> None:

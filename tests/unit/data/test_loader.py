@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +214,32 @@ def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
     assert len(list(itertools.islice(steps, 20))) == 20
     loader.close()
     assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise ValueError('x')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_workers_end_with_the_training_process(tmp_path: Path, ending: str) -> None:
+    """Also where nobody closed the loader: no hang at exit, no worker left behind."""
+    setup(tmp_path, data={"num_workers": 2})
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from ctxlm_ds.data.loader import TrainLoader
+from tests.unit.data.test_loader import setup
+loader = TrainLoader(*setup(Path({str(tmp_path)!r}), data={{"num_workers": 2}}))
+steps = iter(loader)
+next(steps)
+print(*(worker.pid for worker in loader._arrays._workers), flush=True)
+{ending}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=Path.cwd()
+    )
+    pids = done.stdout.split()
+    assert len(pids) == 2, done.stderr
+    deadline_s = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 class Refusing:

@@ -49,7 +49,9 @@ def each_sequence_alone(query: Tensor, key: Tensor, value: Tensor, sequence_ids:
     return output
 
 
-def values_and_gradients(attend: AttentionKernel, qkv: Tensor, lengths: list[list[int]], dtype: torch.dtype) -> list[Tensor]:
+def values_and_gradients(
+    attend: AttentionKernel, qkv: Tensor, lengths: list[list[int]], dtype: torch.dtype
+) -> list[Tensor]:
     """Context at real positions and the gradient of qkv, for a loss that reads real positions only."""
     ids, starts = layout(lengths)
     leaf = qkv.to(dtype, copy=True).requires_grad_()
@@ -166,7 +168,7 @@ def test_varlen_flattens_rows_so_that_sequences_stay_apart(
 
 
 @pytest.mark.skipif(
-    why_varlen_cannot_run("cuda", torch.bfloat16, 0.0, HEAD_SIZE) is not None, reason="needs a CUDA device of Ampere or later"
+    why_varlen_cannot_run("cuda", torch.bfloat16, 0.0, HEAD_SIZE) is not None, reason="needs an Ampere or later GPU"
 )
 @pytest.mark.parametrize("lengths", [PACKED_LENGTHS, SINGLE_LENGTHS])
 def test_varlen_on_cuda(lengths: list[list[int]], qkv: Tensor) -> None:

@@ -19,6 +19,7 @@ from ctxlm_ds.kernels.linear import LinearKernel, float32_linear, torch_linear
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 INPUTS, OUTPUTS = 12, 20
+TOLERANCES = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 
 
 def scalar_activation(x: float, activation: str) -> float:
@@ -60,7 +61,7 @@ def test_reference_gradients_are_those_of_finite_differences(activation: str) ->
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_torch_values_and_gradients(dtype: torch.dtype, tolerance: float, activation: str) -> None:
     compare(TorchBiasGelu(), dtype, tolerance, activation)
 

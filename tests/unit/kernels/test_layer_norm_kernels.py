@@ -15,6 +15,7 @@ from ctxlm_ds.kernels.layer_norm import (
 )
 
 WIDTH, EPS = 24, 1e-5
+TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
 
 
 def in_float64(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -43,7 +44,7 @@ def values_and_gradients(kernel: LayerNormKernel, dtype: torch.dtype, device: st
 
 
 @pytest.mark.parametrize("kernel", [reference_layer_norm, torch_layer_norm])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 def test_values_and_gradients(kernel: LayerNormKernel, dtype: torch.dtype, tolerance: float) -> None:
     expected = values_and_gradients(in_float64, torch.float64)
     actual = values_and_gradients(kernel, dtype)

@@ -31,7 +31,7 @@ def test_parameter_count(config: ModelConfig, terms: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("config", "terms"), MODELS)
 @pytest.mark.parametrize("lengths", [[[20], [7]], [[8, 5], [6, 6]]])
-def test_flops_are_those_that_torch_counts(config: ModelConfig, terms: tuple[str, ...], lengths: list[list[int]]) -> None:
+def test_flops_are_what_torch_counts(config: ModelConfig, terms: tuple[str, ...], lengths: list[list[int]]) -> None:
     kernels = choose_kernels(KernelsConfig(attention="reference"), "cpu", torch.float32, packing=True)
     model = build_model(config, terms, kernels, seed=0)
     inputs = random_batch(lengths, config, SEQ_LENGTH, terms).model_inputs()

@@ -1,0 +1,191 @@
+"""Figures on disk: metrics.jsonl (one object a line) and TensorBoard, each one continuous curve over all restarts.
+
+In: hook events. Out: RUN/metrics.jsonl, RUN/tensorboard. A resume at step k drops what an earlier, lost course wrote
+after k.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxlm_ds.atomic import partial_path, publish
+from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+logger = logging.getLogger("ctxlm_ds")
+
+METRICS_NAME = "metrics.jsonl"
+TENSORBOARD_DIR = "tensorboard"
+
+
+def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> dict[str, Any]:
+    """The figures of one line or point: loss terms by their name, TERM_accuracy, and the rest."""
+    figures: dict[str, Any] = {"step": metrics.step, "loss": metrics.loss, **metrics.terms}
+    figures |= {f"{term}_accuracy": value for term, value in metrics.accuracy.items()}
+    figures["learning_rate"] = metrics.learning_rate
+    if metrics.grad_norm is not None:
+        figures["grad_norm"] = metrics.grad_norm
+    figures |= {
+        "epoch": metrics.epoch,
+        "tokens": metrics.tokens,
+        "tokens_per_second": round(tokens_per_second, 1),
+        "step_seconds": round(step_seconds, 6),
+        "total_seconds": round(metrics.total_seconds, 3),
+        "memory_bytes": memory_bytes(),
+    }
+    if metrics.loss_scale is not None:
+        figures |= {"loss_scale": metrics.loss_scale, "skipped_steps": metrics.skipped_steps}
+    return figures
+
+
+class MetricsWriter(Hook):
+    """Appends to metrics.jsonl; each line reaches the file whole and at once.
+
+    Args:
+        path: the file.
+        interval_steps: steps between lines. A line holds its own step's losses; tokens_per_second and step_seconds
+            are means since the line before.
+    """
+
+    def __init__(self, path: str | Path, interval_steps: int = 1) -> None:
+        self.path = Path(path)
+        self._interval_steps = interval_steps
+        self._throughput = Throughput()
+        self._unwritten: StepMetrics | None = None
+        self._evaluated: set[str] = set()
+        self._resumed_step = -1
+
+    def on_run_start(self, start: RunStart) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._evaluated = rewind(self.path, start.step)
+        self._resumed_step = start.step
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._throughput.add(metrics)
+        self._unwritten = metrics
+        if is_reported(metrics.step, self._interval_steps):
+            self._write_step()
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        if step == self._resumed_step:
+            figures = {name: value for name, value in figures.items() if name not in self._evaluated}
+        if figures:
+            self._append({"step": step, **figures})
+
+    def on_run_end(self, end: RunEnd) -> None:
+        # A run that is to go on gets no extra point, so that its curve is that of a run without a stop.
+        if end.completed and self._unwritten is not None:
+            self._write_step()
+
+    def _write_step(self) -> None:
+        assert self._unwritten is not None
+        self._append(step_figures(self._unwritten, *self._throughput.take()))
+        self._unwritten = None
+
+    def _append(self, figures: Mapping[str, Any]) -> None:
+        line = json.dumps({name: _jsonable(value) for name, value in figures.items()}) + "\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+
+def _jsonable(value: Any) -> Any:
+    """JSON knows no NaN or infinity; null stands for them."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rewind(path: Path, step: int) -> set[str]:
+    """Drop the lines of steps after `step` and every torn line, atomically; nothing is written where all may stay.
+
+    Returns:
+        The names of held-out figures already there for `step` itself.
+    """
+    evaluated: set[str] = set()
+    if not path.exists():
+        return evaluated
+    partial = partial_path(path)
+    dropped = torn = 0
+    try:
+        with open(partial, "wb") as kept:
+            for line, record in _lines(path):
+                if record is None:
+                    torn += 1
+                elif record["step"] > step:
+                    dropped += 1
+                else:
+                    kept.write(line)
+                    if record["step"] == step:
+                        evaluated.update(name for name in record if name.startswith("eval/"))
+            kept.flush()
+            os.fsync(kept.fileno())
+        if dropped or torn:
+            publish(partial, path)
+            logger.info("%s: went back to step %d (%d later and %d torn lines dropped)", path, step, dropped, torn)
+    finally:
+        partial.unlink(missing_ok=True)
+    return evaluated
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Lines with what they hold; None for one that was cut off in the middle of writing."""
+    with open(path, "rb") as handle:
+        for line in handle:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
+            yield line, record if whole else None
+
+
+class TensorBoardWriter(Hook):
+    """Writes RUN/tensorboard; points after the step of a resume are purged.
+
+    Args:
+        directory: of the event files.
+        interval_steps: steps between points.
+    """
+
+    def __init__(self, directory: str | Path, interval_steps: int = 1) -> None:
+        self.directory = Path(directory)
+        self._interval_steps = interval_steps
+        self._throughput = Throughput()
+        self._writer: SummaryWriter | None = None
+
+    def on_run_start(self, start: RunStart) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._writer = SummaryWriter(str(self.directory), purge_step=start.step + 1, flush_secs=30)
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._throughput.add(metrics)
+        if is_reported(metrics.step, self._interval_steps):
+            figures = step_figures(metrics, *self._throughput.take())
+            step = figures.pop("step")
+            self._add({f"train/{name}": value for name, value in figures.items()}, step)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._add(figures, step)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _add(self, figures: Mapping[str, float], step: int) -> None:
+        if self._writer is not None:
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, step)

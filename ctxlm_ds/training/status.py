@@ -1,0 +1,218 @@
+"""What a person sees during a run: one live table on a terminal, plain lines otherwise, and a summary at the end."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxlm_ds.console import format_duration
+from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+logger = logging.getLogger("ctxlm_ds")
+
+REFRESH_S = 0.25
+ETA_STEPS = 50
+SECONDS_PER_HOUR = 3600.0
+
+
+class TimeLeft:
+    """Time to the nearest limit, from the wall time of the last steps (evaluations and checkpoints included)."""
+
+    def __init__(self, start: RunStart) -> None:
+        self._start = start
+        self._begin_s = time.monotonic()
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
+
+    def update(self, metrics: StepMetrics) -> float | None:
+        """Seconds left after this step; None where nothing can be said yet."""
+        if not self._marks:
+            self._marks.append((self._begin_s, self._start.step, metrics.tokens - metrics.step_tokens))
+        now_s = time.monotonic()
+        self._marks.append((now_s, metrics.step, metrics.tokens))
+        then_s, then_step, then_tokens = self._marks[0]
+        passed_s, steps, tokens = now_s - then_s, metrics.step - then_step, metrics.tokens - then_tokens
+        if steps <= 0:
+            return None
+        limits = self._start.config.training
+        left = [(self._start.last_step - metrics.step) * passed_s / steps]
+        if limits.max_tokens is not None and tokens > 0:
+            left.append((limits.max_tokens - metrics.tokens) * passed_s / tokens)
+        if limits.max_hours is not None:
+            left.append(limits.max_hours * SECONDS_PER_HOUR - (now_s - self._begin_s))
+        return max(0.0, min(left))
+
+
+class StatusHook(Hook):
+    """Rank 0's status: a live table where stderr is a terminal, otherwise a line every interval_steps."""
+
+    def __init__(self, interval_steps: int = 10) -> None:
+        self._interval_steps = interval_steps
+        self._throughput = Throughput()
+        self._last_step = 0
+        self._time_left: TimeLeft | None = None
+        self._display: _LiveDisplay | None = None
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._last_step = start.last_step
+        self._time_left = TimeLeft(start)
+        if sys.stderr.isatty():
+            self._display = _LiveDisplay(start.config.name)
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        assert self._time_left is not None
+        left_s = self._time_left.update(metrics)
+        self._throughput.add(metrics)
+        if self._display is not None:
+            if self._display.is_due() or metrics.step >= self._last_step:
+                self._display.show(status_cells(metrics, self._last_step, self._throughput.take(), left_s))
+        elif is_reported(metrics.step, self._interval_steps) or metrics.step >= self._last_step:
+            logger.info("%s", status_line(status_cells(metrics, self._last_step, self._throughput.take(), left_s)))
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        logger.info("step %d held out: %s", step, figures_line(figures))
+
+    def on_run_end(self, end: RunEnd) -> None:
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+
+def status_cells(
+    metrics: StepMetrics, last_step: int, speed: tuple[float, float], left_s: float | None
+) -> dict[str, str]:
+    """The status as short texts by heading.
+
+    Args:
+        metrics: of the step.
+        last_step: at which the run is complete.
+        speed: tokens a second, seconds a step.
+        left_s: seconds to the end.
+    """
+    cells = {"step": f"{metrics.step}/{last_step}", "loss": f"{metrics.loss:.4f}"}
+    if len(metrics.terms) > 1:
+        cells |= {name: f"{value:.4f}" for name, value in metrics.terms.items()}
+    cells["lr"] = f"{metrics.learning_rate:.2e}"
+    if metrics.grad_norm is not None:
+        cells["grad norm"] = f"{metrics.grad_norm:.2f}"
+    if metrics.loss_scale is not None:
+        cells["loss scale"] = f"{metrics.loss_scale:g}"
+    cells["tokens/s"] = f"{speed[0]:,.0f}"
+    cells["s/step"] = f"{speed[1]:.2f}"
+    cells["left"] = "?" if left_s is None else format_duration(left_s)
+    cells["memory"] = f"{memory_bytes() / 1e9:.2f} GB"
+    return cells
+
+
+def status_line(cells: Mapping[str, str]) -> str:
+    """The status as one plain line."""
+    return " | ".join(f"{name} {value}" for name, value in cells.items())
+
+
+def figures_line(figures: Mapping[str, float]) -> str:
+    """`eval/wiki/loss` and others -> `wiki loss 3.2100, masked_lm_accuracy 0.4120`, sources separated by semicolons."""
+    by_source: dict[str, list[str]] = {}
+    for name, value in figures.items():
+        source, _, figure = name.removeprefix("eval/").rpartition("/")
+        by_source.setdefault(source, []).append(f"{figure} {value:.4f}")
+    return "; ".join(f"{source} {', '.join(texts)}" for source, texts in by_source.items())
+
+
+class _LiveDisplay:
+    """A rich table that is redrawn in place; log lines appear above it."""
+
+    def __init__(self, title: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title = title
+        self._shown_s = 0.0
+        self._live: Live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
+        self._live.start()
+        # The handlers hold the stream of before; through the live one their lines do not tear the table.
+        self._streams: list[tuple[logging.StreamHandler[Any], Any]] = []
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+                self._streams.append((handler, handler.setStream(sys.stderr)))
+        # Also where training ends with an error, or the terminal stays without its cursor.
+        atexit.register(self.close)
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._shown_s >= REFRESH_S
+
+    def show(self, cells: Mapping[str, str]) -> None:
+        self._shown_s = time.monotonic()
+        self._live.update(self._table(cells), refresh=True)
+
+    def _table(self, cells: Mapping[str, str]) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(title=self._title, title_justify="left", box=box.SIMPLE_HEAD)
+        for name in cells:
+            style = "bold" if name in ("step", "loss") else None
+            table.add_column(name, justify="right", style=style, no_wrap=True)
+        table.add_row(*cells.values())
+        return table
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._live.stop()
+        for handler, stream in self._streams:
+            if stream is not None:
+                handler.setStream(stream)
+        self._streams.clear()
+
+
+class SummaryHook(Hook):
+    """At the end, in a few lines: what was done, how good it is, where it lies, and the command for the next step."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self._run_dir = Path(run_dir)
+        self._start: RunStart | None = None
+        self._loss: float | None = None
+        self._figures: dict[str, float] = {}
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._start = start
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._loss = metrics.loss
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._figures.update(figures)
+
+    def on_run_end(self, end: RunEnd) -> None:
+        for line in self.lines(end):
+            logger.info("%s", line)
+
+    def lines(self, end: RunEnd) -> list[str]:
+        """The summary."""
+        assert self._start is not None
+        here = end.step - self._start.step
+        tokens_per_second = end.tokens / max(end.total_seconds, 1e-9)
+        lines = [
+            f"{self._start.config.name}: {end.reason}",
+            f"  {end.step} steps ({here} since this start), {end.tokens:,} tokens in "
+            f"{format_duration(end.total_seconds)} of training ({tokens_per_second:,.0f} tokens/s)",
+        ]
+        if self._loss is not None:
+            lines.append(f"  last training loss {self._loss:.4f}")
+        lines += [f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part]
+        lines.append(f"  checkpoints, metrics.jsonl and tensorboard are in {self._run_dir}")
+        if not end.completed:
+            lines.append("  to go on: the same command again")
+        run = shlex.quote(str(self._run_dir))
+        output = shlex.quote(str(self._run_dir / "hf"))
+        lines.append(f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}")
+        return lines

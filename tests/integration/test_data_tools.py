@@ -1,0 +1,244 @@
+"""The data tools as a user types them: the route, clear errors, and interrupted runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.indexed import IndexedDataset
+from ctxlm_ds.errors import DataError
+from tests.text import write_corpus
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("train_tokenizer", "preprocess_data", "inspect_dataset", "extract_docstrings")
+
+
+def _command(tool: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *map(str, arguments)]
+
+
+def _run(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(_command(tool, *arguments), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def _fails(message: str, tool: str, *arguments: object) -> None:
+    done = _run(tool, *arguments, code=2)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    write_corpus(path, 150, seed=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Path) -> Path:
+    folder = corpus.parent / "tokenizer"
+    _run("train_tokenizer", "--input", corpus, "--type", "wordpiece", "--vocab-size", 600, "--output-dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long_corpus(corpus: Path) -> Path:
+    """Text enough for several seconds, so that a run can be stopped in the middle."""
+    path = corpus.parent / "long.jsonl"
+    content = corpus.read_bytes()
+    with open(path, "wb") as file:
+        for _ in range(400):
+            file.write(content)
+    return path
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_within_a_second(tool: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "usage:" in _run(tool, "--help").stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
+
+
+def test_the_route(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    done = _run(
+        "preprocess_data",
+        "--input",
+        corpus,
+        "--json-keys",
+        "text",
+        "--split-sentences",
+        "--append-eod",
+        "--tokenizer",
+        tokenizer,
+        "--output-prefix",
+        tmp_path / "data",
+        "--workers",
+        2,
+    )
+    prefix = f"{tmp_path}/data_text_sentence"
+    assert f"{prefix}: 150 documents (0 empty and 0 bad ones skipped)" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "data_text_sentence.bin",
+        "data_text_sentence.idx",
+        "data_text_sentence.json",
+    ]
+    shown = _run("inspect_dataset", prefix, "--verify", "--show", 1).stdout
+    assert "documents     150" in shown and shown.count("verified ") == 4
+    assert "[1]" in shown and "chapter 0 is about" in shown and "[SEP]" in shown
+    assert f"{tokenizer} has the recorded fingerprint" in shown
+    _fails("already", "preprocess_data", "--input", corpus, "--split-sentences", "--tokenizer", tokenizer,
+           "--output-prefix", tmp_path / "data")  # fmt: skip
+
+
+def test_byte_level_route_with_a_glob_and_compressed_files(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a.jsonl.gz", 30, seed=1, format="jsonl.gz")
+    write_corpus(tmp_path / "b.jsonl.xz", 30, seed=2, format="jsonl.xz")
+    pattern, folder = tmp_path / "*.jsonl.*", tmp_path / "tokenizer"
+    done = _run("train_tokenizer", "--input", pattern, "--type", "bpe", "--vocab-size", 500, "--output-dir", folder)
+    assert "byte_bpe, 500 tokens" in done.stdout
+    _run(
+        "preprocess_data",
+        "--input",
+        pattern,
+        "--tokenizer",
+        folder,
+        "--output-prefix",
+        tmp_path / "data",
+        "--workers",
+        1,
+    )
+    assert IndexedDataset(tmp_path / "data_text_document").num_documents == 60
+
+
+def test_mistakes_give_one_clear_line(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    output = ("--output-prefix", tmp_path / "data")
+    _fails("no such file", "preprocess_data", "--input", tmp_path / "none", "--tokenizer", tokenizer, *output)
+    _fails("no such tokenizer folder", "preprocess_data", "--input", corpus, "--tokenizer", "bert-base", *output)
+    _fails("has no key 'body'", "preprocess_data", "--input", corpus, "--json-keys", "body", "--tokenizer", tokenizer,
+           "--workers", 2, *output)  # fmt: skip
+    _fails("exists already", "train_tokenizer", "--input", corpus, "--type", "bpe", "--output-dir", tokenizer)
+    _fails("no such file", "inspect_dataset", tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "cut.idx").write_bytes(b"MMIDIDX")
+    (tmp_path / "cut.bin").write_bytes(b"")
+    _fails("not an indexed dataset", "inspect_dataset", tmp_path / "cut", "--verify")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def running(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """preprocess_data with two workers, in the middle of writing."""
+    command = _command("preprocess_data", "--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data",
+                       "--split-sentences", "--workers", 2)  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _wait(lambda: any(path.stat().st_size > 100_000 for path in tmp_path.glob("*.bin.partial-*")))
+        assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_kill_9_leaves_nothing_that_is_accepted(
+    running: subprocess.Popen[str], corpus: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    workers = _children(running.pid)
+    assert len(workers) >= 2
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert sorted(path.suffix.split("-")[0] for path in tmp_path.iterdir()) == [".partial", ".partial"]
+    with pytest.raises(DataError, match="no such file"):
+        IndexedDataset(tmp_path / "data_text_sentence")
+    _fails("no such file", "inspect_dataset", tmp_path / "data_text_sentence", "--verify")
+    _wait(lambda: not any(_alive(pid) for pid in workers))
+    done = _run("preprocess_data", "--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data",
+                "--split-sentences", "--workers", 1)  # fmt: skip
+    assert "is left from an interrupted run" in done.stderr
+    assert IndexedDataset(tmp_path / "data_text_sentence").num_documents == 150
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_tidies_up(running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals) -> None:
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert errors.strip() == "interrupted; nothing incomplete was kept"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    workers = [pid for pid in _children(running.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert errors.strip().splitlines()[-1].startswith("error: a worker process died")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_gives_one_error_and_leaves_nothing(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    command = _command("preprocess_data", "--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data",
+                       "--workers", 1)  # fmt: skip
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)),
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and "nothing was kept" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_stays_flat(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from ctxlm_ds.data.preprocess import *\n"
+        "preprocess([sys.argv[1]], sys.argv[2], sys.argv[3], PreprocessConfig(split_sentences=True))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    content = long_corpus.read_bytes()
+    peaks = []
+    for name, size in (("small", 1_500_000), ("large", 12_000_000)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(content[:size].rsplit(b"\n", 1)[0])
+        command = [sys.executable, "-c", code, str(path), str(tokenizer), str(tmp_path / name)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout))
+    assert peaks[1] < peaks[0] * 1.15  # eight times the text; peaks in kB
+
+
+def test_docstrings_tool(tmp_path: Path) -> None:
+    done = _run("extract_docstrings", "--output-dir", tmp_path / "out", "--packages", "numpy", "--workers", 2)
+    assert f"{tmp_path}/out/train.jsonl" in done.stdout
+    held_out = [json.loads(line) for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
+    assert len(held_out) > 10 and all(record["text"].count(" ") > 40 for record in held_out)

@@ -1,0 +1,85 @@
+"""What a person reads of a dataset."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.data.indexed import IndexedDataset
+from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
+from ctxlm_ds.data.inspect import describe, open_tokenizer, show_documents
+from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
+from ctxlm_ds.data.sentences import split_sentences
+from ctxlm_ds.data.verify import verify_dataset
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.text import write_corpus
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[IndexedDataset, list[str]]:
+    documents = write_corpus(tmp_path / "corpus.jsonl", 40)
+    train_tokenizer("bpe", documents, 500, tmp_path / "tokenizer")
+    config = PreprocessConfig(split_sentences=True)
+    (result,) = preprocess([str(tmp_path / "corpus.jsonl")], tmp_path / "tokenizer", tmp_path / "set", config)
+    return IndexedDataset(result.prefix), documents
+
+
+def test_documents_come_back_as_text_sentence_by_sentence(made: tuple[IndexedDataset, list[str]]) -> None:
+    dataset, documents = made
+    lines = list(show_documents(dataset, open_tokenizer(dataset, None), 2, first=3))
+    sentences = split_sentences(documents[3])
+    assert lines[1] == f"document 3: {len(sentences)} sequences"
+    for number, (line, sentence) in enumerate(zip(lines[2:], sentences, strict=False), start=1):
+        length = dataset.sequence_lengths[dataset.document_indices[3] + number - 1]
+        assert line == f"  [{number}] ({length}) {sentence}"
+    assert sum(line.startswith("document ") for line in lines) == 2
+    with pytest.raises(DataError, match="has documents 0 to 39, not 40"):
+        list(show_documents(dataset, None, 1, first=40))
+
+
+def test_figures(made: tuple[IndexedDataset, list[str]]) -> None:
+    dataset, documents = made
+    text = "\n".join(describe(dataset))
+    sentences = sum(len(split_sentences(document)) for document in documents)
+    assert f"documents     {len(documents):,}" in text
+    assert f"sentences     {sentences:,}" in text
+    assert f"tokens        {len(dataset.tokens):,} (uint16" in text
+    longest = max(len(split_sentences(document)) for document in documents)
+    assert f"1 to {longest} sentences" in text
+
+
+def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+        writer.add_sequence([5, 6, 7])
+        writer.end_document()
+        writer.finalize({})
+    (tmp_path / "data.json").unlink()
+    dataset = IndexedDataset(tmp_path / "data")
+    assert open_tokenizer(dataset, None) is None
+    assert list(show_documents(dataset, None, 5))[-1] == "  [1] (3) 5 6 7"
+    assert any("none recorded" in proof for proof in verify_dataset(dataset))
+
+
+def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+        writer.add_sequence(np.ones(10_000))
+        writer.end_document()
+        writer.finalize({})
+    last = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))[-1]
+    assert last.endswith("… (5,904 more tokens)")
+
+
+def test_a_missing_or_other_tokenizer(made: tuple[IndexedDataset, list[str]], tmp_path: Path) -> None:
+    dataset, documents = made
+    train_tokenizer("bpe", documents, 600, tmp_path / "other")
+    with pytest.raises(DataError, match="made with a tokenizer of fingerprint"):
+        open_tokenizer(dataset, tmp_path / "other")
+    shutil.move(tmp_path / "tokenizer", tmp_path / "moved")
+    assert open_tokenizer(dataset, None) is None
+    assert any("not compared" in proof for proof in verify_dataset(dataset))
+    assert open_tokenizer(dataset, tmp_path / "moved") is not None
+    assert any("has the recorded fingerprint" in proof for proof in verify_dataset(dataset, tmp_path / "moved"))

@@ -1,0 +1,195 @@
+"""metrics.jsonl and TensorBoard: one continuous curve whatever was lost on the way, read back by other readers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.training.hooks import RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.metrics import MetricsWriter, TensorBoardWriter
+
+
+def metrics_of(step: int, **changes: Any) -> StepMetrics:
+    values: dict[str, Any] = {
+        "step": step, "loss": 10.0 / step, "terms": {"masked_lm": 9.0 / step, "next_sentence": 1.0 / step},
+        "accuracy": {"masked_lm": 0.25, "next_sentence": 0.5}, "learning_rate": 1e-4 * step, "grad_norm": 1.5,
+        "tokens": 100 * step, "step_tokens": 100, "step_seconds": 0.5, "total_seconds": 0.5 * step, "epoch": 0,
+    }  # fmt: skip
+    return StepMetrics(**{**values, **changes})
+
+
+def start(step: int, last_step: int = 100) -> RunStart:
+    return RunStart(step, last_step, RunConfig())
+
+
+def end(step: int, completed: bool = True) -> RunEnd:
+    return RunEnd("done", step, 100 * step, 0.5 * step, 0.5 * step, completed)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(path: Path, first: int, last: int, interval: int = 1, evaluate_every: int = 0) -> None:
+    writer = MetricsWriter(path, interval)
+    writer.on_run_start(start(first - 1))
+    for step in range(first, last + 1):
+        writer.on_step_end(metrics_of(step))
+        if evaluate_every and step % evaluate_every == 0:
+            writer.on_evaluation(step, {"eval/wiki/loss": 5.0 / step})
+    # Killed here: no on_run_end.
+
+
+def test_a_line_holds_everything(tmp_path: Path) -> None:
+    run(tmp_path / "m.jsonl", 1, 1)
+    (line,) = lines(tmp_path / "m.jsonl")
+    memory = line.pop("memory_bytes")
+    assert 10**6 < memory < 10**12
+    assert line == {
+        "step": 1, "loss": 10.0, "masked_lm": 9.0, "next_sentence": 1.0, "masked_lm_accuracy": 0.25,
+        "next_sentence_accuracy": 0.5, "learning_rate": 1e-4, "grad_norm": 1.5, "epoch": 0, "tokens": 100,
+        "tokens_per_second": 200.0, "step_seconds": 0.5, "total_seconds": 0.5,
+    }  # fmt: skip
+
+
+def test_fp16_and_missing_figures(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "m.jsonl")
+    writer.on_run_start(start(0))
+    writer.on_step_end(metrics_of(1, loss_scale=1024.0, skipped_steps=2, grad_norm=None, loss=math.nan))
+    text = (tmp_path / "m.jsonl").read_text()
+    line = json.loads(text, parse_constant=pytest.fail)
+    assert (line["loss_scale"], line["skipped_steps"], line["loss"]) == (1024.0, 2, None)
+    assert "grad_norm" not in line
+
+
+def test_losses_are_written_to_the_last_bit(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "m.jsonl")
+    writer.on_run_start(start(0))
+    writer.on_step_end(metrics_of(1, loss=0.1 + 0.2))
+    assert lines(tmp_path / "m.jsonl")[0]["loss"] == 0.1 + 0.2
+
+
+def test_interval_means_speed_not_loss(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "m.jsonl", interval_steps=3)
+    writer.on_run_start(start(0))
+    for step in range(1, 8):
+        writer.on_step_end(metrics_of(step, step_seconds=0.1 * step))
+    written = lines(tmp_path / "m.jsonl")
+    assert [line["step"] for line in written] == [1, 3, 6]
+    assert [line["loss"] for line in written] == [10.0, 10 / 3, 10 / 6]
+    assert [line["tokens_per_second"] for line in written] == pytest.approx([1000, 400, 200])
+    writer.on_run_end(end(7))
+    assert lines(tmp_path / "m.jsonl")[-1]["step"] == 7
+
+
+def test_a_run_that_is_to_go_on_gets_no_extra_point(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    run(whole, 1, 20, interval=5)
+    writer = MetricsWriter(parts, 5)
+    writer.on_run_start(start(0))
+    for step in range(1, 9):
+        writer.on_step_end(metrics_of(step))
+    writer.on_run_end(end(8, completed=False))
+    run(parts, 9, 20, interval=5)
+    assert [(line["step"], line["loss"]) for line in lines(parts)] == [
+        (line["step"], line["loss"]) for line in lines(whole)
+    ]
+
+
+@pytest.mark.parametrize("resumed_at", [0, 4, 7, 10])
+@pytest.mark.parametrize("torn", [b"", b'{"step": 11, "lo', b'{"step": 11}', b"\0\0\0\0"])
+def test_a_resume_makes_one_continuous_curve(tmp_path: Path, resumed_at: int, torn: bytes) -> None:
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    run(whole, 1, 15, evaluate_every=5)
+    run(parts, 1, 10, evaluate_every=5)
+    with open(parts, "ab") as handle:
+        handle.write(torn)
+    run(parts, resumed_at + 1, 15, evaluate_every=5)
+    assert [{**line, "memory_bytes": 0} for line in lines(parts)] == [
+        {**line, "memory_bytes": 0} for line in lines(whole)
+    ]
+    assert [path.name for path in tmp_path.glob("*partial*")] == []
+
+
+def test_nothing_is_rewritten_where_all_may_stay(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    run(path, 1, 5)
+    before = path.stat()
+    run(path, 6, 5)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_torn_line_in_the_middle_goes_too(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "l{"step": 3, "loss": 1}\nnull\n{"no": "step"}\n{"step": 4}\n')
+    run(path, 10, 9)
+    assert lines(path) == [{"step": 1, "loss": 2}, {"step": 4}]
+
+
+def test_an_evaluation_done_again_at_the_resumed_step_is_not_doubled(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    run(path, 1, 5, evaluate_every=5)
+    writer = MetricsWriter(path)
+    writer.on_run_start(start(5))
+    writer.on_evaluation(5, {"eval/wiki/loss": 1.0, "eval/books/loss": 2.0})
+    assert lines(path)[-2:] == [{"step": 5, "eval/wiki/loss": 1.0}, {"step": 5, "eval/books/loss": 2.0}]
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    """kill -9 at any moment leaves a file that the next start continues without a gap."""
+    path = tmp_path / "m.jsonl"
+    done = 0
+    for attempt in range(5):
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, 0.02 + 0.01 * attempt)
+            run(path, done + 1, 10**9)
+        os.waitpid(pid, 0)
+        done = max([line["step"] for line in lines(path)], default=0)
+    assert [line["step"] for line in lines(path)] == list(range(1, done + 1)) and done > 50
+
+
+def _points(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_is_one_curve_after_a_resume(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path, 1)
+    first.on_run_start(start(0))
+    for step in range(1, 9):
+        first.on_step_end(metrics_of(step, loss=100.0 + step))
+    first.on_evaluation(4, {"eval/wiki/loss": 4.0})
+    first.on_evaluation(8, {"eval/wiki/loss": 8.0})
+    first.on_run_end(end(8))
+    second = TensorBoardWriter(tmp_path, 1)
+    second.on_run_start(start(5))
+    for step in range(6, 11):
+        second.on_step_end(metrics_of(step, loss=200.0 + step))
+    second.on_evaluation(8, {"eval/wiki/loss": 80.0})
+    second.on_run_end(end(10))
+    points = _points(tmp_path)
+    assert points["train/loss"] == [(s, 100.0 + s) for s in range(1, 6)] + [(s, 200.0 + s) for s in range(6, 11)]
+    assert points["eval/wiki/loss"] == [(4, 4.0), (8, 80.0)]
+    assert {"train/masked_lm", "train/next_sentence_accuracy", "train/learning_rate", "train/grad_norm"} <= set(points)
+
+
+def test_tensorboard_interval(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path, 4)
+    writer.on_run_start(start(0))
+    for step in range(1, 10):
+        writer.on_step_end(metrics_of(step))
+    writer.on_run_end(end(9))
+    points = _points(tmp_path)
+    assert [step for step, _ in points["train/loss"]] == [1, 4, 8]
+    assert points["train/tokens_per_second"] == [(1, 200.0), (4, 200.0), (8, 200.0)]
