@@ -40,7 +40,7 @@ def _sentence(rng: random.Random) -> str:
         lambda: f"Why had {rng.choice(_NAMES)} {rng.choice(_VERBS)} {thing()} near {thing()}?",
         lambda: f'"{thing().capitalize()} {rng.choice(_VERBS)} us," said {rng.choice(_NAMES)}; {thing()} was gone.',
         lambda: (
-            f"The {rng.choice(_NOUNS)}, which {rng.choice(_NAMES)} {rng.choice(_VERBS)}, cost {rng.randint(1, 99)}.5 coins; "
+            f"The {rng.choice(_NOUNS)}, which {rng.choice(_NAMES)} {rng.choice(_VERBS)}, cost {rng.randint(1, 99)}.5; "
             f"{thing()} and {thing()} {rng.choice(_VERBS)} it {rng.choice(_ADVERBS)}."
         ),
         lambda: f"It was {rng.choice(_ADVERBS)} {rng.choice(_ADJECTIVES)}!",

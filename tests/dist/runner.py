@@ -68,6 +68,8 @@ def _child(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )
+        # Nobody may fail or leave while another is still connecting.
+        dist.barrier()
         result = pickle.dumps(fn(rank, world_size, *args))
         sender.send_bytes(b"+" + result)
         status = 0

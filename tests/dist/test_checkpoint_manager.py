@@ -99,6 +99,7 @@ def _one_fails(rank: int, world_size: int, run_dir: Path, fail_on: int) -> tuple
     except CheckpointError as error:
         topology.barrier()
         after = str(_names(run_dir))
+        topology.barrier()
         # The ranks are still in step with each other: the next save works.
         _save(manager, topology, 3)
         return str(error), after

@@ -40,7 +40,7 @@ def reference_losses_and_weights(config: RunConfig) -> tuple[list[float], dict[s
             torch.nn.functional.cross_entropy(o.flatten(0, 1), batch.labels[t].flatten(), ignore_index=IGNORE_LABEL)
             for o, t in zip(outputs, terms, strict=True)
         )
-        losses.append(float(loss))
+        losses.append(loss.item())
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         with torch.no_grad():
             for (name, p), g in zip(parameters.items(), gradients, strict=True):

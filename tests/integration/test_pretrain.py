@@ -56,14 +56,14 @@ def test_every_launcher_gives_the_same_losses(kind: str, single: Path, bert_rout
 
 
 def _run_as_srun(words: list[object], folder: Path) -> None:
+    job_id = str(free_port())
     tasks: list[subprocess.Popen[bytes]] = []
     for rank in range(2):
         slurm = {
-            "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2",
+            "SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2",
             "SLURM_LOCALID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
             "SLURM_JOB_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "2",
         }  # fmt: skip
-        slurm["SLURM_JOB_ID"] = "4711" if rank == 0 else "4711"
         tasks.append(start([*launcher("python", 1), *words], folder / f"task{rank}.log", **slurm))
     for rank, task in enumerate(tasks):
         assert task.wait(timeout=240) == 0, (folder / f"task{rank}.log").read_text()[-4000:]
@@ -84,9 +84,9 @@ def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepare
     recipe = bert_route.recipe(
         tmp_path / "recipe.yaml", model={"max_position_embeddings": 96}, data={"seq_length": 64}
     )
-    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=2"]
+    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=6"]
     call(*launcher("python", 1), *pretrain_words(recipe, overrides))
-    assert sorted(metrics(tmp_path / "run")) == [1, 2]
+    assert sorted(metrics(tmp_path / "run")) == list(range(1, 7))
     assert metrics(tmp_path / "run")[1] < metrics(single)[1]
 
 
@@ -128,7 +128,7 @@ def test_mistakes_get_one_clear_message(
 
 
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(bert_route: Prepared, tmp_path: Path) -> None:
-    recipe = bert_route.recipe(tmp_path / "recipe.yaml", checkpoint={"interval_steps": 2})
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", checkpoint={"interval_steps": 2}, schedule={"warmup_steps": 0})
     run_dir = tmp_path / "run"
     call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={run_dir}", "training.max_steps=2"]))
     explode = [f"run_dir={run_dir}", "optimizer.learning_rate=1e38", "optimizer.gradient_clipping=0"]
