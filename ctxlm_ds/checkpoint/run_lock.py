@@ -33,6 +33,8 @@ GUARD_NAME = ".lock"
 HEARTBEAT_S = 10.0
 STALE_AFTER_S = 60.0
 POLL_S = 0.5
+HANDOVER_S = 2.0
+HANDOVER_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,13 @@ class RunLock:
         announced = False
         while not self._try_acquire():
             holder = self._look(self._path)
-            # A heartbeat that already looks too old is watched for a while even without a wait: clocks may differ.
-            allowed_s = max(wait_s, 2 * self._heartbeat_s) if self._looks_stale(holder) else wait_s
-            left_s = start_s + allowed_s - time.monotonic()
-            if left_s <= 0:
+            waited_s = time.monotonic() - start_s
+            if waited_s >= max(wait_s, self._patience_s(holder)):
                 raise RunLockedError(self._refusal(holder, wait_s))
             if not announced:
                 announced = True
                 logger.info("waiting for %s, held by %s", self.run_dir, _who(holder))
-            time.sleep(min(POLL_S, max(left_s, 0.05)))
+            time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
         self._start_heartbeat()
         atexit.register(self.release)
         return self
@@ -288,13 +288,17 @@ class RunLock:
             self._age_s(holder) > self._stale_after_s and still_s > 1.5 * self._heartbeat_s
         )
 
-    def _looks_stale(self, holder: _Observed | None) -> bool:
-        return (
-            holder is not None
-            and holder.record is not None
-            and not holder.record.same_machine(self._record)
-            and self._age_s(holder) > self._stale_after_s
-        )
+    def _patience_s(self, holder: _Observed | None) -> float:
+        """How long to look on even where no wait is allowed."""
+        if holder is None:
+            return HANDOVER_S
+        if holder.record is None:
+            return 0.0
+        if holder.record.same_machine(self._record):
+            # Its last thread may still be dying with the record lock, or another contender is faster.
+            return HANDOVER_S if self._is_dead(holder) else 0.0
+        # Clocks may differ: an old heartbeat is watched for a while.
+        return 2 * self._heartbeat_s if self._age_s(holder) > self._stale_after_s else 0.0
 
     def _abandoned_elsewhere(self) -> bool:
         """Whether the record lock can only be what a crashed host left on a file server."""

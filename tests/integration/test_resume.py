@@ -111,7 +111,7 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(uninterrupted: Path, ber
 
 
 def test_a_changed_recipe_is_refused_with_the_difference(bert_route: Prepared, tmp_path: Path) -> None:
-    call(*words(bert_route, tmp_path, "python", 1, 1, "training.max_steps=3"))
+    call(*words(bert_route, tmp_path, "python", 1, 1, "training.max_steps=6"))
     done = call(*words(bert_route, tmp_path, "python", 1, 1, "training.seed=99"), check=False)
     assert done.returncode == 2
     assert "training.seed" in done.stderr and "99" in done.stderr and "initialize_from" in done.stderr
