@@ -1,4 +1,4 @@
-"""Pretrain a model: `deepspeed --module ctxlm_ds.pretrain --config RECIPE.yaml` (also torchrun -m, srun python -m, python -m).
+"""Pretrain a model: `deepspeed --module ctxlm_ds.pretrain --config RECIPE.yaml`, or under torchrun, srun or python -m.
 
 Composes the parts and holds no logic of its own; heavy libraries are imported only after the recipe has been checked.
 """
@@ -46,13 +46,15 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: a user's mistake ends with one message from rank 0 and exit status 2."""
     arguments = parse_arguments(argv)
+    # Before torch is imported: until then SIGUSR1, Slurm's notice ahead of a time limit, would end the process.
+    stop_signal = StopSignal().install()
     ranks = discover_ranks()
     setup_logging(ranks.rank)
     try:
         if arguments.check:
             check_only(arguments)
         else:
-            pretrain(arguments, ranks)
+            pretrain(arguments, ranks, stop_signal)
     except CtxlmError as error:
         if ranks.rank == 0:
             logger.error("error: %s", error)
@@ -72,7 +74,7 @@ def _deepspeed_json(arguments: argparse.Namespace, config: RunConfig) -> dict:
     return load_deepspeed_json(arguments.deepspeed_config or config.deepspeed or DEFAULT_DEEPSPEED)
 
 
-def pretrain(arguments: argparse.Namespace, ranks: RankInfo) -> None:
+def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal) -> None:
     """Check, join the ranks, then train under the run directory's lock."""
     config = load_config(arguments.config, arguments.set)
     check_config(config, ranks.world_size)
@@ -92,25 +94,25 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo) -> None:
     lock = RunLock(run_dir)
     try:
         topology.run_on_rank_0(lambda: lock.acquire(wait_s=arguments.wait_for_lock))
-        run(config, deepspeed_config, lock, topology)
+        run(config, deepspeed_config, lock, topology, stop_signal)
     finally:
         lock.release()
     distributed.destroy_process_group()
 
 
-def run(config: RunConfig, deepspeed_config: dict, lock: RunLock, topology: Topology) -> None:
+def run(
+    config: RunConfig, deepspeed_config: dict, lock: RunLock, topology: Topology, stop_signal: StopSignal
+) -> None:
     """Everything between taking the lock and the summary."""
     from ctxlm_ds.assembly import build_run
 
-    stop_signal = StopSignal()
-    stop_signal.install()
     trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
     try:
         trainer.run()
     except TrainingError as error:
         raise TrainingError(
-            f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact. Start again with a "
-            "lower learning rate, gradient clipping, or precision bf16/fp32."
+            f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact. Start "
+            "again with a lower learning rate, gradient clipping, or precision bf16/fp32."
         ) from error
 
 

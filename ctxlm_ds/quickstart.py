@@ -1,4 +1,4 @@
-"""The default job: text every installation carries -> tokenizer -> dataset -> pretrained BERT -> Hugging Face -> filled masks.
+"""The default job: text every installation carries -> tokenizer -> dataset -> BERT -> Hugging Face -> filled masks.
 
 Each step is one of the project's own commands, printed before it runs, and is not redone when its result is there.
 """
@@ -154,8 +154,8 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
                 target.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
         if count < HELDOUT_EVERY:
             raise DataError(
-                f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in plain "
-                "text a blank line ends a document)"
+                f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in "
+                "plain text a blank line ends a document)"
             )
 
 

@@ -1,4 +1,4 @@
-"""Run the default job (`make pretrain`): raw text to a Hugging Face model that fills masks, in a few minutes on a CPU."""
+"""Run the default job (`make pretrain`): raw text to a Hugging Face model that fills masks, in minutes on a CPU."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", nargs="+", default=[], help="your own text (files or globs) instead of the docstrings")
+    parser.add_argument("--corpus", nargs="+", default=[], help="your own text (files or globs), not the docstrings")
     parser.add_argument("--output-dir", type=Path, help="default: runs/default, with --corpus runs/NAME-OF-CORPUS")
     parser.add_argument("--recipe", default="bert-docstrings", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--vocab-size", type=int, default=8192)

@@ -41,7 +41,12 @@ class TrainingCheckpoints:
     """Saves and resumes one run."""
 
     def __init__(
-        self, manager: CheckpointManager, engine: Engine, config: RunConfig, tokenizer_dir: Path, data: Mapping[str, Any]
+        self,
+        manager: CheckpointManager,
+        engine: Engine,
+        config: RunConfig,
+        tokenizer_dir: Path,
+        data: Mapping[str, Any],
     ) -> None:
         """`data` describes the training rows (fingerprints, number of rows); a resume must find the same."""
         self._manager = manager
@@ -148,9 +153,8 @@ class TrainingCheckpoints:
         ]
         if changed:
             raise CheckpointError(
-                f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the settings "
-                "back, or start a new run from its weights: --set initialize_from="
-                f"{folder} --set run_dir=NEW_FOLDER"
+                f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
+                f"settings back, or start a new run from its weights: --set initialize_from={folder} run_dir=NEW_FOLDER"
             )
 
     def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:

@@ -90,11 +90,12 @@ def check_precision(config: RunConfig) -> None:
     """
     from deepspeed.accelerator import get_accelerator
 
-    supported = {"fp32": True, "bf16": get_accelerator().is_bf16_supported(), "fp16": get_accelerator().is_fp16_supported()}
+    accelerator = get_accelerator()
+    supported = {"fp32": True, "bf16": accelerator.is_bf16_supported(), "fp16": accelerator.is_fp16_supported()}
     if not supported[config.training.precision]:
         raise ConfigError(
             f"training.precision is {config.training.precision}, which DeepSpeed does not support on this device "
-            f"({get_accelerator().device_name()}); use bf16 or fp32"
+            f"({accelerator.device_name()}); use bf16 or fp32"
         )
 
 
@@ -139,8 +140,8 @@ class Engine:
         self.zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
         if self.zero_stage == 0 and config.training.precision != "fp32":
             raise ConfigError(
-                f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot accumulate "
-                "gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
+                f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
+                "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
             )
         self._clip = config.optimizer.gradient_clipping
         model = self._build_model(deepspeed_config, build_model)
@@ -224,10 +225,9 @@ class Engine:
         if self.config.optimizer.name != "from_ds_config":
             return MOMENTS
         owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
-        states = [(owner, self.optimizer_state(owner)) for owner in owners.values()]
-        return tuple(
-            sorted({k for o, state in states for k, v in state.items() if torch.is_tensor(v) and v.numel() == o.numel() > 1})
-        )
+        items = [(owner, item) for owner in owners.values() for item in self.optimizer_state(owner).items()]
+        kinds = {name for owner, (name, v) in items if torch.is_tensor(v) and v.numel() == owner.numel() > 1}
+        return tuple(sorted(kinds))
 
     def prepare_optimizer_state(self, updates: int, kinds: Sequence[str]) -> None:
         """Make zeroed moments of the given kinds for every owner, as after `updates` updates."""
@@ -317,8 +317,8 @@ class Engine:
         except Exception as error:
             if "minimum" in str(error) and "scale" in str(error):
                 raise TrainingError(
-                    "fp16 overflowed at the smallest loss scale: the loss has diverged; use bf16, a lower learning rate or "
-                    "gradient clipping"
+                    "fp16 overflowed at the smallest loss scale: the loss has diverged; use bf16, a lower learning "
+                    "rate or gradient clipping"
                 ) from error
             raise
 

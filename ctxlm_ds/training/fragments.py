@@ -81,8 +81,8 @@ def _stage3_fragment(zero_optimizer: Any, name: str, parameter: Any) -> Fragment
     group_index, offset, padded_length = zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)]
     if zero_optimizer._swappable_optimizer_subgroup(group_index):
         raise ConfigError(
-            "zero_optimization.offload_optimizer.device is nvme, whose optimizer states cannot be saved by this version; "
-            "use device cpu"
+            "zero_optimization.offload_optimizer.device is nvme, whose optimizer states cannot be saved by this "
+            "version; use device cpu"
         )
     start = zero_optimizer._get_param_partition_rank(parameter) * padded_length
     length = min(padded_length, parameter.ds_numel - start)
@@ -95,6 +95,8 @@ def _stage3_fragment(zero_optimizer: Any, name: str, parameter: Any) -> Fragment
 def refresh_model_weights(zero_optimizer: Any) -> None:
     """Copy the fp32 weights into the parameters the model computes with, on every rank together."""
     if hasattr(zero_optimizer, "fp32_partitioned_groups_flat"):
+        # Small parameters stay gathered between steps; what is not released would not be gathered anew.
+        zero_optimizer._partition_all_parameters()
         for index in range(len(zero_optimizer.fp16_groups)):
             zero_optimizer._reassign_or_swap_out_partitioned_parameters(index)
         if zero_optimizer.persistent_parameters:

@@ -97,13 +97,14 @@ def _build_lamb(
     if kernel == "apex":
         if place.zero_stage > 0:
             raise ConfigError(
-                f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its trust "
-                "ratios from each rank's shard, not from whole parameters; set kernels.optimizer: auto"
+                f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its "
+                "trust ratios from each rank's shard, not from whole parameters; set kernels.optimizer: auto"
             )
         return _apex_optimizer("FusedLAMB")(groups, max_grad_norm=0.0, **settings), "lamb=apex"
     if kernel in ("torch", "deepspeed"):
         raise KernelError(
-            f"kernels.optimizer is {kernel}, which has no LAMB with exact trust ratios under ZeRO; set kernels.optimizer: auto"
+            f"kernels.optimizer is {kernel}, which has no LAMB with exact trust ratios under ZeRO; set "
+            "kernels.optimizer: auto"
         )
     return Lamb(groups, **settings), "lamb=native"
 
@@ -114,8 +115,8 @@ def _apex_optimizer(name: str) -> AdamFactory:
         return getattr(module, name)
     except (ImportError, AttributeError) as error:
         raise KernelError(
-            f"kernels.optimizer is apex, but NVIDIA apex's {name} cannot be imported ({error}); install apex from source "
-            "(docs/install.md) or set kernels.optimizer: auto"
+            f"kernels.optimizer is apex, but NVIDIA apex's {name} cannot be imported ({error}); install apex from "
+            "source (docs/install.md) or set kernels.optimizer: auto"
         ) from error
 
 

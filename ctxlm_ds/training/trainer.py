@@ -7,7 +7,7 @@ Not here: how a step is computed (engine), what is drawn on screens (hooks), how
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ctxlm_ds.config.schema import RunConfig
@@ -45,12 +45,25 @@ class Trainer:
     def run(self) -> RunEnd:
         """Train to the end; the last step is always evaluated and saved."""
         self._started_s = self._last_save_s = time.monotonic()
-        self._last_save_step = self.state.step
-        self._tell("on_run_start", RunStart(self.state.step, self._last_step(), self.config))
+        # A checkpoint is written after its step's evaluation, so a resumed step has had both.
+        self._last_save_step = self._last_evaluation_step = self.state.step or -1
+        self._tell("on_run_start", RunStart(self.state.step, self.config.training.max_steps, self.config))
+        reason = "an error"
+        try:
+            reason = self._train()
+        finally:
+            elapsed_s = time.monotonic() - self._started_s
+            completed = self._limit_reached() is not None
+            end = RunEnd(reason, self.state.step, self.state.tokens, self.state.seconds, elapsed_s, completed)
+            self._tell("on_run_end", end)
+        return end
+
+    def _train(self) -> str:
+        """Steps until there is a reason to stop, which is returned."""
         reason = self._limit_reached()
         steps = iter(self.steps)
         while reason is None:
-            metrics = self._one_step(next(steps))
+            metrics = self._one_step(steps)
             reason = self._limit_reached() or self._asked_to_stop()
             self._tell("on_step_end", metrics)
             if self._due(self.config.evaluation.interval_steps):
@@ -60,9 +73,7 @@ class Trainer:
         if not self.stop_signal.requested:
             self.evaluate()
         self._save()
-        end = RunEnd(reason, self.state.step, self.state.tokens, self.state.seconds, time.monotonic() - self._started_s)
-        self._tell("on_run_end", end)
-        return end
+        return reason
 
     def evaluate(self) -> None:
         """Held-out figures of every source, once a step."""
@@ -73,8 +84,9 @@ class Trainer:
             figures = self.engine.evaluate(batches)
             self._tell("on_evaluation", self.state.step, {f"eval/{name}/{key}": v for key, v in figures.items()})
 
-    def _one_step(self, step: Step) -> StepMetrics:
+    def _one_step(self, steps: Iterator[Step]) -> StepMetrics:
         started_s = time.monotonic()
+        step = next(steps)
         learning_rate = self.schedule.at(self.state.step)
         result = self.engine.train_step(step, self.state.step, learning_rate)
         seconds = time.monotonic() - started_s
@@ -101,9 +113,6 @@ class Trainer:
             skipped_steps=self.state.skipped_steps,
             loss_scale=result.loss_scale if self.config.training.precision == "fp16" else None,
         )
-
-    def _last_step(self) -> int:
-        return self.config.training.max_steps
 
     def _limit_reached(self) -> str | None:
         limits = self.config.training

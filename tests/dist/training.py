@@ -21,6 +21,7 @@ from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.training.build_locks import clear_stale_build_locks
 from ctxlm_ds.training.engine import Engine, init_process_group
 from ctxlm_ds.training.launch import quiet_libraries
 
@@ -99,6 +100,7 @@ def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int) 
 def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bool = False) -> Engine:
     """An engine over this process group with the keyed initial weights."""
     quiet_libraries()
+    clear_stale_build_locks()
     init_process_group()
     topology = build_topology()
     objective = build_objective(config.objective, FakeTokenizer())

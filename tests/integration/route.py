@@ -23,7 +23,10 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false", **extra}
 
 
-def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
+Finished = subprocess.CompletedProcess[str]
+
+
+def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: str) -> Finished:
     """Run a command from the repository's root; with `check` a failure shows its output."""
     done = subprocess.run(
         [str(word) for word in command], cwd=ROOT, env=environment(**extra), capture_output=True, text=True,
@@ -34,7 +37,7 @@ def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: 
     return done
 
 
-def tool(name: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+def tool(name: str, *arguments: object, check: bool = True) -> Finished:
     """Run tools/NAME."""
     return call(sys.executable, ROOT / "tools" / name, *arguments, check=check)
 

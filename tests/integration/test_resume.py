@@ -37,7 +37,7 @@ def test_killed_at_random_moments(uninterrupted: Path, bert_route: Prepared, tmp
     for _ in range(3):
         process = start(command, tmp_path / "log")
         before = last_step(run_dir)
-        wait_for(lambda b=before: last_step(run_dir) > b or process.poll() is not None, 120, "a step")
+        wait_for(lambda b=before: last_step(run_dir) > b, 120, "a step")
         time.sleep(drawn.uniform(0.0, 0.6))
         kill_group(process)
     call(*command)
@@ -58,10 +58,12 @@ def test_killed_while_saving(uninterrupted: Path, bert_route: Prepared, tmp_path
     command = words(bert_route, tmp_path, "torchrun", 2, 2)
     process = start(command, tmp_path / "log")
     checkpoints = tmp_path / "run" / "checkpoints"
-    wait_for(
-        lambda: (checkpoints / "step-00000003").exists() and any(p.name.endswith(".partial") for p in checkpoints.iterdir()),
-        120, "a save after the first",
-    )  # fmt: skip
+
+    def saving_again() -> bool:
+        first = (checkpoints / "step-00000003").exists()
+        return first and any(path.name.endswith(".partial") for path in checkpoints.iterdir())
+
+    wait_for(saving_again, 120, "a save after the first")
     kill_group(process)
     call(*command)
     assert metrics(tmp_path / "run") == metrics(uninterrupted)
@@ -97,7 +99,7 @@ def test_resume_under_another_layout(
     assert metrics(tmp_path / "run") == pytest.approx(metrics(whole / "run"), rel=1e-5)
 
 
-def test_a_stop_signal_saves_and_the_next_start_goes_on(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
+def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tmp_path: Path) -> None:
     command = words(bert_route, tmp_path, "python", 1, 2)
     process = start(command, tmp_path / "log")
     wait_for(lambda: last_step(tmp_path / "run") >= 4, 120, "a few steps")
@@ -107,7 +109,6 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(uninterrupted: Path, ber
     assert (tmp_path / "run" / "checkpoints" / f"step-{stopped_at:08d}").exists()
     call(*command)
     assert sorted(metrics(tmp_path / "run")) == list(range(1, STEPS + 1))
-    assert not process.poll()
 
 
 def test_a_changed_recipe_is_refused_with_the_difference(bert_route: Prepared, tmp_path: Path) -> None:

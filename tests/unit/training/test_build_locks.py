@@ -1,0 +1,46 @@
+"""Build locks of killed processes are removed, those of live ones are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from ctxlm_ds.training.build_locks import clear_stale_build_locks
+
+HOLD = (
+    "import sys, time\n"
+    "from torch.utils.file_baton import FileBaton\n"
+    "assert FileBaton(sys.argv[1]).try_acquire()\n"
+    "print('held', flush=True)\n"
+    "time.sleep(100)\n"
+)
+
+
+def hold(lock: Path) -> subprocess.Popen[str]:
+    """A process that holds torch's own baton."""
+    lock.parent.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    killed_lock = tmp_path / "py311_cpu" / "killed_op" / "lock"
+    live_lock = tmp_path / "py311_cpu" / "live_op" / "lock"
+    killed, live = hold(killed_lock), hold(live_lock)
+    try:
+        assert clear_stale_build_locks(tmp_path) == []
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        assert clear_stale_build_locks(tmp_path) == [killed_lock]
+        assert live_lock.exists() and not killed_lock.exists()
+    finally:
+        live.kill()
+        live.wait()
+
+
+def test_nothing_to_clear(tmp_path: Path) -> None:
+    assert clear_stale_build_locks(tmp_path / "missing") == []
