@@ -198,6 +198,7 @@ def fill_masks(model_dir: Path, sentences: Sequence[tuple[str, str]]) -> list[st
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     pipeline = transformers.pipeline("fill-mask", model=str(model_dir), top_k=5)
     lines = []
     for text, word in sentences:

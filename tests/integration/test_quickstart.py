@@ -1,0 +1,73 @@
+"""The default job as `make pretrain CORPUS=…` runs it, on a small corpus."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.quickstart import heldout_sentences, split_corpus, unigram_loss
+from tests.integration.route import ROOT, call
+from tests.text import write_corpus
+
+TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
+        "model.vocab_size=null", "training.max_steps=6", "evaluation.interval_steps=3", "evaluation.max_rows=32",
+        "training.global_batch_size=8", "training.micro_batch_size=4")  # fmt: skip
+
+
+def test_the_whole_job_and_again(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "mine.txt", num_documents=60, seed=3, format="text")
+    command = [
+        sys.executable, ROOT / "tools" / "pretrain_default.py", "--corpus", tmp_path / "mine.txt",
+        "--output-dir", tmp_path / "out", "--vocab-size", 400, "--set", *TINY,
+    ]  # fmt: skip
+    first = call(*command)
+    for words in ("train_tokenizer.py", "preprocess_data.py", "ctxlm_ds.pretrain", "to-hf"):
+        assert words in first.stdout
+    assert "held-out masked-LM loss" in first.stdout and "unigram distribution's loss" in first.stdout
+    assert first.stdout.count("filled:") == 5
+    again = call(*command)
+    assert "train_tokenizer.py" not in again.stdout and "preprocess_data.py" not in again.stdout
+    losses = [line for line in first.stdout.splitlines() if "nats" in line]
+    assert losses == [line for line in again.stdout.splitlines() if "nats" in line]
+    evaluated = [json.loads(line) for line in (tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in evaluated if "eval/heldout/loss" in line] == [3, 6]
+
+
+def test_a_tenth_of_the_documents_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"Document {i}."}) + "\n" for i in range(25)))
+    split_corpus([str(tmp_path / "text.jsonl")], tmp_path / "out")
+    held_out = [json.loads(line)["text"] for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
+    assert held_out == ["Document 9.", "Document 19."]
+    assert len((tmp_path / "out" / "train.jsonl").read_text().splitlines()) == 23
+
+
+def test_too_small_a_corpus_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("One document only.\n")
+    with pytest.raises(DataError, match="1 documents"):
+        split_corpus([str(tmp_path / "text.txt")], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_unigram_loss_is_the_cross_entropy_by_hand(tmp_path: Path) -> None:
+    for name, tokens in (("train", [1, 1, 1, 3]), ("heldout", [1, 3])):
+        with IndexedDatasetWriter(tmp_path / name, "uint16") as writer:
+            writer.add_sequence(tokens)
+            writer.end_document()
+            writer.finalize({})
+    # Add-one counts over ids 0..3: 1, 4, 1, 2 of 8.
+    expected = -(math.log(4 / 8) + math.log(2 / 8)) / 2
+    assert unigram_loss(tmp_path / "train", tmp_path / "heldout") == pytest.approx(expected)
+
+
+def test_heldout_sentences_lose_a_middle_word(tmp_path: Path) -> None:
+    text = "Too short. The quick brown fox jumps over the very lazy dog today."
+    (tmp_path / "heldout.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    assert heldout_sentences(tmp_path / "heldout.jsonl") == [
+        ("The quick brown fox jumps {} the very lazy dog today.", "over")
+    ]
