@@ -1,0 +1,215 @@
+"""Speed beside the systems people use now, measured as ratios in one process: steps, and samples of the loader.
+
+Both sides run in turn, round by round, on the same rows; a ratio is taken round by round, so that a machine whose
+speed drifts does not favour one side.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.collate import prediction_slots
+from ctxlm_ds.data.loader import TrainLoader
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.samples.build import build_rows
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.export.key_maps import build_key_map
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import build_model
+from ctxlm_ds.objectives.build import build_objective, objective_terms
+from ctxlm_ds.tokenizers.load import load_tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Units a second of both sides, and their ratio round by round."""
+
+    unit: str
+    ours: list[float]
+    theirs: list[float]
+
+    def lines(self) -> list[str]:
+        """A small table: median (smallest, largest)."""
+        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
+        rows = (
+            ("ctxlm_ds", self.ours, "{:,.0f}"),
+            ("transformers", self.theirs, "{:,.0f}"),
+            ("ratio", ratios, "{:.2f}"),
+        )
+        return [
+            f"{name:<14}{shown.format(statistics.median(v)):>12} {self.unit if name != 'ratio' else '':<12}"
+            f"({shown.format(min(v))} to {shown.format(max(v))})"
+            for name, v, shown in rows
+        ]
+
+
+def _in_turn(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, unit: str) -> Comparison:
+    """Time both sides one after the other, `rounds` times after one round that is not counted."""
+    speeds: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        for side, work in zip(speeds, (ours, theirs), strict=True):
+            started_s = time.perf_counter()
+            units = work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number > 0:
+                side.append(units / (time.perf_counter() - started_s))
+    return Comparison(unit, *speeds)
+
+
+def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
+    """Training steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
+
+    Both have the same shape, data type, dropout and number of predictions; ours computes the head on the predicted
+    positions, transformers' on all.
+
+    Raises:
+        ConfigError: the recipe has no model.vocab_size.
+    """
+    if config.model.vocab_size is None:
+        raise ConfigError("model.vocab_size is not set; add --set model.vocab_size=30522")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = DTYPES[config.training.precision]
+    terms = objective_terms(config.objective)
+    kernels = choose_kernels(
+        config.kernels, device, dtype, False, config.model.attention_dropout,
+        config.model.hidden_size // config.model.num_attention_heads,
+    )  # fmt: skip
+    ours = build_model(config.model, terms, kernels, config.training.seed).to(device, dtype).train()
+    theirs = _hugging_face_model(config, terms).to(device, dtype).train()
+    batch = _random_batch(config, terms, device)
+    labels, tokens = _dense_labels(batch), batch.input_ids.numel()
+
+    def our_loss() -> Tensor:
+        outputs = ours(batch.model_inputs())
+        pairs = zip(outputs, batch.labels.values(), strict=True)
+        return torch.stack([_mean_loss(logits, wanted) for logits, wanted in pairs]).sum()
+
+    def their_loss() -> Tensor:
+        inputs: dict[str, Tensor] = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids}
+        return theirs(**inputs, **labels).loss
+
+    return _in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
+
+
+def _step(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> Callable[[], int]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def work() -> int:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return tokens
+
+    return work
+
+
+def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE_LABEL)
+
+
+def _hugging_face_model(config: RunConfig, terms: tuple[str, ...]) -> nn.Module:
+    import transformers
+
+    model = config.model
+    roberta = model.family == "roberta"
+    settings: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": model.max_position_embeddings + (2 if roberta else 0),
+        "type_vocab_size": 1 if roberta else model.type_vocab_size,
+        "hidden_dropout_prob": model.hidden_dropout,
+        "attention_probs_dropout_prob": model.attention_dropout,
+    }
+    hf_config = (transformers.RobertaConfig if roberta else transformers.BertConfig)(**settings)
+    hf_config._attn_implementation = "sdpa"
+    name = build_key_map(model, terms, 1 if roberta else 0).hf_class
+    return getattr(transformers, name)(hf_config)
+
+
+def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Batch:
+    """Full rows of ordinary words, every prediction slot used."""
+    rows, length = config.training.micro_batch_size, config.data.seq_length
+    slots = prediction_slots(config.data, config.objective)
+    generator = torch.Generator().manual_seed(config.training.seed)
+    assert config.model.vocab_size is not None
+    ids = torch.randint(5, config.model.vocab_size, (rows, length), generator=generator)
+    positions = torch.stack([torch.randperm(length, generator=generator)[:slots].sort().values for _ in range(rows)])
+    labels = {"masked_lm": ids.gather(1, positions), "next_sentence": torch.zeros(rows, 1, dtype=torch.long)}
+    batch = Batch(
+        input_ids=ids,
+        token_type_ids=torch.zeros_like(ids),
+        position_ids=torch.arange(length).expand(rows, length).contiguous(),
+        sequence_ids=torch.ones_like(ids),
+        sequence_starts=torch.tensor([[0, length]]).repeat(rows, 1),
+        prediction_positions=positions,
+        cls_positions=torch.zeros(rows, 1, dtype=torch.long),
+        labels={term: labels[term] for term in terms},
+    )
+    for name in Batch.__slots__:
+        value = getattr(batch, name)
+        moved = {k: v.to(device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
+        setattr(batch, name, moved)
+    return batch
+
+
+def _dense_labels(batch: Batch) -> dict[str, Tensor]:
+    """The same predictions as transformers takes them: a label at every position."""
+    labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
+    labels.scatter_(1, batch.prediction_positions, batch.labels["masked_lm"])
+    pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
+    return {"labels": labels} | pairs
+
+
+def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096) -> Comparison:
+    """Rows a second of our loader (reading, masking, collating in one process) and of transformers' collator.
+
+    transformers' DataCollatorForLanguageModeling gets the same sequences ready in memory; ours reads them from its
+    dataset. Both make micro-batches of the recipe's size.
+
+    Raises:
+        ConfigError, DataError, TokenizerError: the recipe names no usable data or tokenizer.
+    """
+    from transformers import AutoTokenizer, DataCollatorForLanguageModeling
+
+    tokenizer = load_tokenizer(config.tokenizer.path or "")
+    objective = build_objective(config.objective, tokenizer)
+    rows = build_rows(config.data.train, tokenizer, config, objective)
+    in_process = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
+    steps = iter(TrainLoader(rows, objective, in_process))
+    global_batch, micro = config.training.global_batch_size, config.training.micro_batch_size
+    hf_tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.path)
+    collator = DataCollatorForLanguageModeling(hf_tokenizer, mlm_probability=config.objective.mask_prob)
+    features = list(_features(rows, min(rows_a_round, len(rows))))
+
+    def ours() -> int:
+        count = max(1, rows_a_round // global_batch)
+        for _ in range(count):
+            next(steps)
+        return count * global_batch
+
+    def theirs() -> int:
+        for start in range(0, len(features), micro):
+            collator(features[start : start + micro])
+        return len(features)
+
+    return _in_turn(ours, theirs, rounds, "rows/s")
+
+
+def _features(rows: Any, count: int) -> Iterator[dict[str, list[int]]]:
+    for number in range(count):
+        index, local = rows.locate(number)
+        yield {"input_ids": [int(token) for sample in index.row(local) for token in sample.input_ids]}
