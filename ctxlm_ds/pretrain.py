@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.config.check import check_config
-from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.config.check import check_config, unused_settings
+from ctxlm_ds.config.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import setup_logging
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
 
 logger = logging.getLogger("ctxlm_ds")
-DEFAULT_DEEPSPEED = "zero1"
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -66,19 +65,22 @@ def check_only(arguments: argparse.Namespace) -> None:
     config = load_config(arguments.config, arguments.set)
     world_size = arguments.world_size or 1
     check_config(config, world_size)
-    build_deepspeed_config(config, _deepspeed_json(arguments, config), world_size)
+    _deepspeed_settings(arguments, config, world_size)
     sys.stdout.write(dump_config(config))
 
 
-def _deepspeed_json(arguments: argparse.Namespace, config: RunConfig) -> dict:
-    return load_deepspeed_json(arguments.deepspeed_config or config.deepspeed or DEFAULT_DEEPSPEED)
+def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_size: int) -> dict[str, Any]:
+    source = arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG
+    return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
 def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal) -> None:
     """Check, join the ranks, then train under the run directory's lock."""
     config = load_config(arguments.config, arguments.set)
     check_config(config, ranks.world_size)
-    deepspeed_config = build_deepspeed_config(config, _deepspeed_json(arguments, config), ranks.world_size)
+    deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
+    for line in unused_settings(config):
+        logger.info("note: %s", line)
     prepare_process(ranks, deterministic=config.training.deterministic)
 
     from torch import distributed
@@ -101,7 +103,7 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
 
 
 def run(
-    config: RunConfig, deepspeed_config: dict, lock: RunLock, topology: Topology, stop_signal: StopSignal
+    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal
 ) -> None:
     """Everything between taking the lock and the summary."""
     from ctxlm_ds.assembly import build_run

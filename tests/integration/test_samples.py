@@ -1,4 +1,6 @@
-"""From text through real tokenizers and datasets to rows and masks: statistics against the published definitions."""
+"""From real text (the standard library's docstrings) through real tokenizers and datasets to rows and masks:
+statistics against the published definitions.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.docstrings import extract_docstrings
 from ctxlm_ds.data.loader import TrainLoader
 from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import IGNORE_LABEL
@@ -26,7 +29,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool
 from tests.sample_data import run_config
-from tests.text import make_documents, write_corpus
+from tests.text import make_documents
 
 NUM_DOCUMENTS = 600
 
@@ -47,8 +50,9 @@ class Route:
 
 
 def make_route(folder: Path, kind: str) -> Route:
-    corpus = folder / "corpus.jsonl"
-    texts = write_corpus(corpus, NUM_DOCUMENTS)
+    extract_docstrings(folder / "text", packages=())
+    corpus = folder / "text" / "train.jsonl"
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     tokenizer = train_tokenizer(kind, texts, 2000, folder / "tokenizer")
 
     def dataset(name: str, **settings: Any) -> Path:
@@ -106,7 +110,7 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     assert (lengths[:-1] >= 63).all()  # 63 where a separator would have been the last token
     ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(index.num_samples)])
     text = roberta.tokenizer.decode(ids)
-    first = json.loads((roberta.folder / "corpus.jsonl").read_text().splitlines()[0])["text"]
+    first = json.loads((roberta.folder / "text" / "train.jsonl").read_text().splitlines()[0])["text"]
     assert text.startswith(first[:200])
 
 
