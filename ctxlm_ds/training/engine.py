@@ -22,6 +22,7 @@ from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ConfigError, KernelError, TrainingError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.training.figures import add_into, format_terms, means
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.optimizer import (
@@ -108,16 +109,19 @@ def deepspeed_adam(offloaded: bool) -> AdamFactory:
     try:
         if offloaded:
             from deepspeed.ops.adam import DeepSpeedCPUAdam
+            from deepspeed.ops.op_builder import CPUAdamBuilder
 
+            CPUAdamBuilder().load(verbose=False)
             return DeepSpeedCPUAdam
+        from deepspeed.ops.adam import FusedAdam
         from deepspeed.ops.op_builder import FusedAdamBuilder
 
-        if not FusedAdamBuilder().is_compatible(verbose=False):
-            raise RuntimeError("its CUDA extension cannot be built here")
-        from deepspeed.ops.adam import FusedAdam
-    except (ImportError, RuntimeError, AssertionError) as error:
+        FusedAdamBuilder().load(verbose=False)
+    except Exception as error:
+        # A missing compiler, CUDA toolkit or header: each has an exception of its own, most of them plain ones.
+        kind, remedy = ("CPU", "reference") if offloaded else ("fused", "auto or torch")
         raise KernelError(
-            f"DeepSpeed's fused Adam cannot run here ({error}); set kernels.optimizer: auto or torch"
+            f"DeepSpeed's {kind} Adam cannot be built here ({error}); set kernels.optimizer: {remedy}"
         ) from error
     return FusedAdam
 
@@ -181,13 +185,14 @@ class Engine:
             # DeepSpeed's fp32 path reports no norm; _clip_plain_gradients computes it and clips.
             settings["gradient_clipping"] = 0.0
         groups = parameter_groups(model.named_parameters(), self.config.optimizer.weight_decay)
-        self._deepspeed, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            model_parameters=groups if optimizer is None else None,
-            config=settings,
-            dist_init_required=False,
-        )
+        with without_known_prints():
+            self._deepspeed, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=optimizer,
+                model_parameters=groups if optimizer is None else None,
+                config=settings,
+                dist_init_required=False,
+            )
         self.device = self._deepspeed.device
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
@@ -199,7 +204,11 @@ class Engine:
             return None
         from torch import distributed
 
-        return lambda tensor: distributed.all_reduce(tensor)
+        def add(tensor: torch.Tensor) -> None:
+            # Offloaded weights lie in CPU memory, where nccl cannot add.
+            distributed.all_reduce(tensor, group=self.topology.cpu_group if tensor.device.type == "cpu" else None)
+
+        return add
 
     @property
     def module(self) -> nn.Module:
@@ -255,18 +264,23 @@ class Engine:
     def scalars(self) -> dict[str, float]:
         """Counters that belong to the optimizer: updates applied and the loss scaler's state."""
         values: dict[str, float] = {"optimizer_updates": completed_updates(self._inner)}
-        scaler = getattr(self._zero, "loss_scaler", None)
-        if self.config.training.precision == "fp16" and scaler is not None:
-            values.update({f: float(getattr(scaler, f)) for f in LOSS_SCALER_FIELDS if hasattr(scaler, f)})
+        scaler = self._dynamic_loss_scaler()
+        if scaler is not None:
+            values.update({field: float(getattr(scaler, field)) for field in LOSS_SCALER_FIELDS})
         return values
 
     def restore_scalars(self, values: Mapping[str, float]) -> None:
-        """Put the loss scaler back where it was."""
-        scaler = getattr(self._zero, "loss_scaler", None)
+        """Put the loss scaler back where it was; a run that is not, or was not, in fp16 has none."""
+        scaler = self._dynamic_loss_scaler()
         for field in LOSS_SCALER_FIELDS:
-            if scaler is not None and field in values and hasattr(scaler, field):
+            if scaler is not None and field in values:
                 kind = type(getattr(scaler, field))
                 setattr(scaler, field, kind(values[field]))
+
+    def _dynamic_loss_scaler(self) -> Any | None:
+        """DeepSpeed's scaler in fp16; its other precisions and a fixed fp16 scale have one that must stay as it is."""
+        scaler = getattr(self._zero, "loss_scaler", None)
+        return scaler if getattr(scaler, "dynamic", False) else None
 
     # Training.
 
@@ -285,15 +299,15 @@ class Engine:
         for index, batch in enumerate(step.micro_batches):
             self._seed_dropout(step_index, index)
             loss, stats = self._forward(batch, factors)
-            self._deepspeed.backward(loss)
-            _add_into(sums, stats)
+            self._deepspeed.backward(_overflowing(loss) if self.config.training.precision == "fp16" else loss)
+            add_into(sums, stats)
             if index + 1 < len(step.micro_batches):
                 self._deepspeed.step()
         figures = self._reduce(sums)
-        terms, accuracy = _means(self.objective.terms, figures)
+        terms, accuracy = means(self.objective.terms, figures)
         total = sum(terms.values())
         if not math.isfinite(total) and self.config.training.precision != "fp16":
-            raise TrainingError(f"the loss of step {step_index + 1} is {total} ({_format_terms(terms)})")
+            raise TrainingError(f"the loss of step {step_index + 1} is {total} ({format_terms(terms)})")
         return self._update(step_index, total, terms, accuracy, num_tokens)
 
     def _update(
@@ -369,8 +383,8 @@ class Engine:
         ones = torch.ones(len(self.objective.terms), dtype=torch.float32, device=self.device)
         sums: dict[str, torch.Tensor] = {}
         for batch in batches:
-            _add_into(sums, self._forward(batch, ones)[1])
-        terms, accuracy = _means(self.objective.terms, self._reduce(sums))
+            add_into(sums, self._forward(batch, ones)[1])
+        terms, accuracy = means(self.objective.terms, self._reduce(sums))
         self._deepspeed.train()
         figures = {"loss": sum(terms.values())}
         figures.update({f"{term}_loss": value for term, value in terms.items()})
@@ -378,19 +392,8 @@ class Engine:
         return figures
 
 
-def _add_into(sums: dict[str, torch.Tensor], stats: Mapping[str, torch.Tensor]) -> None:
-    for name, value in stats.items():
-        sums[name] = sums[name] + value.double() if name in sums else value.double()
-
-
-def _means(terms: Sequence[str], figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    losses, accuracy = {}, {}
-    for term in terms:
-        count = figures[f"{term}/count"]
-        losses[term] = figures[f"{term}/loss_sum"] / count if count else 0.0
-        accuracy[term] = figures[f"{term}/correct"] / count if count else 0.0
-    return losses, accuracy
-
-
-def _format_terms(terms: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in terms.items())
+def _overflowing(loss: torch.Tensor) -> torch.Tensor:
+    """The loss, its gradients not finite where it is not: fp16 may overflow to a loss of infinity over finite ones,
+    and DeepSpeed, which looks at gradients alone, would apply them.
+    """
+    return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

@@ -48,8 +48,14 @@ def list_fragments(zero_optimizer: Any, named_parameters: Iterable[tuple[str, to
     """Every fragment of this rank, in the order of the parameters.
 
     Raises:
-        ConfigError: the optimizer's states are swapped to NVMe and cannot be viewed.
+        ConfigError: the optimizer's states are swapped to NVMe and cannot be viewed, or a part of them belongs to
+            DeepSpeed's second optimizer.
     """
+    if getattr(zero_optimizer, "partial_offload", 1.0) != 1.0:
+        raise ConfigError(
+            f"zero_optimization.offload_optimizer.ratio is {zero_optimizer.partial_offload}, where DeepSpeed steps the "
+            "rest with an optimizer of its own that neither the schedule nor a checkpoint reaches; set it to 1.0"
+        )
     fragments: list[Fragment] = []
     for name, parameter in named_parameters:
         if hasattr(parameter, "ds_id"):

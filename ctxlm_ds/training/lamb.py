@@ -56,7 +56,8 @@ class Lamb(torch.optim.Optimizer):
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             updates = [(p, self._direction(p, group)) for p in group["params"] if p.grad is not None]
-            if group["weight_decay"] != 0.0:
+            # Stage 3 steps one group at a time and leaves the others empty.
+            if updates and group["weight_decay"] != 0.0:
                 self._scale_by_trust_ratio(updates)
             for parameter, update in updates:
                 parameter.add_(update, alpha=-group["lr"])
@@ -87,8 +88,7 @@ class Lamb(torch.optim.Optimizer):
             for parameter, update in updates
             for index, fragment in self._fragments.get(id(parameter), [])
         ]
-        device = updates[0][0].device if updates else torch.device("cpu")
-        squares = torch.zeros(2, self._num_parameters, dtype=torch.float64, device=device)
+        squares = torch.zeros(2, self._num_parameters, dtype=torch.float64, device=updates[0][0].device)
         for index, weight, update in parts:
             squares[0, index] += torch.linalg.vector_norm(weight, dtype=torch.float64).square()
             squares[1, index] += torch.linalg.vector_norm(update, dtype=torch.float64).square()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,8 @@ def _build_lamb(
                 f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its "
                 "trust ratios from each rank's shard, not from whole parameters; set kernels.optimizer: auto"
             )
-        return _apex_optimizer("FusedLAMB")(groups, max_grad_norm=0.0, **settings), "lamb=apex"
+        # The engine clips; to FusedLAMB a bound of 0 would mean gradients divided by infinity.
+        return _apex_optimizer("FusedLAMB")(groups, max_grad_norm=math.inf, **settings), "lamb=apex"
     if kernel in ("torch", "deepspeed"):
         raise KernelError(
             f"kernels.optimizer is {kernel}, which has no LAMB with exact trust ratios under ZeRO; set "
@@ -121,11 +123,12 @@ def _apex_optimizer(name: str) -> AdamFactory:
 
 
 def completed_updates(optimizer: torch.optim.Optimizer) -> int:
-    """Updates applied so far (skipped fp16 steps do not count)."""
-    for state in optimizer.state.values():
-        if "step" in state:
-            return int(state["step"])
-    return max((int(group.get("step", 0)) for group in optimizer.param_groups), default=0)
+    """Updates applied so far (skipped fp16 steps do not count).
+
+    The largest count that is kept anywhere: of a group's tensors DeepSpeed's FusedAdam counts for the last alone.
+    """
+    kept = [*optimizer.state.values(), *optimizer.param_groups]
+    return max((int(holder["step"]) for holder in kept if "step" in holder), default=0)
 
 
 def restore_state(
@@ -133,7 +136,7 @@ def restore_state(
 ) -> None:
     """Give every owner tensor zeroed moments and the step count, in the form this optimizer keeps them."""
     names = tuple(kinds)
-    tensor_step = isinstance(optimizer, torch.optim.AdamW)
+    tensor_step = type(optimizer).__module__.startswith("torch.optim.")
     for owner in owners:
         state: dict[str, Any] = {name: torch.zeros_like(owner, requires_grad=False) for name in names}
         state["step"] = torch.tensor(float(updates)) if tensor_step else updates
@@ -143,8 +146,25 @@ def restore_state(
     for group in optimizer.param_groups:
         if "step" in group or _counts_in_group(optimizer):
             group["step"] = updates
+    if hasattr(optimizer, "ds_opt_adam"):
+        _replay_bias_correction(optimizer, updates)
 
 
 def _counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
     """apex's fused optimizers keep one step count a group; DeepSpeed's FusedAdam one a parameter."""
     return type(optimizer).__module__.startswith("apex.")
+
+
+def _replay_bias_correction(optimizer: Any, updates: int) -> None:
+    """Bring DeepSpeed's CPUAdam to the rounding that it would have had without an interruption.
+
+    Its C++ half multiplies the powers of beta up from step to step in fp32 and hides them; begun anew, it takes them
+    from pow(), which rounds otherwise. Updates of one element and at rate 0 take it there (1.5 s for a million).
+    """
+    group = optimizer.param_groups[0]
+    beta1, beta2 = group["betas"]
+    scratch = [torch.zeros(1) for _ in range(4)]
+    for step in range(1, updates + 1):
+        optimizer.ds_opt_adam.adam_update(
+            optimizer.opt_id, step, 0.0, beta1, beta2, group["eps"], 0.0, group["bias_correction"], *scratch
+        )

@@ -16,7 +16,16 @@ KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch\.distributed\.reduce_scatter_tensor` is deprecated", FutureWarning),
 )
 KNOWN_LOG_LINES = ("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",)
-KNOWN_PRINTS = ("DeepSpeed deepspeed.ops.",)
+KNOWN_PRINTS = (
+    "DeepSpeed deepspeed.ops.",
+    # BF16_Optimizer's memory report.
+    "begin bf16_optimizer",
+    "end bf16_ optimizer",
+    "before initializing group ",
+    "after initializing group ",
+    "MA ",
+    "CPU Virtual Memory: ",
+)
 
 
 class _KnownLines(logging.Filter):

@@ -41,6 +41,7 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     _last_save_step: int = -1
     _last_evaluation_step: int = -1
+    _stopped_by_signal: bool = False
 
     def run(self) -> RunEnd:
         """Train to the end; the last step is always evaluated and saved."""
@@ -70,7 +71,8 @@ class Trainer:
                 self.evaluate()
             if self._due(self.config.checkpoint.interval_steps) or self._save_is_late():
                 self._save()
-        if not self.stop_signal.requested:
+        # What the ranks agreed on: a signal may have reached some of them only by now.
+        if not self._stopped_by_signal:
             self.evaluate()
         self._save()
         return reason
@@ -128,7 +130,7 @@ class Trainer:
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
         signal_rank, late_rank = self.topology.all_reduce_max([float(self.stop_signal.requested), float(late)])
         if signal_rank:
-            self.stop_signal.requested = True
+            self._stopped_by_signal = self.stop_signal.requested = True
             return f"stopped by signal {self.stop_signal.name or 'on another rank'}"
         return f"training.max_hours ({limit_hours}) reached" if late_rank else None
 

@@ -1,0 +1,138 @@
+"""Nothing is applied where a loss or a gradient is not finite on any rank; every rank says so, and none hangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ctxlm_ds.config.schema import RunConfig, TrainingConfig
+from ctxlm_ds.errors import TrainingError
+from ctxlm_ds.objectives.masked_lm import MaskedLM
+from tests.dist.runner import run_ranks
+from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_for_rank, tiny_config
+
+pytestmark = pytest.mark.dist
+LAYOUTS = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
+GOOD_STEPS = 2
+
+
+def config_of(precision: str, **changes: Any) -> RunConfig:
+    training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision=precision, **changes)
+    return tiny_config(training=training)
+
+
+class Spoiled:
+    """An objective that goes wrong in one way, in the second of a step's micro-batches."""
+
+    def __init__(self, objective: MaskedLM, fault: str) -> None:
+        self.terms = objective.terms
+        self._objective = objective
+        self._fault = fault
+        self._calls = 0
+
+    def loss(self, outputs: Any, labels: Any, factors: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self._calls += 1
+        if self._calls == 2 and self._fault == "nan_logits":
+            outputs = (outputs[0] * float("nan"), *outputs[1:])
+        if self._calls == 2 and self._fault == "infinite_gradient":
+            outputs[0].register_hook(lambda gradient: gradient * float("inf"))
+        loss, sums = self._objective.loss(outputs, labels, factors)
+        if self._calls == 2 and self._fault == "infinite_loss":
+            # As fp16 gives it where a logit overflows: the loss is infinite, its gradients are not.
+            loss = loss + torch.full_like(loss, float("inf"))
+            sums = sums | {"masked_lm/loss_sum": sums["masked_lm/loss_sum"] + float("inf")}
+        return loss, sums
+
+
+def spoil_one_rank(rank: int, world_size: int, config: RunConfig, stage: int, fault: str) -> dict[str, Any]:
+    """Two good steps, then one in which rank 1 alone goes wrong."""
+    engine = build_engine(config, {"zero_optimization": {"stage": stage}})
+    for step in range(GOOD_STEPS):
+        engine.train_step(step_for_rank(step, 4, rank, world_size), step, 0.01)
+    before = gather_weights(engine)
+    if rank == 1:
+        engine.objective = Spoiled(engine.objective, fault)
+    try:
+        engine.train_step(step_for_rank(GOOD_STEPS, 4, rank, world_size), GOOD_STEPS, 0.01)
+        error = "none"
+    except TrainingError as raised:
+        error = str(raised)
+    return {"before": before, "after": gather_weights(engine), "scalars": engine.scalars(), "error": error}
+
+
+@pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
+@pytest.mark.parametrize(("precision", "stage"), LAYOUTS)
+def test_every_rank_stops_with_its_weights_as_they_were(precision: str, stage: int, fault: str) -> None:
+    results = run_ranks(spoil_one_rank, 2, config_of(precision), stage, fault, timeout_s=60)
+    what = "loss" if fault == "nan_logits" else "gradient norm"
+    for result in results:
+        assert f"the {what} of step {GOOD_STEPS + 1} is" in result["error"]
+        assert result["error"] == results[0]["error"]
+        assert result["scalars"]["optimizer_updates"] == GOOD_STEPS
+        for name, weight in result["before"].items():
+            assert weight.isfinite().all()
+            assert torch.equal(result["after"][name], weight), name
+
+
+def allow_fp16() -> None:
+    """DeepSpeed refuses fp16 on CPUs, for speed; torch computes it, and the code is the same as on a GPU."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True
+
+
+def skip_in_fp16(rank: int, world_size: int, config: RunConfig, stage: int, fault: str) -> dict[str, Any]:
+    """A step that rank 1 spoils among good ones."""
+    allow_fp16()
+    engine = build_engine(config, {"zero_optimization": {"stage": stage}, "fp16": {"hysteresis": 1}})
+    objective = engine.objective
+    weights, results = [gather_weights(engine)], []
+    for step in range(3):
+        engine.objective = Spoiled(objective, fault) if step == 1 and rank == 1 else objective
+        results.append(engine.train_step(step_for_rank(step, 4, rank, world_size), step, 0.01))
+        weights.append(gather_weights(engine))
+    return {"results": results, "weights": weights, "scalars": engine.scalars()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [(1, "nan_logits"), (1, "infinite_gradient"), (1, "infinite_loss"), (2, "infinite_loss"), (3, "infinite_loss"),
+     (3, "infinite_gradient")],
+)  # fmt: skip
+def test_fp16_skips_the_step_on_every_rank_and_halves_the_scale(stage: int, fault: str) -> None:
+    config = config_of("fp16", initial_loss_scale_power=8)
+    for result in run_ranks(skip_in_fp16, 2, config, stage, fault, timeout_s=60):
+        assert [step.skipped for step in result["results"]] == [False, True, False]
+        assert [step.loss_scale for step in result["results"]] == [256.0, 128.0, 128.0]
+        assert result["scalars"]["optimizer_updates"] == 2
+        assert result["scalars"]["cur_scale"] == 128.0
+        start, first, skipped, last = result["weights"]
+        name = "encoder.0.mlp.up.weight"
+        assert torch.equal(skipped[name], first[name])
+        assert not torch.equal(first[name], start[name])
+        assert not torch.equal(last[name], skipped[name])
+
+
+def overflow_at_the_smallest_scale(rank: int, world_size: int, config: RunConfig, stage: int) -> dict[str, Any]:
+    """Every step overflows from a scale of 1."""
+    allow_fp16()
+    engine = build_engine(config, {"zero_optimization": {"stage": stage}, "fp16": {"hysteresis": 1}})
+    before = gather_weights(engine)
+    engine.objective = Spoiled(engine.objective, "infinite_gradient")
+    try:
+        engine.train_step(step_for_rank(0, 4, rank, world_size), 0, 0.01)
+        error = "none"
+    except TrainingError as raised:
+        error = str(raised)
+    return {"before": before, "after": gather_weights(engine), "error": error}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_fp16_stops_where_the_scale_can_fall_no_further(stage: int) -> None:
+    config = config_of("fp16", initial_loss_scale_power=0)
+    for result in run_ranks(overflow_at_the_smallest_scale, 2, config, stage, timeout_s=60):
+        assert "overflowed at the smallest loss scale" in result["error"]
+        for name, weight in result["before"].items():
+            assert torch.equal(result["after"][name], weight), name

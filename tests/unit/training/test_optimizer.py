@@ -1,0 +1,205 @@
+"""Parameter groups, the choice of an optimizer's implementation, and step counts that survive a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ctxlm_ds.config.schema import OptimizerConfig
+from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.training.engine import deepspeed_adam
+from ctxlm_ds.training.lamb import Lamb
+from ctxlm_ds.training.optimizer import (
+    OptimizerPlace,
+    build_optimizer,
+    completed_updates,
+    parameter_groups,
+    restore_state,
+)
+
+CPU = OptimizerPlace("cpu", zero_stage=0, offloaded=False)
+CUDA = OptimizerPlace("cuda", zero_stage=1, offloaded=False)
+OFFLOADED = OptimizerPlace("cpu", zero_stage=2, offloaded=True)
+CONFIG = OptimizerConfig(learning_rate=0.01, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3)
+
+
+def named_parameters() -> list[tuple[str, nn.Parameter]]:
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Embedding(4, 2))
+    return list(model.named_parameters())
+
+
+def no_adam(offloaded: bool) -> Any:
+    raise KernelError("no compiler")
+
+
+def torch_adam(offloaded: bool) -> Any:
+    """Stands where DeepSpeed's class would be, with the keyword that each of its two has."""
+    keyword = "adamw_mode" if offloaded else "adam_w_mode"
+
+    def make(groups: Any, **settings: Any) -> torch.optim.Optimizer:
+        assert settings.pop(keyword) is True
+        return torch.optim.AdamW(groups, **settings)
+
+    return make
+
+
+def test_biases_and_norms_are_not_decayed() -> None:
+    named = named_parameters()
+    decayed, plain = parameter_groups(named, 0.3)
+    names = {id(parameter): name for name, parameter in named}
+    assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "2.weight"]
+    assert [names[id(p)] for p in plain["params"]] == ["0.bias", "1.weight", "1.bias"]
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+
+
+def test_a_partitioned_parameter_is_grouped_by_its_whole_shape() -> None:
+    matrix, bias = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
+    matrix.ds_shape, bias.ds_shape = torch.Size([4, 3]), torch.Size([4])  # type: ignore[attr-defined]
+    decayed, plain = parameter_groups([("w", matrix), ("b", bias)], 0.1)
+    assert decayed["params"][0] is matrix
+    assert plain["params"][0] is bias
+
+
+def test_a_group_without_parameters_is_left_out() -> None:
+    assert [g["weight_decay"] for g in parameter_groups([("b", nn.Parameter(torch.zeros(2)))], 0.1)] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "factory", "choice"),
+    [
+        ("auto", CPU, no_adam, "adamw=torch(fused)"),
+        ("reference", CPU, no_adam, "adamw=reference"),
+        ("auto", CUDA, torch_adam, "adamw=deepspeed"),
+        ("auto", CUDA, no_adam, "adamw=torch(fused)"),
+        ("torch", CUDA, torch_adam, "adamw=torch(fused)"),
+        ("auto", OFFLOADED, torch_adam, "adamw=deepspeed"),
+        ("reference", OFFLOADED, torch_adam, "adamw=reference"),
+    ],
+)
+def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], Any], choice: str) -> None:
+    optimizer, said = build_optimizer(CONFIG, kernel, named_parameters(), place, factory)
+    assert said == choice
+    decayed, plain = optimizer.param_groups
+    assert (decayed["lr"], decayed["betas"], decayed["eps"]) == (0.01, (0.8, 0.9), 1e-5)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "place", "error", "words"),
+    [
+        ("adamw", "deepspeed", CPU, KernelError, "no compiler"),
+        ("adamw", "apex", CPU, KernelError, "install apex from source"),
+        ("adamw", "torch", OFFLOADED, ConfigError, "ZeRO-Offload"),
+        ("adamw", "apex", OFFLOADED, ConfigError, "ZeRO-Offload"),
+        ("lamb", "torch", CPU, KernelError, "no LAMB"),
+        ("lamb", "deepspeed", CPU, KernelError, "no LAMB"),
+        ("lamb", "apex", CUDA, ConfigError, "trust ratios"),
+        ("lamb", "apex", CPU, KernelError, "FusedLAMB"),
+    ],
+)
+def test_refusal(name: str, kernel: str, place: OptimizerPlace, error: type[Exception], words: str) -> None:
+    config = CONFIG.model_copy(update={"name": name})
+    with pytest.raises(error, match=words):
+        build_optimizer(config, kernel, named_parameters(), place, no_adam)
+
+
+def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builders fail in many ways; a GPU machine without nvcc must fall back to torch's fused AdamW."""
+    from deepspeed.ops.op_builder import FusedAdamBuilder
+
+    def fail(self: Any, verbose: bool = False) -> Any:
+        raise Exception("CUDA_HOME does not exist")
+
+    monkeypatch.setattr(FusedAdamBuilder, "load", fail)
+    with pytest.raises(KernelError, match=r"CUDA_HOME does not exist.*kernels\.optimizer: auto or torch"):
+        deepspeed_adam(False)
+    assert build_optimizer(CONFIG, "auto", named_parameters(), CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
+
+
+def deepspeed_fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return deepspeed_adam(False)(parameters, lr=0.01)
+
+
+def deepspeed_cpu(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return deepspeed_adam(True)([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.01)
+
+
+def lamb(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = Lamb(parameters, lr=0.01)
+    optimizer.bind([], [], None)
+    return optimizer
+
+
+MAKERS: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer], tuple[str, ...]]] = [
+    ("AdamW fused", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), ("exp_avg", "exp_avg_sq")),
+    ("AdamW loop", lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, fused=False), ("exp_avg", "exp_avg_sq")),
+    ("Adam", lambda p: torch.optim.Adam(p, lr=0.01), ("exp_avg", "exp_avg_sq")),
+    ("Adagrad", lambda p: torch.optim.Adagrad(p, lr=0.01), ("sum",)),
+    ("Lamb", lamb, ("exp_avg", "exp_avg_sq")),
+    ("FusedAdam", deepspeed_fused, ("exp_avg", "exp_avg_sq")),
+    ("CPUAdam", deepspeed_cpu, ("exp_avg", "exp_avg_sq")),
+]
+
+
+def take_steps(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], start: int, stop: int) -> None:
+    for step in range(start, stop):
+        generator = torch.Generator().manual_seed(step)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("make", "kinds"), [m[1:] for m in MAKERS], ids=[m[0] for m in MAKERS])
+@pytest.mark.parametrize("updates", [2, 5])
+def test_restored_state_goes_on_bitwise(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], kinds: tuple[str, ...], updates: int
+) -> None:
+    """The same numbers as without an interruption: the step counts are right and go on counting.
+
+    The CPU build of FusedAdam keeps one running product of betas for all optimizers of a process, so it is compared
+    within that rounding.
+    """
+    torch.set_num_threads(1)
+    ours = [nn.Parameter(torch.linspace(-1, 1, 64)), nn.Parameter(torch.ones(9))]
+    without_stop = make(ours)
+    take_steps(without_stop, ours, 0, updates)
+    assert completed_updates(without_stop) == updates
+
+    copies = [nn.Parameter(p.detach().clone()) for p in ours]
+    resumed = make(copies)
+    restore_state(resumed, copies, completed_updates(without_stop), kinds)
+    for copy, original in zip(copies, ours, strict=True):
+        for kind in kinds:
+            resumed.state[copy][kind].copy_(without_stop.state[original][kind])
+    assert completed_updates(resumed) == updates
+    take_steps(without_stop, ours, updates, updates + 3)
+    take_steps(resumed, copies, updates, updates + 3)
+    assert completed_updates(resumed) == updates + 3
+    for copy, original in zip(copies, ours, strict=True):
+        tolerance = 1e-6 if make is deepspeed_fused else 0.0
+        torch.testing.assert_close(copy, original, rtol=tolerance, atol=tolerance)
+
+
+def test_a_fresh_optimizer_has_no_updates() -> None:
+    assert completed_updates(torch.optim.AdamW(p for _, p in named_parameters())) == 0
+
+
+def test_lamb_steps_one_group_while_others_are_empty() -> None:
+    """ZeRO 3 hands over one group's tensor at a time; the other groups must not take part in a collective."""
+    weight, bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2))
+    optimizer = Lamb([{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}], lr=0.1)
+    summed: list[torch.Size] = []
+    optimizer.bind([], ["w", "b"], lambda tensor: summed.append(tensor.shape))
+    optimizer.param_groups[0]["params"] = []
+    bias.grad = torch.ones(2)
+    optimizer.step()
+    assert summed == []
+    assert bias.lt(1).all()
+    optimizer.param_groups[0]["params"] = [weight]
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    assert summed == [torch.Size([2, 2])]
