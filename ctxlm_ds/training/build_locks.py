@@ -1,14 +1,20 @@
-"""Locks that a killed process left in the folder where torch compiles DeepSpeed's operators.
+"""The folder where torch compiles DeepSpeed's operators, and locks that a killed process left in it.
 
-torch.utils.cpp_extension guards each build by a file `lock` that it removes afterwards; a process killed while it
-holds one leaves the file, and every later start waits for it without end. A lock that no process has open is stale.
+torch.utils.cpp_extension keeps one folder a user, so that two environments in turn compile everything anew at every
+start; each gets one of its own here. It guards each build by a file `lock` that it removes afterwards; a process killed
+while it holds one leaves the file, and every later start waits for it without end. A lock that no process has open is
+stale.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import socket
+import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 logger = logging.getLogger("ctxlm_ds")
@@ -20,13 +26,28 @@ REMOTE_STALE_S = 900.0
 NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse", "9p", "afs", "pvfs", "wekafs")
 
 
+def use_own_build_folder() -> Path:
+    """Let this environment compile into a folder of its own (one a host on shared storage); call it before torch.
+
+    A folder that a person named in TORCH_EXTENSIONS_DIR stays.
+    """
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ctxlm_ds"
+        parts = [sys.prefix, sys.version, metadata.version("torch"), metadata.version("deepspeed")]
+        if _is_network_path(cache):
+            parts.append(socket.gethostname())
+        name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(cache / "torch_extensions" / name)
+    return Path(os.environ["TORCH_EXTENSIONS_DIR"])
+
+
 def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
     """Remove the build locks that no live process holds; what was removed.
 
     Args:
-        root: the build folder; None is TORCH_EXTENSIONS_DIR or torch's default.
+        root: the build folder; None is this environment's.
     """
-    folder = root or Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    folder = root or use_own_build_folder()
     locks = {path: _inode(path) for path in [*folder.glob("*/lock"), *folder.glob("*/*/lock")]}
     suspects = [path for path in _not_open(list(locks)) if _old_enough(path)]
     if not suspects:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Literal
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.training.build_locks import clear_stale_build_locks
+from ctxlm_ds.training.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.training.cores import available_cores, threads_per_rank
 from ctxlm_ds.training.launcher_watch import die_with_launcher
 from ctxlm_ds.training.quiet import quiet_libraries
@@ -126,6 +126,7 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False) -> int:
     """
     export_ranks(ranks)
     quiet_libraries()
+    use_own_build_folder()
     clear_stale_build_locks()
     if ranks.launcher in ("deepspeed", "torchrun"):
         die_with_launcher(watch_grandparent=ranks.launcher == "deepspeed" and ranks.local_rank == 0)

@@ -17,7 +17,6 @@ KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
 )
 KNOWN_LOG_LINES = ("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",)
 KNOWN_PRINTS = (
-    "DeepSpeed deepspeed.ops.",
     # BF16_Optimizer's memory report.
     "begin bf16_optimizer",
     "end bf16_ optimizer",

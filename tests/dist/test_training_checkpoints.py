@@ -165,18 +165,14 @@ OTHERS = [Layout(1, 0), Layout(4, 1), Layout(4, 3), Layout(2, 2, offload=True)]
 
 
 @pytest.mark.parametrize("layout", OTHERS, ids=str)
-def test_another_layout_goes_on_alike(
-    optimizer: str, saved_run: tuple[Path, dict[str, Any]], layout: Layout
-) -> None:
+def test_another_layout_goes_on_alike(optimizer: str, saved_run: tuple[Path, dict[str, Any]], layout: Layout) -> None:
     run_dir, saved = saved_run
     resumed = resume_under(layout, run_dir, optimizer)
     assert_states_equal(saved, resumed)
     assert resumed["losses"] == pytest.approx(saved["losses"], rel=1e-5)
 
 
-def test_bf16_reads_what_fp32_wrote_and_keeps_it_whole(
-    optimizer: str, saved_run: tuple[Path, dict[str, Any]]
-) -> None:
+def test_bf16_reads_what_fp32_wrote_and_keeps_it_whole(optimizer: str, saved_run: tuple[Path, dict[str, Any]]) -> None:
     """The fp32 weights come back unrounded; only what the model computes with is bf16."""
     run_dir, saved = saved_run
     for layout in (Layout(2, 1, "bf16"), Layout(2, 3, "bf16")):

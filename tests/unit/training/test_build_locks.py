@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ctxlm_ds.training.build_locks import clear_stale_build_locks
+import pytest
+
+from ctxlm_ds.training.build_locks import clear_stale_build_locks, use_own_build_folder
 
 HOLD = (
     "import sys, time\n"
@@ -44,3 +46,18 @@ def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
 
 def test_nothing_to_clear(tmp_path: Path) -> None:
     assert clear_stale_build_locks(tmp_path / "missing") == []
+
+
+def test_each_environment_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    first = use_own_build_folder()
+    assert first.is_relative_to(tmp_path) and use_own_build_folder() == first
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    assert use_own_build_folder() != first
+
+
+def test_a_named_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert use_own_build_folder() == tmp_path

@@ -1,0 +1,243 @@
+"""The loop over a real engine: when it stops, evaluates and saves, and that all ranks do so together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.config.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
+from ctxlm_ds.data.loader import Step
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.hooks import Hook, RunEnd, StepMetrics
+from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.schedule import LearningRateSchedule
+from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.trainer import Trainer
+from tests.dist.runner import run_ranks
+from tests.dist.training import GLOBAL_BATCH, build_engine, global_batch, slice_batch, step_for_rank, tiny_config
+
+pytestmark = pytest.mark.dist
+MICRO = 4
+Action = Callable[[int], None]
+
+
+class Recorder(Hook):
+    """What happened, in order; `on_step` may act after a step."""
+
+    def __init__(self, on_step: Action | None = None) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.end: RunEnd | None = None
+        self._on_step = on_step
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self.events.append(("step", metrics.step, metrics.learning_rate, metrics.tokens))
+        if self._on_step is not None:
+            self._on_step(metrics.step)
+
+    def on_evaluation(self, step: int, figures: Any) -> None:
+        self.events.append(("evaluation", step, figures["eval/held_out/loss"]))
+
+    def on_run_end(self, end: RunEnd) -> None:
+        self.end = end
+
+
+def config_of(
+    max_steps: int = 5,
+    evaluate: int = 100,
+    save: int = 100,
+    minutes: float | None = None,
+    dropout: float = 0.0,
+    **limits: Any,
+) -> RunConfig:
+    training = TrainingConfig(
+        global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO, precision="fp32", max_steps=max_steps, **limits
+    )
+    return tiny_config(
+        dropout=dropout, training=training, evaluation=EvaluationConfig(interval_steps=evaluate),
+        checkpoint=CheckpointConfig(interval_steps=save, interval_minutes=minutes),
+        schedule=ScheduleConfig(name="linear", warmup_steps=2),
+    )  # fmt: skip
+
+
+def steps_from(start: int, rank: int, world_size: int) -> Iterator[Step]:
+    return (step_for_rank(step, MICRO, rank, world_size) for step in itertools.count(start))
+
+
+def run_trainer(
+    engine: Engine,
+    config: RunConfig,
+    state: TrainState | None = None,
+    on_step: Action | None = None,
+    steps: Iterator[Step] | None = None,
+) -> dict[str, Any]:
+    """One run to its end: its events, how it ended, and the error if there was one."""
+    topology = engine.topology
+    recorder = Recorder(on_step)
+    state = state or TrainState()
+    place = (topology.rank, topology.world_size)
+    stop_signal = StopSignal().install()
+    held_out = slice_batch(global_batch(99), MICRO * topology.rank, MICRO * (topology.rank + 1))
+    trainer = Trainer(
+        config=config, engine=engine,
+        schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
+        steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
+        save=lambda saved: recorder.events.append(("save", saved.step, replace(saved))),
+        hooks=[recorder], topology=topology, stop_signal=stop_signal, state=state,
+    )  # fmt: skip
+    error = None
+    try:
+        trainer.run()
+    except DataError as raised:
+        error = str(raised)
+    finally:
+        stop_signal.restore()
+    return {"events": recorder.events, "end": recorder.end, "error": error, "state": state}
+
+
+def steps_of(result: dict[str, Any], kind: str) -> list[int]:
+    return [event[1] for event in result["events"] if event[0] == kind]
+
+
+def failing(steps: Iterator[Step]) -> Iterator[Step]:
+    yield from itertools.islice(steps, 2)
+    raise DataError("a row cannot be read")
+
+
+def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
+    """Several runs, one after another over one engine: building it is what takes time."""
+    engine = build_engine(config_of(), {"zero_optimization": {"stage": 1}})
+
+    def terminate(at_step: int) -> Action:
+        def act(step: int) -> None:
+            if step == at_step and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return act
+
+    two_steps = sum(int((global_batch(step).sequence_ids > 0).sum()) for step in range(2))
+    return {
+        "intervals": run_trainer(engine, config_of(5, evaluate=2, save=3)),
+        "tokens": run_trainer(engine, config_of(50, max_tokens=two_steps)),
+        "hours": run_trainer(engine, config_of(50, max_hours=1e-9)),
+        "minutes": run_trainer(engine, config_of(3, minutes=1e-9)),
+        "signal": run_trainer(engine, config_of(50), on_step=terminate(2)),
+        "late signal": run_trainer(engine, config_of(2), on_step=terminate(2)),
+        "resumed": run_trainer(engine, config_of(5), TrainState(step=4, rows_consumed=64, tokens=9, seconds=2.0)),
+        "complete": run_trainer(engine, config_of(5), TrainState(step=5, rows_consumed=80)),
+        "error": run_trainer(engine, config_of(50), steps=failing(steps_from(0, rank, world_size))),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, dict[str, Any]]]:
+    """Results by rank."""
+    return run_ranks(all_runs, 2, timeout_s=60)
+
+
+def test_intervals_and_the_end(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["intervals"]
+        kinds = [event[:2] for event in result["events"]]
+        assert kinds == [
+            ("step", 1), ("step", 2), ("evaluation", 2), ("step", 3), ("save", 3), ("step", 4), ("evaluation", 4),
+            ("step", 5), ("evaluation", 5), ("save", 5),
+        ]  # fmt: skip
+        rates = [event[2] for event in result["events"] if event[0] == "step"]
+        assert rates == pytest.approx([0.0, 0.005, 0.01, 0.01 * 2 / 3, 0.01 / 3])
+        assert result["end"].reason == "training.max_steps (5) reached"
+        assert result["end"].completed
+        assert result["state"].rows_consumed == 5 * GLOBAL_BATCH
+    assert runs[0]["intervals"]["events"] == runs[1]["intervals"]["events"]
+
+
+def test_a_limit_of_tokens_counts_those_of_all_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["tokens"]
+        assert steps_of(result, "step") == [1, 2]
+        assert steps_of(result, "evaluation") == steps_of(result, "save") == [2]
+        assert result["end"].completed
+        assert "training.max_tokens" in result["end"].reason
+
+
+def test_a_limit_of_time_leaves_a_run_to_go_on(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["hours"]
+        assert steps_of(result, "step") == steps_of(result, "evaluation") == steps_of(result, "save") == [1]
+        assert not result["end"].completed
+
+
+def test_minutes_between_checkpoints(runs: list[dict[str, dict[str, Any]]]) -> None:
+    assert [steps_of(rank["minutes"], "save") for rank in runs] == [[1, 2, 3]] * 2
+
+
+def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str, dict[str, Any]]]) -> None:
+    """It comes after step 2 was agreed on, so that step 3 is the last; there is no time for an evaluation."""
+    for rank in runs:
+        result = rank["signal"]
+        assert steps_of(result, "step") == [1, 2, 3]
+        assert steps_of(result, "evaluation") == []
+        assert steps_of(result, "save") == [3]
+        assert not result["end"].completed
+    assert [rank["signal"]["end"].reason for rank in runs] == [
+        "stopped by signal on another rank", "stopped by signal SIGTERM",
+    ]  # fmt: skip
+
+
+def test_a_signal_on_one_rank_after_the_last_step_parts_no_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
+    """Both evaluate: an evaluation is a collective."""
+    for rank in runs:
+        assert steps_of(rank["late signal"], "evaluation") == steps_of(rank["late signal"], "save") == [2]
+        assert rank["late signal"]["end"].completed
+
+
+def test_a_resumed_run_goes_on_from_its_state(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["resumed"]
+        assert [event[:3] for event in result["events"][:1]] == [("step", 5, pytest.approx(0.01 / 3))]
+        state = result["state"]
+        tokens = 9 + int((global_batch(4).sequence_ids > 0).sum())
+        assert (state.step, state.rows_consumed, state.tokens) == (5, 80, tokens)
+        assert state.seconds > 2.0
+
+
+def test_a_complete_run_does_nothing_more(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        assert rank["complete"]["events"] == []
+        assert rank["complete"]["end"].completed
+
+
+def test_an_error_ends_the_run_without_a_checkpoint(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["error"]
+        assert result["error"] == "a row cannot be read"
+        assert steps_of(result, "step") == [1, 2]
+        assert steps_of(result, "save") == []
+        assert (result["end"].reason, result["end"].completed) == ("an error", False)
+
+
+def losses_with(rank: int, world_size: int, evaluate: bool) -> tuple[list[float], list[float]]:
+    """Training losses under ZeRO 3 with dropout, and the held-out losses in between, each taken twice."""
+    config = config_of(dropout=0.1)
+    engine = build_engine(config, {"zero_optimization": {"stage": 3}})
+    held_out = [slice_batch(global_batch(99), MICRO * rank, MICRO * (rank + 1))]
+    trained, evaluated = [], []
+    for step in range(3):
+        trained.append(engine.train_step(step_for_rank(step, MICRO, rank, world_size), step, 0.01).loss)
+        if evaluate:
+            evaluated += [engine.evaluate(held_out)["loss"] for _ in range(2)]
+    return trained, evaluated
+
+
+def test_an_evaluation_changes_nothing_and_drops_nothing_out() -> None:
+    (trained, evaluated), _ = run_ranks(losses_with, 2, True, timeout_s=60)
+    (alone, _), _ = run_ranks(losses_with, 2, False, timeout_s=60)
+    assert trained == alone
+    assert evaluated[::2] == evaluated[1::2]
+    assert len(set(evaluated)) == 3
