@@ -18,7 +18,7 @@ from ctxlm_ds.config.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, lo
 from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import setup_logging
-from ctxlm_ds.errors import CtxlmError, TrainingError
+from ctxlm_ds.errors import CtxlmError, DataError, TrainingError
 from ctxlm_ds.training.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ def run(
     trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
     try:
         trainer.run()
+    except DataError as error:
+        if not topology.is_main:
+            # Other errors are raised on every rank alike; this one may be this rank's alone.
+            logger.error("error: %s", error)
+        raise
     except TrainingError as error:
         raise TrainingError(
             f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact. Start "

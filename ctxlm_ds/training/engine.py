@@ -182,6 +182,9 @@ class Engine:
         import deepspeed
 
         settings = dict(deepspeed_config)
+        if settings.get("bf16", {}).get("enabled"):
+            # A run stops at a NaN; without this DeepSpeed applies it under stage 2.
+            settings["bf16"] = {**settings["bf16"], "check_grad_overflow": True}
         if self.zero_stage == 0:
             # DeepSpeed's fp32 path reports no norm; _clip_plain_gradients computes it and clips.
             settings["gradient_clipping"] = 0.0

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,7 +87,7 @@ def run_trainer(
         config=config, engine=engine,
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
         steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
-        save=lambda saved: recorder.events.append(("save", saved.step, replace(saved))),
+        save=lambda saved: recorder.events.append(("save", saved.step)),
         hooks=[recorder], topology=topology, stop_signal=stop_signal, state=state,
     )  # fmt: skip
     error = None
