@@ -74,6 +74,8 @@ class RunEnd:
     """Wall time of this start."""
     completed: bool = True
     """False where the same command would go on (a signal, the wall-time limit)."""
+    failed: bool = False
+    """True where an error ended the run; what to do stands in its message."""
 
 
 class Hook:

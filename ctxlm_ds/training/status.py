@@ -210,6 +210,8 @@ class SummaryHook(Hook):
             lines.append(f"  last training loss {self._loss:.4f}")
         lines += [f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part]
         lines.append(f"  checkpoints, metrics.jsonl and tensorboard are in {self._run_dir}")
+        if end.failed:
+            return lines
         if not end.completed:
             lines.append("  to go on: the same command again")
         run = shlex.quote(str(self._run_dir))

@@ -49,13 +49,15 @@ class Trainer:
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_save_step = self._last_evaluation_step = self.state.step or -1
         self._tell("on_run_start", RunStart(self.state.step, self.config.training.max_steps, self.config))
-        reason = "an error"
+        reason, failed = "an error", True
         try:
             reason = self._train()
+            failed = False
         finally:
             elapsed_s = time.monotonic() - self._started_s
             completed = self._limit_reached() is not None
-            end = RunEnd(reason, self.state.step, self.state.tokens, self.state.seconds, elapsed_s, completed)
+            state = self.state
+            end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
             self._tell("on_run_end", end)
         return end
 
