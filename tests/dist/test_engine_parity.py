@@ -18,7 +18,7 @@ from tests.parity.mapping import hf_inputs, hf_labels, hf_model, randomize
 pytestmark = pytest.mark.dist
 STEPS = 50
 TERMS = {"bert": ("masked_lm", "next_sentence"), "roberta": ("masked_lm",)}
-OPTIMIZER = OptimizerConfig(learning_rate=3e-3, eps=1e-6, weight_decay=0.1, gradient_clipping=0.0)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-6, weight_decay=0.1, gradient_clipping=0.0)
 
 
 def train_ours(
@@ -68,6 +68,7 @@ def train_theirs(
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_fifty_steps_and_the_first_gradients(family: str) -> None:
     config = tiny_config(family, optimizer=OPTIMIZER)
+    torch.manual_seed(0)
     theirs = hf_model(config.model, TERMS[family]).train()
     randomize(theirs)
     if family == "roberta":
@@ -78,7 +79,7 @@ def test_fifty_steps_and_the_first_gradients(family: str) -> None:
     weights = {row.ours: convert(key_map, values.__getitem__, row) for row in key_map.rows}
     # In a process of its own: a parent that has computed with threads must not fork.
     wanted, their_gradients = run_ranks(train_theirs, 1, theirs, config, timeout_s=100)[0]
-    assert wanted[-1] < 0.9 * wanted[0]
+    assert wanted[-1] < 0.8 * wanted[0]
 
     for world_size, stage in ((1, 0), (2, 2), (2, 3)):
         results: list[Any] = run_ranks(train_ours, world_size, config, stage, weights, timeout_s=200)

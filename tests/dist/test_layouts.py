@@ -41,7 +41,15 @@ LAYOUTS = [
 """(ranks, ZeRO stage, micro-batch): every stage with every number of ranks, each split of the 16 rows several times."""
 
 
-@pytest.mark.parametrize(("world_size", "stage", "micro_batch_size"), LAYOUTS)
+EVERY_LAYOUT = [
+    layout for layout in itertools.product((1, 2, 4), (0, 1, 2, 3), (1, 2, 4, 8)) if layout[0] * layout[2] <= GLOBAL_BATCH
+]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "stage", "micro_batch_size"),
+    [*LAYOUTS, *(pytest.param(*layout, marks=pytest.mark.soak) for layout in EVERY_LAYOUT if layout not in LAYOUTS)],
+)
 def test_every_layout_gives_the_same_numbers(
     family: str, reference: dict[str, Any], world_size: int, stage: int, micro_batch_size: int
 ) -> None:
