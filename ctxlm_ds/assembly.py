@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.run_lock import RunLock
-from ctxlm_ds.checkpoint.training import TrainingCheckpoints
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.config.load import dump_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.loader import EvalLoader, TrainLoader
@@ -22,18 +21,19 @@ from ctxlm_ds.data.samples.build import build_rows
 from ctxlm_ds.data.samples.index import RowSource
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.initialize import initial_value
-from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.models.layer_list import LayerDescription
+from ctxlm_ds.objectives.build import TrainingObjective, build_objective
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.engine import Engine, device_type
+from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import build_hooks
 from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.runtime import device_type
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
 from ctxlm_ds.training.trainer import Trainer
@@ -70,13 +70,18 @@ def build_run(
     tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
     config = resolve(config, tokenizer)
     objective = build_objective(config.objective, tokenizer)
-    rows = topology.run_on_rank_0_first(lambda: open_rows(config, tokenizer, objective))
-    engine = build_engine(config, deepspeed_config, objective, topology)
-    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
+    kernels = choose_run_kernels(config)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     manager.clean_leftovers()
+    newest = manager.find_resumable()
+    if newest is not None:
+        # Before sample indexes are built for a run that is not to be.
+        topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+    rows = topology.run_on_rank_0_first(lambda: open_rows(config, tokenizer, objective))
+    engine = build_engine(config, deepspeed_config, objective, kernels, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", rows.describe(tokenizer))
-    state = checkpoints.resume()
+    state = checkpoints.resume(newest)
+    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
     if state is None:
         initialize_weights(config, engine, objective)
         state = TrainState()
@@ -124,7 +129,7 @@ def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
 
 
-def open_rows(config: RunConfig, tokenizer: Tokenizer, objective: MaskedLM) -> Rows:
+def open_rows(config: RunConfig, tokenizer: Tokenizer, objective: TrainingObjective) -> Rows:
     """The sample indexes of the training and held-out datasets, built where they are missing.
 
     Raises:
@@ -142,31 +147,42 @@ def open_rows(config: RunConfig, tokenizer: Tokenizer, objective: MaskedLM) -> R
     )
 
 
-def build_engine(
-    config: RunConfig, deepspeed_config: dict[str, Any], objective: MaskedLM, topology: Topology
-) -> Engine:
-    """Kernels chosen, layers listed, the engine around them; weights are still unset."""
-    kernels = choose_kernels(
+def choose_run_kernels(config: RunConfig) -> KernelSet:
+    """The kernels that a recipe asks for, or the fastest that run here.
+
+    Raises:
+        KernelError: one asked for by name cannot run here.
+    """
+    return choose_kernels(
         config.kernels,
         device_type(),
         DTYPES[config.training.precision],
-        config.data.packing,
+        config.data.shares_rows,
         attention_dropout=config.model.attention_dropout,
         head_size=config.model.hidden_size // config.model.num_attention_heads,
+        causal=config.model.is_decoder,
     )
 
-    def build_model() -> nn.Module:
-        layers = build_layer_list(
-            config.model, objective.terms, kernels, config.training.activation_checkpointing, config.training.compile
-        )
-        return LayerSequence(layers)
 
-    engine = Engine(config, deepspeed_config, build_model, objective, topology)
+def build_engine(
+    config: RunConfig,
+    deepspeed_config: dict[str, Any],
+    objective: TrainingObjective,
+    kernels: KernelSet,
+    topology: Topology,
+) -> Engine:
+    """Layers listed, the engine around them; weights are still unset."""
+
+    def describe_layers(parallel: ParallelContext) -> list[LayerDescription]:
+        recompute, compile_layers = config.training.activation_checkpointing, config.training.compile
+        return build_layer_list(config.model, objective.terms, kernels, recompute, compile_layers, parallel)
+
+    engine = Engine(config, deepspeed_config, describe_layers, objective, topology)
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
     return engine
 
 
-def initialize_weights(config: RunConfig, engine: Engine, objective: MaskedLM) -> None:
+def initialize_weights(config: RunConfig, engine: Engine, objective: TrainingObjective) -> None:
     """Fresh values by (seed, name), or the weights that `initialize_from` names."""
     shapes = engine.parameter_shapes()
 

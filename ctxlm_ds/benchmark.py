@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.config.schema import ModelConfig, RunConfig
 from ctxlm_ds.data.collate import prediction_slots
 from ctxlm_ds.data.loader import TrainLoader
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
@@ -83,7 +83,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
     terms = objective_terms(config.objective)
     kernels = choose_kernels(
         config.kernels, device, dtype, False, config.model.attention_dropout,
-        config.model.hidden_size // config.model.num_attention_heads,
+        config.model.hidden_size // config.model.num_attention_heads, causal=config.model.is_decoder,
     )  # fmt: skip
     ours = build_model(config.model, terms, kernels, config.training.seed).to(device, dtype).train()
     theirs = _hugging_face_model(config, terms).to(device, dtype).train()
@@ -122,6 +122,8 @@ def _hugging_face_model(config: RunConfig, terms: tuple[str, ...]) -> nn.Module:
     import transformers
 
     model = config.model
+    if model.is_decoder:
+        return _hugging_face_decoder(model, terms)
     roberta = model.family == "roberta"
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
@@ -140,6 +142,28 @@ def _hugging_face_model(config: RunConfig, terms: tuple[str, ...]) -> nn.Module:
     return getattr(transformers, name)(hf_config)
 
 
+def _hugging_face_decoder(model: ModelConfig, terms: tuple[str, ...]) -> nn.Module:
+    import transformers
+
+    settings: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "n_positions": model.max_position_embeddings,
+        "n_embd": model.hidden_size,
+        "n_layer": model.num_layers,
+        "n_head": model.num_attention_heads,
+        "resid_pdrop": model.hidden_dropout,
+        "embd_pdrop": model.hidden_dropout,
+        "attn_pdrop": model.attention_dropout,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if model.family == "gpt2":
+        hf_config = transformers.GPT2Config(n_inner=model.intermediate_size, **settings)
+    else:
+        hf_config = transformers.OpenAIGPTConfig(**settings)
+    return getattr(transformers, build_key_map(model, terms, 0).hf_class)(hf_config)
+
+
 def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Batch:
     """Full rows of ordinary words, every prediction slot used."""
     rows, length = config.training.micro_batch_size, config.data.seq_length
@@ -148,7 +172,11 @@ def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Bat
     assert config.model.vocab_size is not None
     ids = torch.randint(5, config.model.vocab_size, (rows, length), generator=generator)
     positions = torch.stack([torch.randperm(length, generator=generator)[:slots].sort().values for _ in range(rows)])
-    labels = {"masked_lm": ids.gather(1, positions), "next_sentence": torch.zeros(rows, 1, dtype=torch.long)}
+    labels = {
+        "masked_lm": ids.gather(1, positions),
+        "next_sentence": torch.zeros(rows, 1, dtype=torch.long),
+        "causal_lm": ids.roll(-1, dims=1),
+    }
     batch = Batch(
         input_ids=ids,
         token_type_ids=torch.zeros_like(ids),
@@ -167,7 +195,9 @@ def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Bat
 
 
 def _dense_labels(batch: Batch) -> dict[str, Tensor]:
-    """The same predictions as transformers takes them: a label at every position."""
+    """The same predictions as transformers takes them: a label at every position, a causal model's its own inputs."""
+    if "causal_lm" in batch.labels:
+        return {"labels": batch.input_ids}
     labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
     labels.scatter_(1, batch.prediction_positions, batch.labels["masked_lm"])
     pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
@@ -181,10 +211,15 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096
     dataset. Both make micro-batches of the recipe's size.
 
     Raises:
-        ConfigError, DataError, TokenizerError: the recipe names no usable data or tokenizer.
+        ConfigError, DataError, TokenizerError: the recipe is a decoder's, or names no usable data or tokenizer.
     """
     from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
+    if config.model.is_decoder:
+        raise ConfigError(
+            f"model.family {config.model.family}: loaders are compared by their masking, which causal_lm has not; "
+            "give a recipe of a masked language model"
+        )
     tokenizer = load_tokenizer(config.tokenizer.path or "")
     objective = build_objective(config.objective, tokenizer)
     rows = build_rows(config.data.train, tokenizer, config, objective)

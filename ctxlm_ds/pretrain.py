@@ -87,11 +87,14 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
 
     from ctxlm_ds.checkpoint.run_lock import RunLock
     from ctxlm_ds.parallel.topology import build_topology
-    from ctxlm_ds.training.engine import check_precision, init_process_group
+    from ctxlm_ds.training.runtime import check_precision, init_process_group
 
     check_precision(config)
     init_process_group()
-    topology = build_topology(ranks.local_rank, ranks.local_world_size)
+    layout = config.parallel
+    topology = build_topology(
+        ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
+    )
     run_dir = Path(config.run_dir or Path("runs") / config.name)
     lock = RunLock(run_dir)
     try:
@@ -107,10 +110,12 @@ def run(
 ) -> None:
     """Everything between taking the lock and the summary."""
     from ctxlm_ds.assembly import build_run
+    from ctxlm_ds.training.runtime import print_communication
 
     trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
     try:
         trainer.run()
+        print_communication(deepspeed_config)
     except DataError as error:
         if not topology.is_main:
             # Other errors are raised on every rank alike; this one may be this rank's alone.

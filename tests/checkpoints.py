@@ -12,7 +12,14 @@ import torch
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, TokenizerConfig
+from ctxlm_ds.config.schema import (
+    DECODER_FAMILIES,
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    RunConfig,
+    TokenizerConfig,
+)
 from ctxlm_ds.export.weights import model_shapes, terms_of
 from ctxlm_ds.tokenizers.train import train_tokenizer
 
@@ -22,26 +29,33 @@ SIZES = {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermed
 
 
 def make_tokenizer(kind: str, folder: Path) -> Path:
-    """Train a tokenizer (`wordpiece` or `byte_bpe`) on made-up sentences."""
+    """Train a tokenizer (`wordpiece`, `byte_bpe` or `gpt2`) on made-up sentences."""
     rng = random.Random(7)
     texts = [" ".join(rng.choices(WORDS, k=9)) + ". It was 1 of 2 things, = 4;" for _ in range(300)]
-    train_tokenizer("wordpiece" if kind == "wordpiece" else "bpe", iter(texts), 300, folder)
+    train_tokenizer("bpe" if kind == "byte_bpe" else kind, iter(texts), 300, folder)
     return folder
 
 
 def make_config(
     kind: str, tokenizer: Path, vocab_size: int, model_settings: dict | None = None, **settings: object
 ) -> RunConfig:
-    """A recipe for `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM) or `roberta`."""
-    family = "roberta" if kind == "roberta" else "bert"
-    eps = 1e-5 if family == "roberta" else 1e-12
+    """A recipe for `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `roberta`, `gpt2` or `gpt1`."""
+    family = "bert" if kind == "bert_nsp" else kind
+    eps = 1e-12 if family == "bert" else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
+    if family in DECODER_FAMILIES:
+        model |= {"pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", "intermediate_size": 128}
+        objective, sample_format = "causal_lm", "blocks"
+    elif kind == "bert_nsp":
+        objective, sample_format = "masked_lm_nsp", "segment_pair"
+    else:
+        objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(
         name=f"{kind}-test",
         model=ModelConfig(**{**model, **(model_settings or {})}),
         tokenizer=TokenizerConfig(path=str(tokenizer)),
-        objective=ObjectiveConfig(name="masked_lm_nsp" if kind == "bert_nsp" else "masked_lm"),
-        data=DataConfig(sample_format="segment_pair" if kind == "bert_nsp" else "full_sentences", seq_length=32),
+        objective=ObjectiveConfig.model_validate({"name": objective}),
+        data=DataConfig.model_validate({"sample_format": sample_format, "seq_length": 32}),
         **settings,
     )
 

@@ -1,7 +1,10 @@
-"""Convert checkpoints to and from plain Hugging Face folders; every conversion compares the logits of both sides.
+"""Convert checkpoints: to and from Hugging Face folders, for another layout, to and from DeepSpeed's format.
 
     python tools/convert_checkpoint.py to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16]
     python tools/convert_checkpoint.py from-hf --model DIR --output DIR
+    python tools/convert_checkpoint.py reshape --checkpoint RUN_OR_STEP --output DIR --tensor-parallel-size 8 …
+    python tools/convert_checkpoint.py to-universal   --checkpoint RUN_OR_STEP --output DIR
+    python tools/convert_checkpoint.py from-universal --checkpoint DIR --output DIR --config RECIPE
 """
 
 from __future__ import annotations
@@ -16,43 +19,80 @@ from ctxlm_ds.console import run_command, setup_logging
 if TYPE_CHECKING:
     from ctxlm_ds.export.huggingface import Conversion
 
+CHECKPOINT_HELP = "a run (its newest checkpoint) or a checkpoint"
+
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    to_hf = commands.add_parser("to-hf", help="a checkpoint as a plain BERT or RoBERTa folder")
-    to_hf.add_argument("--checkpoint", required=True, type=Path, help="a run (its newest checkpoint) or a checkpoint")
-    to_hf.add_argument("--output", required=True, type=Path, help="folder to write")
+    to_hf = add_command(commands, "to-hf", "a checkpoint as a plain Hugging Face folder", CHECKPOINT_HELP)
     to_hf.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="data type of the weights")
     to_hf.add_argument("--max-shard-size", default="5GB", help="largest weight file, such as 500MB or 5GB")
-    from_hf = commands.add_parser("from-hf", help="such a model as weights for initialize_from")
+    from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
-    from_hf.add_argument("--output", required=True, type=Path, help="folder to write")
+    reshape = add_command(commands, "reshape", "a checkpoint in files of another layout's ranks", CHECKPOINT_HELP)
+    for axis in ("tensor", "pipeline", "data"):
+        reshape.add_argument(f"--{axis}-parallel-size", type=int, default=1, help="of the new layout (default 1)")
+    reshape.add_argument("--zero-stage", type=int, default=1, help="of the new layout (default 1)")
+    to_universal = add_command(commands, "to-universal", "a checkpoint in DeepSpeed's format", CHECKPOINT_HELP)
+    text = "how the optimizer that will load it counts: torch.optim's in a tensor, DeepSpeed's in an int"
+    to_universal.add_argument("--step-form", choices=("auto", "tensor", "int"), default="auto", help=text)
+    from_universal = add_command(commands, "from-universal", "such a checkpoint as a run", "its folder")
+    from_universal.add_argument("--config", required=True, help="recipe of its model, with the tokenizer's path")
     return parser.parse_args()
 
 
-def report(conversion: Conversion, next_step: str) -> None:
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, checkpoint: str | None = None
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text)
+    if checkpoint:
+        command.add_argument("--checkpoint", required=True, type=Path, help=checkpoint)
+    command.add_argument("--output", required=True, type=Path, help="folder to write")
+    return command
+
+
+def report(conversion: Conversion, next_step: str) -> list[str]:
     lines = [f"{conversion.hf_class}, {conversion.num_parameters:,} parameters, from {conversion.source}", "logits:"]
     lines += [f"  {comparison}" for comparison in conversion.comparisons]
-    largest = max(conversion.comparisons, key=lambda comparison: comparison.relative)
-    lines.append(f"largest difference: {largest.relative:.2e} of the logits' scale")
-    lines += [f"wrote {conversion.output}", next_step]
-    sys.stdout.write("\n".join(lines) + "\n")
+    largest = max(comparison.relative for comparison in conversion.comparisons)
+    lines.append(f"largest difference: {largest:.2e} of the logits' scale")
+    return [*lines, f"wrote {conversion.output}", next_step]
+
+
+def convert_hf(arguments: argparse.Namespace) -> list[str]:
+    from ctxlm_ds.export.huggingface import from_hf, to_hf
+    from ctxlm_ds.export.safetensors_files import parse_size
+
+    out = arguments.output
+    if arguments.command == "to-hf":
+        conversion = to_hf(arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
+        return report(conversion, f'next: transformers.pipeline("fill-mask", model="{out}")')
+    next_step = f"next: --set initialize_from={out} with the model section of its config.yaml"
+    return report(from_hf(arguments.model, out), next_step)
+
+
+def convert_own(arguments: argparse.Namespace) -> list[str]:
+    source, output = arguments.checkpoint, arguments.output
+    if arguments.command == "reshape":
+        from ctxlm_ds.checkpoint.reshape import Layout, reshape
+
+        sizes = (arguments.tensor_parallel_size, arguments.pipeline_parallel_size, arguments.data_parallel_size)
+        return reshape(source, output, Layout(*sizes, arguments.zero_stage)).describe()
+    if arguments.command == "to-universal":
+        from ctxlm_ds.checkpoint.universal import to_universal
+
+        return to_universal(source, output, arguments.step_form).describe()
+    from ctxlm_ds.checkpoint.universal_import import from_universal
+
+    return from_universal(source, output, arguments.config).describe()
 
 
 def main() -> None:
     arguments = parse_arguments()
     setup_logging()
-    from ctxlm_ds.export.huggingface import from_hf, to_hf
-    from ctxlm_ds.export.safetensors_files import parse_size
-
-    if arguments.command == "to-hf":
-        max_shard_bytes = parse_size(arguments.max_shard_size)
-        conversion = to_hf(arguments.checkpoint, arguments.output, arguments.dtype, max_shard_bytes)
-        report(conversion, f'next: transformers.pipeline("fill-mask", model="{arguments.output}")')
-    else:
-        conversion = from_hf(arguments.model, arguments.output)
-        report(conversion, f"next: --set initialize_from={arguments.output} with the model section of its config.yaml")
+    convert = convert_hf if arguments.command.endswith("-hf") else convert_own
+    sys.stdout.write("\n".join(convert(arguments)) + "\n")
 
 
 if __name__ == "__main__":

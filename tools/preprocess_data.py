@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder of train_tokenizer.py or of any Hugging Face tokenizer",
     )
     tokenization.add_argument(
-        "--append-eod", action="store_true", help="end each document with the separator ([SEP], </s>)"
+        "--append-eod", action="store_true", help="end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     )
     output = parser.add_argument_group("output")
     output.add_argument("--output-prefix", required=True, metavar="PREFIX", help="path without extension")

@@ -1,8 +1,9 @@
-"""Train a tokenizer (WordPiece or byte-level BPE) from text; writes a folder that transformers loads too."""
+"""Train a tokenizer (for BERT, RoBERTa or GPT-2) from text; writes a folder that transformers loads too."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from ctxlm_ds.console import run_command, setup_logging
 
@@ -23,15 +24,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--input-format", choices=["auto", "text", "jsonl", "parquet"], default="auto", help="default: by file name"
     )
     parser.add_argument(
-        "--type", choices=["wordpiece", "bpe"], required=True, help="wordpiece (BERT) or byte-level bpe (RoBERTa)"
+        "--type",
+        choices=["wordpiece", "bpe", "gpt2"],
+        required=True,
+        help="wordpiece (BERT), byte-level bpe (RoBERTa) or gpt2 (byte-level, <|endoftext|> its only special token)",
     )
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="default: 30522 (wordpiece) or 50265 (bpe)")
+    parser.add_argument(
+        "--vocab-size", type=int, metavar="N", help="default: 30522 (wordpiece), 50265 (bpe) or 50257 (gpt2)"
+    )
     parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder to write; must not exist")
     parser.add_argument(
         "--cased", action="store_true", help="wordpiece: keep upper case and accents (default: uncased)"
     )
     parser.add_argument(
-        "--add-prefix-space", action="store_true", help="bpe: put a space before each text (RoBERTa: no)"
+        "--add-prefix-space", action="store_true", help="bpe, gpt2: put a space before each text (the originals: no)"
     )
     parser.add_argument(
         "--min-frequency", type=int, default=2, metavar="N", help="least occurrences of a merged pair (default: 2)"
@@ -56,8 +62,13 @@ def main() -> None:
     )
     size = f"{tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:12]}"
     print(f"{args.output_dir}: {tokenizer.kind}, {size}")
-    command = f"python tools/preprocess_data.py --input {' '.join(args.input)} --tokenizer {args.output_dir}"
-    print(f"next: {command} --output-prefix PREFIX --split-sentences")
+    words = ["python", "tools/preprocess_data.py", "--input", *args.input, "--tokenizer", args.output_dir]
+    if args.json_keys != ["text"]:
+        words += ["--json-keys", *args.json_keys]
+    if args.input_format != "auto":
+        words += ["--input-format", args.input_format]
+    words += ["--output-prefix", "PREFIX", "--append-eod" if args.type == "gpt2" else "--split-sentences"]
+    print(f"next: {shlex.join(words)}")
 
 
 if __name__ == "__main__":

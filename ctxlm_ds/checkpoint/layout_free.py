@@ -1,9 +1,10 @@
 """The layout-free form: per full parameter name the fp32 weight and the optimizer's moments, in pieces.
 
 Each rank writes the pieces it owns, one flat fp32 tensor each, into one safetensors file for weights and one for
-moments; index.json says which piece covers which flat range of which parameter. So every layout writes in parallel,
-and any other reads it back a range at a time. In: flat pieces. Out: folders that CheckpointReader opens.
-Not here: which rank owns what (training/engine.py), sizes and checksums (manifest.py).
+moments; index.json says which piece covers which flat range of which parameter, or of which tensor-parallel shard of
+it. So every layout writes in parallel, and any other reads it back a range at a time.
+In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (pieces.py), which rank owns what
+(training/fragments.py, parallel/placement.py), sizes and checksums (manifest.py).
 """
 
 from __future__ import annotations
@@ -11,198 +12,39 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.checkpoint.cover import Piece, ShardPieces, check_shape, group_pieces
+from ctxlm_ds.checkpoint.pieces import (
+    HEADER_ROOM_BYTES,
+    INDEX_NAME,
+    WEIGHT_KIND,
+    ParameterPieces,
+    PieceWriter,
+    estimate_bytes,
+    merge_index,
+)
+from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, TensorFileReader
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.parallel.shards import Rectangle, Shard
 
 if TYPE_CHECKING:
     import torch
 
-INDEX_NAME = "index.json"
-WEIGHT_KIND = "weight"
-FP32_BYTES = 4
+__all__ = [
+    "HEADER_ROOM_BYTES", "INDEX_NAME", "OPEN_FILES", "WEIGHT_KIND", "CheckpointReader", "ParameterPieces",
+    "PieceWriter", "estimate_bytes", "merge_index",
+]  # fmt: skip
+
 OPEN_FILES = 64
-# Room for the header of about 2,000 pieces; a longer header costs one more copy of the file.
-HEADER_ROOM_BYTES = 1 << 18
-
-Piece = dict[str, Any]
-ParameterPieces = dict[str, dict[str, Any]]
-
-
-def estimate_bytes(num_elements: int, num_kinds: int = 3) -> int:
-    """Bytes that a rank will write for `num_elements` parameters in `num_kinds` kinds (weight and two moments)."""
-    return num_elements * num_kinds * FP32_BYTES + 2 * HEADER_ROOM_BYTES
-
-
-class _TensorFile:
-    """A safetensors file written tensor by tensor, so that a rank never holds a second copy of what it saves.
-
-    The format wants its header first; the room for it is kept free and padded with spaces, as the format allows.
-    """
-
-    def __init__(self, path: Path, header_room_bytes: int) -> None:
-        self.path = path
-        self._room_bytes = header_room_bytes
-        self._entries: dict[str, dict[str, Any]] = {}
-        self._data_bytes = 0
-        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 (closed by close)
-        self._file.seek(8 + header_room_bytes)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
-
-    def append(self, key: str, flat: torch.Tensor) -> None:
-        data = memoryview(flat.numpy()).cast("B")
-        self._file.write(data)
-        self._entries[key] = {
-            "dtype": "F32",
-            "shape": [flat.numel()],
-            "data_offsets": [self._data_bytes, self._data_bytes + data.nbytes],
-        }
-        self._data_bytes += data.nbytes
-
-    def close(self) -> None:
-        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
-        if len(header) > self._room_bytes:
-            self._widen(len(header))
-        header = header.ljust(self._room_bytes)
-        self._file.seek(0)
-        self._file.write(len(header).to_bytes(8, "little") + header)
-        self._file.close()
-
-    def _widen(self, room_bytes: int) -> None:
-        self._file.close()
-        narrow = self.path.with_name(self.path.name + ".narrow")
-        os.replace(self.path, narrow)
-        self._file = open(self.path, "xb")  # noqa: SIM115 (closed by close)
-        with open(narrow, "rb") as source:
-            source.seek(8 + self._room_bytes)
-            self._room_bytes = -(-room_bytes // 8) * 8
-            self._file.seek(8 + self._room_bytes)
-            shutil.copyfileobj(source, self._file, 1 << 22)
-        narrow.unlink()
-
-
-class PieceWriter:
-    """Writes one rank's pieces: weights-RRRRR.safetensors and moments-RRRRR.safetensors in `directory`.
-
-    Args:
-        directory: an existing folder, the same for all ranks.
-        rank: names the files.
-        header_room_bytes: space reserved for each file's header.
-    """
-
-    def __init__(self, directory: Path, rank: int, header_room_bytes: int = HEADER_ROOM_BYTES) -> None:
-        self._directory = directory
-        self._rank = rank
-        self._room_bytes = header_room_bytes
-        self._files: dict[str, _TensorFile] = {}
-        self._parameters: ParameterPieces = {}
-
-    def add(self, name: str, kind: str, shape: Sequence[int], start: int, values: torch.Tensor) -> None:
-        """Write one piece; an empty one is left out.
-
-        Args:
-            name: the parameter's full name.
-            kind: `weight`, or a moment such as `exp_avg` and `exp_avg_sq`.
-            shape: of the whole parameter.
-            start: offset of the piece in the row-major flat parameter.
-            values: 1-D fp32, on any device; copied to the CPU and written at once.
-
-        Raises:
-            CheckpointError: the piece does not fit the parameter, or is not flat fp32.
-        """
-        import torch
-
-        where = f"{name} ({kind})"
-        if values.dtype != torch.float32 or values.dim() != 1:
-            raise CheckpointError(f"{where}: a piece is 1-D float32, got {values.dim()}-D {values.dtype}")
-        length = values.numel()
-        if start < 0 or start + length > math.prod(shape):
-            raise CheckpointError(f"{where}: elements {start}..{start + length} lie outside its shape {tuple(shape)}")
-        parameter = self._parameters.setdefault(name, {"shape": list(shape), "pieces": {}})
-        if parameter["shape"] != list(shape):
-            raise CheckpointError(f"{where}: shape {tuple(shape)}, before it was {tuple(parameter['shape'])}")
-        if length == 0:
-            return
-        file = self._file("weights" if kind == WEIGHT_KIND else "moments")
-        key = name if kind == WEIGHT_KIND else f"{name}#{kind}"
-        if key in file:
-            key = f"{key}@{start}"
-        file.append(key, values.detach().to("cpu").contiguous())
-        piece = {"file": file.path.name, "key": key, "start": start, "length": length}
-        parameter["pieces"].setdefault(kind, []).append(piece)
-
-    def close(self) -> ParameterPieces:
-        """Finish the files; this rank's part of the index: {name: {"shape", "pieces": {kind: [piece]}}}."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        return self._parameters
-
-    def _file(self, stem: str) -> _TensorFile:
-        if stem not in self._files:
-            path = self._directory / f"{stem}-{self._rank:05d}.safetensors"
-            self._files[stem] = _TensorFile(path, self._room_bytes)
-        return self._files[stem]
-
-
-def merge_index(
-    directory: Path, pieces_by_rank: Iterable[ParameterPieces], scalars: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Write index.json from every rank's pieces (rank 0 only).
-
-    Args:
-        directory: the checkpoint's folder.
-        pieces_by_rank: what each rank's PieceWriter.close() returned.
-        scalars: JSON values that belong to no parameter (such as the optimizer's step).
-
-    Raises:
-        CheckpointError: ranks disagree on a shape, or pieces of a parameter overlap or leave a gap.
-    """
-    parameters: ParameterPieces = {}
-    for rank, pieces in enumerate(pieces_by_rank):
-        for name, found in pieces.items():
-            parameter = parameters.setdefault(name, {"shape": found["shape"], "pieces": {}})
-            if parameter["shape"] != found["shape"]:
-                raise CheckpointError(
-                    f"{name}: shape {tuple(found['shape'])} on rank {rank}, {tuple(parameter['shape'])} before"
-                )
-            for kind, listed in found["pieces"].items():
-                parameter["pieces"].setdefault(kind, []).extend(listed)
-    for name, parameter in parameters.items():
-        for kind, listed in parameter["pieces"].items():
-            listed.sort(key=lambda piece: piece["start"])
-            _check_cover(f"{name} ({kind})", math.prod(parameter["shape"]), listed)
-        if WEIGHT_KIND not in parameter["pieces"] and math.prod(parameter["shape"]):
-            raise CheckpointError(f"{name}: no rank wrote its weight")
-    index = {"parameters": dict(sorted(parameters.items())), "scalars": dict(scalars)}
-    write_text(directory / INDEX_NAME, json.dumps(index, separators=(",", ":")) + "\n")
-    return index
-
-
-def _check_cover(where: str, num_elements: int, pieces: Sequence[Piece]) -> None:
-    """Pieces in ascending order must cover 0..num_elements exactly once."""
-    end = 0
-    for piece in pieces:
-        start, length = int(piece["start"]), int(piece["length"])
-        if length <= 0 or start < end:
-            raise CheckpointError(f"{where}: pieces overlap at element {start} ({piece['file']})")
-        if start > end:
-            raise CheckpointError(f"{where}: elements {end}..{start} are in no piece")
-        end = start + length
-    if end != num_elements:
-        problem = "are in no piece" if end < num_elements else "lie outside its shape"
-        raise CheckpointError(f"{where}: elements {min(end, num_elements)}..{max(end, num_elements)} {problem}")
+READ_ELEMENTS = 1 << 21
+"""Largest part of a piece that is held beside the result, where rows are read only in part (8 MiB)."""
 
 
 class CheckpointReader:
-    """Reads any range of any parameter of a checkpoint, without loading more than that.
+    """Reads any range of any shard of any parameter of a checkpoint, without loading more than that.
 
     Args:
         path: a checkpoint's folder (RUN/checkpoints/step-…).
@@ -213,36 +55,41 @@ class CheckpointReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._open: OrderedDict[str, Any] = OrderedDict()
+        self._files: dict[str, TensorFileReader] = {}
+        self._open: OrderedDict[str, TensorFileReader] = OrderedDict()
+        self._groups: dict[str, dict[str, list[ShardPieces]]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._elements_in_file: dict[str, int] = {}
         index_path = self.path / INDEX_NAME
         try:
             index = json.loads(index_path.read_text(encoding="utf-8"))
-            self._parameters: ParameterPieces = index["parameters"]
             self._scalars: dict[str, Any] = dict(index["scalars"])
-            self._check()
+            self._take(index["parameters"])
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: no {INDEX_NAME}, so this is not a checkpoint folder") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{index_path}: damaged ({type(error).__name__}: {error})") from None
 
     def names(self) -> list[str]:
         """Full names of all parameters."""
-        return list(self._parameters)
+        return list(self._shapes)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._parameters
+        return name in self._shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the whole parameter."""
-        return tuple(self._parameter(name)["shape"])
+        self._check_name(name)
+        return self._shapes[name]
 
     def kinds(self, name: str) -> list[str]:
         """What is stored of a parameter: `weight` and the optimizer's moments."""
-        return sorted(self._parameter(name)["pieces"], key=lambda kind: (kind != WEIGHT_KIND, kind))
+        self._check_name(name)
+        return sorted(self._groups[name], key=lambda kind: (kind != WEIGHT_KIND, kind))
 
     def moment_kinds(self) -> list[str]:
         """Kinds of moments that any parameter has, such as `exp_avg` and `exp_avg_sq`."""
-        found = {kind for parameter in self._parameters.values() for kind in parameter["pieces"]}
+        found = {kind for kinds in self._groups.values() for kind in kinds}
         return sorted(found - {WEIGHT_KIND})
 
     def scalars(self) -> dict[str, Any]:
@@ -253,36 +100,51 @@ class CheckpointReader:
         """Elements of the whole parameter."""
         return math.prod(self.shape(name))
 
-    def read(self, name: str, kind: str = WEIGHT_KIND, start: int = 0, length: int | None = None) -> torch.Tensor:
-        """Elements start..start+length of the row-major flat parameter as 1-D fp32 on the CPU.
+    def read(
+        self,
+        name: str,
+        kind: str = WEIGHT_KIND,
+        start: int = 0,
+        length: int | None = None,
+        shard: Shard | None = None,
+    ) -> torch.Tensor:
+        """Elements start..start+length of a shard's flat local order as 1-D fp32 on the CPU.
 
         Args:
             name: the parameter's full name.
             kind: `weight`, `exp_avg`, `exp_avg_sq`, …
             start: first element.
             length: number of elements; None reads to the end.
+            shard: what the range is one of, however the checkpoint is cut; None for the whole parameter.
 
         Raises:
             CheckpointError: no such parameter or kind, a range outside it, or a file that is missing or damaged.
         """
         import torch
 
-        total = self.num_elements(name)
+        shape = self.shape(name)
+        target = shard or Shard.whole(shape)
+        if target.shape != shape:
+            raise CheckpointError(f"{self.path}: {name} has shape {shape}, a shard of {target.shape} was asked for")
+        total = target.num_elements
         end = total if length is None else start + length
         if not 0 <= start <= end <= total:
-            raise CheckpointError(f"{self.path}: {name} has {total} elements, {start}..{end} was asked for")
-        result = torch.empty(end - start, dtype=torch.float32)
+            of = name if shard is None else f"the shard of {name}"
+            raise CheckpointError(f"{self.path}: {of} has {total} elements, {start}..{end} was asked for")
         if start == end:
-            return result
-        pieces = self._parameter(name)["pieces"]
-        if kind not in pieces:
-            raise CheckpointError(f"{self.path}: {name} has no {kind!r} (there is: {', '.join(pieces)})")
-        for piece in pieces[kind]:
-            first = max(start, piece["start"])
-            last = min(end, piece["start"] + piece["length"])
-            if first < last:
-                offset = piece["start"]
-                result[first - start : last - start] = self._slice(piece, first - offset, last - offset)
+            return torch.empty(0, dtype=torch.float32)
+        kinds = self._groups[name]
+        if kind not in kinds:
+            raise CheckpointError(f"{self.path}: {name} has no {kind!r} (there is: {', '.join(kinds)})")
+        wanted = target.rectangles(start, end - start)
+        for group in kinds[kind]:
+            self._check_files(group, wanted)
+        result = torch.empty(end - start, dtype=torch.float32)
+        for group in kinds[kind]:
+            if group.shard == target:
+                self._read_same_shard(group, start, result)
+            else:
+                self._read_other_shard(group, wanted, start, result)
         return result
 
     def read_full(self, name: str, kind: str = WEIGHT_KIND) -> torch.Tensor:
@@ -291,46 +153,116 @@ class CheckpointReader:
 
     def close(self) -> None:
         """Close the files; the next read opens them again."""
+        for file in self._open.values():
+            file.close()
         self._open.clear()
 
-    def _check(self) -> None:
-        for name, parameter in self._parameters.items():
-            total = math.prod(parameter["shape"])
+    def _take(self, parameters: ParameterPieces) -> None:
+        """Check every piece of the index and keep it by shard."""
+        for name, parameter in parameters.items():
+            where = f"{self.path}: {name}"
+            shape = self._shapes[name] = check_shape(where, parameter["shape"])
+            groups = self._groups[name] = {}
             for kind, pieces in parameter["pieces"].items():
-                _check_cover(f"{self.path}: {name} ({kind})", total, pieces)
+                groups[kind] = group_pieces(f"{where} ({kind})", shape, pieces)
                 for piece in pieces:
-                    if Path(piece["file"]).name != piece["file"]:
-                        raise ValueError(f"{name} ({kind}): file {piece['file']!r} is not in the checkpoint's folder")
+                    self._take_piece(f"{name} ({kind})", piece)
 
-    def _parameter(self, name: str) -> dict[str, Any]:
-        if name not in self._parameters:
+    def _take_piece(self, where: str, piece: Piece) -> None:
+        file, key = piece["file"], piece["key"]
+        if not isinstance(file, str) or not isinstance(key, str):
+            raise ValueError(f"{where}: file {file!r}, key {key!r}")
+        if file not in self._elements_in_file and (Path(file).name != file or "\0" in file):
+            raise ValueError(f"{where}: file {file!r} is not in the checkpoint's folder")
+        self._elements_in_file[file] = self._elements_in_file.get(file, 0) + piece["length"]
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._shapes:
             raise CheckpointError(f"{self.path}: no parameter {name!r} in this checkpoint")
-        return self._parameters[name]
 
-    def _slice(self, piece: Piece, first: int, last: int) -> torch.Tensor:
-        from safetensors import SafetensorError
+    def _check_files(self, group: ShardPieces, wanted: list[Rectangle]) -> None:
+        """Before room is made for a result: the files are long enough to hold what the index says of them."""
+        for rectangle in wanted:
+            for piece in group.overlapping(*group.local_range(rectangle.row_start, rectangle.row_stop)):
+                elements = self._elements_in_file.get(piece["file"], 0)
+                if elements:
+                    self._check_file(piece, elements)
 
-        file = self.path / piece["file"]
+    def _check_file(self, piece: Piece, elements: int) -> None:
+        path = self.path / piece["file"]
         try:
-            stored = self._file(piece["file"]).get_slice(piece["key"])
-            if stored.get_shape() != [piece["length"]] or stored.get_dtype() != "F32":
-                raise CheckpointError(
-                    f"{file}: {piece['key']} is {stored.get_dtype()} {stored.get_shape()}, the index says "
-                    f"F32 [{piece['length']}]"
-                )
-            return stored[first:last]
+            size_bytes = os.stat(path).st_size
         except FileNotFoundError:
-            raise CheckpointError(f"{file}: missing; verify the checkpoint or use the one before it") from None
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: cannot read {piece['key']} ({error})") from None
+            raise CheckpointError(f"{path}: missing; verify the checkpoint or use the one before it") from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot read {piece['key']} ({error})") from None
+        if size_bytes < elements * FP32_BYTES:
+            raise CheckpointError(f"{path}: cannot read {piece['key']} ({size_bytes} bytes, it must have more)")
+        # Once is enough: what it says of a file that shrinks later is said by the read.
+        self._elements_in_file[piece["file"]] = 0
 
-    def _file(self, name: str) -> Any:
+    def _read_same_shard(self, group: ShardPieces, start: int, result: torch.Tensor) -> None:
+        """A flat range of the very order that the pieces are in."""
+        end = start + result.numel()
+        for piece in group.overlapping(start, end):
+            offset = piece["start"]
+            first, last = max(start, offset), min(end, offset + piece["length"])
+            self._read_into(piece, first - offset, result[first - start : last - start])
+
+    def _read_other_shard(
+        self, group: ShardPieces, wanted: list[Rectangle], start: int, result: torch.Tensor
+    ) -> None:
+        """What pieces of another shard hold of the wanted rectangles, whose offsets count from `start`."""
+        left, right = group.shard.columns
+        for target in wanted:
+            if target.column_start >= right or target.column_stop <= left:
+                continue
+            for piece in group.overlapping(*group.local_range(target.row_start, target.row_stop)):
+                for source in group.shard.rectangles(piece["start"], piece["length"]):
+                    self._copy_overlap(piece, source, target, result[target.offset - start :])
+
+    def _copy_overlap(self, piece: Piece, source: Rectangle, target: Rectangle, result: torch.Tensor) -> None:
+        """The elements that both rectangles hold; `result` begins with the target's first element."""
+        top, bottom = max(source.row_start, target.row_start), min(source.row_stop, target.row_stop)
+        left, right = max(source.column_start, target.column_start), min(source.column_stop, target.column_stop)
+        width = right - left
+        if top >= bottom or width <= 0:
+            return
+        first = source.offset - piece["start"] + (top - source.row_start) * source.width + left - source.column_start
+        place = (top - target.row_start) * target.width + left - target.column_start
+        if width == source.width == target.width or bottom - top == 1:
+            self._read_into(piece, first, result[place : place + (bottom - top) * width])
+            return
+        rows_at_once = max(1, READ_ELEMENTS // source.width)
+        for row in range(top, bottom, rows_at_once):
+            count = min(rows_at_once, bottom - row)
+            band = self._band(piece, first + (row - top) * source.width, count, source.width, width)
+            into = result.as_strided(
+                (count, width), (target.width, 1), result.storage_offset() + place + (row - top) * target.width
+            )
+            into.copy_(band)
+
+    def _band(self, piece: Piece, first: int, count: int, stride: int, width: int) -> torch.Tensor:
+        """`count` rows of `width` elements that begin `stride` apart, read in one go: [count, width]."""
+        import torch
+
+        flat = torch.empty((count - 1) * stride + width, dtype=torch.float32)
+        self._read_into(piece, first, flat)
+        return flat.as_strided((count, width), (stride, 1))
+
+    def _read_into(self, piece: Piece, first: int, target: torch.Tensor) -> None:
+        self._file(piece["file"]).read_into(piece["key"], piece["length"], first, target)
+
+    def _file(self, name: str) -> TensorFileReader:
+        """The file, open; its header is kept when others push it out."""
         if name in self._open:
             self._open.move_to_end(name)
-        else:
-            from safetensors import safe_open
-
-            self._open[name] = safe_open(str(self.path / name), framework="pt")
-            if len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)
-        return self._open[name]
+            return self._open[name]
+        if len(self._open) >= OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        if name not in self._files:
+            self._files[name] = TensorFileReader(self.path / name)
+        file = self._files[name]
+        file.open()
+        self._open[name] = file
+        return file

@@ -10,7 +10,7 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ import yaml
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.config.load import dump_config
+from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.fragments import Fragment
 from ctxlm_ds.training.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")
@@ -33,7 +34,7 @@ FREE_SPACE_SLACK_BYTES = 16 * 2**20
 # What fixes the model and the order and content of the rows: a change would not continue the run, it would be another.
 FIXED_SETTINGS = (
     "model", "objective", "data.seq_length", "data.sample_format", "data.short_seq_prob", "data.num_duplicates",
-    "data.packing", "data.max_sequences_per_row", "training.seed", "optimizer.name",
+    "data.packing", "data.max_sequences_per_row", "data.reset_at_documents", "training.seed", "optimizer.name",
 )  # fmt: skip
 
 
@@ -73,22 +74,29 @@ class TrainingCheckpoints:
 
     def _estimate_bytes(self) -> int:
         """Size of the whole checkpoint: weights and moments of all ranks."""
-        own = sum(f.length for f in self._engine.fragments() if not f.replicated or self._topology.rank == 0)
+        own = sum(fragment.length for fragment in self._engine.fragments() if self._counts(fragment))
         elements = self._topology.all_reduce_sum(torch.tensor([float(own)], dtype=torch.float64)).item()
         return int(elements) * BYTES_PER_ELEMENT * (1 + len(self._engine.moment_kinds())) + FREE_SPACE_SLACK_BYTES
 
+    def _counts(self, fragment: Fragment) -> bool:
+        """Whether the fragment counts here: each element of the model on one rank."""
+        elsewhere = fragment.replicated and self._topology.data_parallel_rank != 0
+        return not (elsewhere or fragment.duplicate)
+
     def _write_pieces(self, folder: Path) -> Any:
-        """This rank's share: its fragments, and of what all ranks hold every n-th parameter."""
+        """This rank's share: its fragments, and every n-th parameter of what the data-parallel ranks all hold."""
         writer = PieceWriter(folder, self._topology.rank)
         kinds = self._engine.moment_kinds()
         for index, fragment in enumerate(self._engine.fragments()):
-            if fragment.replicated and index % self._topology.data_parallel_size != self._topology.data_parallel_rank:
+            turn = index % self._topology.data_parallel_size == self._topology.data_parallel_rank
+            if fragment.duplicate or (fragment.replicated and not turn):
                 continue
             where = (fragment.shape, fragment.start)
-            writer.add(fragment.name, "weight", *where, fragment.weight().cpu())
+            writer.add(fragment.name, "weight", *where, fragment.weight().cpu(), shard=fragment.shard)
             optimizer_state = self._engine.optimizer_state(fragment.owner)
             for kind in kinds if optimizer_state else ():
-                writer.add(fragment.name, kind, *where, fragment.moment(optimizer_state, kind).cpu().float())
+                moment = fragment.moment(optimizer_state, kind).cpu().float()
+                writer.add(fragment.name, kind, *where, moment, shard=fragment.shard)
         return writer.close()
 
     def _describe(self, state: TrainState) -> dict[str, Any]:
@@ -98,6 +106,9 @@ class TrainingCheckpoints:
         """All that a bitwise continuation needs to be the same."""
         return {
             "world_size": self._topology.world_size,
+            "tensor_parallel_size": self._topology.tensor_parallel_size,
+            "pipeline_parallel_size": self._topology.pipeline_parallel_size,
+            "sequence_parallel": self._engine.parallel.splits_tokens,
             "zero_stage": self._engine.zero_stage,
             "micro_batch_size": self._config.training.micro_batch_size,
             "precision": self._config.training.precision,
@@ -108,17 +119,17 @@ class TrainingCheckpoints:
             "optimizer": self._engine.optimizer_choice,
         }
 
-    def resume(self) -> TrainState | None:
-        """Load the newest checkpoint that verifies; None where the run has none.
+    def resume(self, folder: Path | None) -> TrainState | None:
+        """Load a checkpoint of this run (CheckpointManager.find_resumable); None where the run has none.
 
         Raises:
             CheckpointError: the checkpoint belongs to another model, data or seed.
         """
-        folder = self._manager.find_resumable()
         if folder is None:
             return None
         described = json.loads((folder / "state.json").read_text())
-        self._refuse_changes(folder, described["data"])
+        refuse_changed_settings(folder, self._config)
+        self._refuse_changed_data(folder, described["data"])
         reader = CheckpointReader(folder)
         scalars = reader.scalars()
         self._load_pieces(reader, int(scalars["optimizer_updates"]))
@@ -131,31 +142,22 @@ class TrainingCheckpoints:
         if kinds:
             self._engine.prepare_optimizer_state(updates, kinds)
         for fragment in self._engine.fragments():
-            place = {"start": fragment.start, "length": fragment.length}
-            fragment.weight().copy_(reader.read(fragment.name, "weight", **place))
+            place = (fragment.start, fragment.length, fragment.shard)
+            fragment.weight().copy_(reader.read(fragment.name, "weight", *place))
             for kind in kinds:
                 view = fragment.moment(self._engine.optimizer_state(fragment.owner), kind)
-                view.copy_(reader.read(fragment.name, kind, **place))
+                view.copy_(reader.read(fragment.name, kind, *place))
         self._engine.weights_changed()
 
-    def _refuse_changes(self, folder: Path, saved_data: Mapping[str, Any]) -> None:
-        saved = yaml.safe_load((folder / "config.yaml").read_text())
-        current = yaml.safe_load(dump_config(self._config))
-        changed = [
-            f"  {key}: {_lookup(saved, key)!r} in the checkpoint, {_lookup(current, key)!r} in the recipe"
-            for key in FIXED_SETTINGS
-            if _lookup(saved, key) != _lookup(current, key)
-        ]
-        changed += [
-            f"  {key}: {saved_data.get(key)!r} in the checkpoint, {value!r} now"
-            for key, value in self._data.items()
-            if saved_data.get(key) != value
-        ]
-        if changed:
-            raise CheckpointError(
-                f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
-                f"settings back, or start a new run from its weights: --set initialize_from={folder} run_dir=NEW_FOLDER"
-            )
+    def _refuse_changed_data(self, folder: Path, saved: Mapping[str, Any]) -> None:
+        _refuse(
+            folder,
+            [
+                f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
+                for key, value in self._data.items()
+                if saved.get(key) != value
+            ],
+        )
 
     def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:
         now = self._environment()
@@ -164,6 +166,31 @@ class TrainingCheckpoints:
             different.append("training.deterministic is false on CUDA")
         if different:
             logger.info("resuming exactly, but not bitwise: %s", ", ".join(different))
+
+
+def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
+    """Compare the settings that a run cannot change with those of its checkpoint; needs neither data nor an engine.
+
+    Raises:
+        CheckpointError: lists every one that differs.
+    """
+    # Loaded, not only parsed: settings that are younger than the checkpoint have their defaults.
+    saved = yaml.safe_load(dump_config(load_config(folder / "config.yaml")))
+    current = yaml.safe_load(dump_config(config))
+    changed = [
+        f"  {key}: {_lookup(saved, key)!r} in the checkpoint, {_lookup(current, key)!r} in the recipe"
+        for key in FIXED_SETTINGS
+        if _lookup(saved, key) != _lookup(current, key)
+    ]
+    _refuse(folder, changed)
+
+
+def _refuse(folder: Path, changed: Sequence[str]) -> None:
+    if changed:
+        raise CheckpointError(
+            f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
+            f"settings back, or start a new run from its weights: --set initialize_from={folder} run_dir=NEW_FOLDER"
+        )
 
 
 def _lookup(settings: Mapping[str, Any], path: str) -> Any:

@@ -1,7 +1,7 @@
 """What is impossible together: every finding with its settings, its values and the way out.
 
-In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), DeepSpeed's JSON (deepspeed.py),
-anything that needs the data. Imports no torch.
+In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), layouts over ranks
+(layout.py), DeepSpeed's JSON (deepspeed.py), anything that needs the data. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from ctxlm_ds.config.decoder_rules import decoder_problems
+from ctxlm_ds.config.layout import layout_problems
 from ctxlm_ds.config.problems import Problem, raise_problems
 from ctxlm_ds.config.schema import PAIR_FORMATS, RunConfig
 from ctxlm_ds.errors import ConfigError
@@ -49,7 +51,7 @@ def check_device(config: RunConfig, device_type: str) -> None:
 def find_problems(config: RunConfig, world_size: int | None = None) -> list[Problem]:
     """Every impossible combination, without raising."""
     problems = [problem for check in CHECKS for problem in check(config)]
-    return problems + list(batch_problems(config, world_size))
+    return problems + list(layout_problems(config, world_size))
 
 
 def total_schedule_steps(config: RunConfig) -> int:
@@ -74,13 +76,17 @@ def unused_settings(config: RunConfig) -> list[str]:
     defaults = RunConfig()
     idle = {
         "data.short_seq_prob": config.data.sample_format != "segment_pair",
-        "data.max_sequences_per_row": not config.data.packing,
+        "data.max_sequences_per_row": not config.data.shares_rows,
+        "data.reset_at_documents": config.data.sample_format != "blocks",
         "training.initial_loss_scale_power": config.training.precision != "fp16",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
         "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
-        "model.type_vocab_size": config.model.family == "roberta",
+        "model.type_vocab_size": config.model.family != "bert",
+        "parallel.pipeline_partition": config.parallel.pipeline_parallel_size == 1,
     }
+    if config.objective.name == "causal_lm":
+        idle |= {f"objective.{name}": True for name in type(config.objective).model_fields if name != "name"}
     if config.schedule.name == "constant":
         idle["schedule.final_learning_rate"] = True
     if config.optimizer.name == "from_ds_config":
@@ -129,7 +135,9 @@ def _check_rows(config: RunConfig) -> Iterator[Problem]:
             "shorten the rows or lengthen the table",
             ("model.max_position_embeddings",),
         )
-    if data.sample_format not in PAIR_FORMATS:
+    if data.sample_format == "blocks":
+        special = 0
+    elif data.sample_format not in PAIR_FORMATS:
         special = SPECIAL_TOKENS_OF_SINGLE
     else:
         special = SPECIAL_TOKENS_OF_PAIR if model.family == "bert" else SPECIAL_TOKENS_OF_ROBERTA_PAIR
@@ -179,7 +187,7 @@ def _check_objective(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_next_sentence(config: RunConfig) -> Iterator[Problem]:
-    if config.objective.name != "masked_lm_nsp":
+    if config.objective.name != "masked_lm_nsp" or config.model.is_decoder:
         return
     if config.model.family == "roberta":
         yield Problem(
@@ -280,46 +288,6 @@ def _check_precision(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _check_layout(config: RunConfig) -> Iterator[Problem]:
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size = getattr(config.parallel, name)
-        if size > 1:
-            yield Problem(
-                f"parallel.{name}",
-                f"{size}: this version trains with data parallelism and ZeRO only; set it to 1, and for a model that "
-                "does not fit one device deepspeed to zero3 or zero3-offload",
-            )
-
-
-def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Problem]:
-    """The global batch splits evenly into micro-batches, and those over the data-parallel ranks."""
-    rows, micro = config.training.global_batch_size, config.training.micro_batch_size
-    ranks = 1
-    if world_size is not None:
-        model_parallel = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
-        if world_size % model_parallel:
-            yield Problem(
-                "parallel",
-                f"{world_size} ranks do not split into groups of tensor_parallel_size x pipeline_parallel_size = "
-                f"{model_parallel}",
-                ("parallel.tensor_parallel_size", "parallel.pipeline_parallel_size"),
-            )
-            return
-        ranks = world_size // model_parallel
-    unit = micro * ranks
-    if rows % unit:
-        below, above = rows // unit * unit, (rows // unit + 1) * unit
-        choices = f"{below} or {above}" if below else f"{above}"
-        of = f"training.micro_batch_size {micro}" + (f" x {ranks} ranks = {unit}" if world_size is not None else "")
-        fitting = next((size for size in range(micro, 0, -1) if rows % (size * ranks) == 0), None)
-        other = f", or training.micro_batch_size to {fitting}" if fitting else ""
-        yield Problem(
-            "training.global_batch_size",
-            f"{rows} is not a multiple of {of}; set it to {choices}{other}",
-            ("training.micro_batch_size",),
-        )
-
-
 def _nearest_divisor(number: int, wanted: int) -> int:
     divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
     return min(divisors, key=lambda candidate: abs(candidate - wanted))
@@ -328,10 +296,10 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 CHECKS: tuple[Check, ...] = (
     _check_model,
     _check_rows,
+    decoder_problems,
     _check_sources,
     _check_objective,
     _check_optimizer,
     _check_schedule,
     _check_precision,
-    _check_layout,
 )

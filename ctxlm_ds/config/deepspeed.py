@@ -9,15 +9,18 @@ In: RunConfig, the JSON, the world size. Out: the dict for deepspeed.initialize.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.config.check import batch_problems
 from ctxlm_ds.config.deepspeed_keys import deepspeed_keys
 from ctxlm_ds.config.deepspeed_rules import find_conflicts
+from ctxlm_ds.config.layout import batch_problems, data_parallel_size
 from ctxlm_ds.config.problems import Problem, nearest_name, raise_problems, show_value
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import ConfigError
@@ -26,6 +29,7 @@ CHECKOUT_CONFIG_DIR = Path(__file__).resolve().parents[2] / "ds_configs"
 DEFAULT_CONFIG = "zero1"
 NEVER_PRINT_STEPS = 2**31 - 1
 AUTO = "auto"
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("expert_parallel",))
 """Where "auto" is a word of DeepSpeed's own."""
 
@@ -42,8 +46,10 @@ class Owned:
 def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
     """Read a DeepSpeed JSON: a path, or the name of one in ds_configs/ (`zero2`).
 
+    `${NAME}` and `${NAME:-default}` in a value stand for an environment variable.
+
     Raises:
-        ConfigError: no such file, not JSON, or a key written twice.
+        ConfigError: no such file, not JSON, a key written twice, or a variable that is not set.
     """
     path = find_deepspeed_json(path_or_name)
     try:
@@ -54,7 +60,26 @@ def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected an object of DeepSpeed settings, not {show_value(data)}")
-    return data
+    expanded: dict[str, Any] = _expand_variables(data, str(path))
+    return expanded
+
+
+def _expand_variables(value: Any, where: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _expand_variables(item, f"{where}: {name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [_expand_variables(item, where) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        found = os.environ.get(name) or default
+        if found is None:
+            raise ConfigError(f"{where} is {value}, but the environment has no {name}; export {name}=VALUE")
+        return found
+
+    return VARIABLE.sub(replace, value)
 
 
 def find_deepspeed_json(path_or_name: str | Path) -> Path:
@@ -108,6 +133,7 @@ def build_deepspeed_config(
     _fill_hints(result, config)
     problems += _settle_autos(result, ())
     raise_problems(f"{source} with recipe {config.name}", problems)
+    _separate_runs(result, config)
     result.setdefault("steps_per_print", NEVER_PRINT_STEPS)
     result.setdefault("wall_clock_breakdown", False)
     result.setdefault("zero_allow_untested_optimizer", True)
@@ -117,12 +143,12 @@ def build_deepspeed_config(
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[tuple[str, ...], Owned]:
     training = config.training
-    accumulation = training.global_batch_size // (training.micro_batch_size * world_size)
+    accumulation = training.global_batch_size // (training.micro_batch_size * data_parallel_size(config, world_size))
     return {
         ("train_batch_size",): Owned("training.global_batch_size", training.global_batch_size),
         ("train_micro_batch_size_per_gpu",): Owned("training.micro_batch_size", training.micro_batch_size),
         ("gradient_accumulation_steps",): Owned(
-            "training.global_batch_size / (training.micro_batch_size x ranks)", accumulation
+            "training.global_batch_size / (training.micro_batch_size x data-parallel ranks)", accumulation
         ),
         ("gradient_clipping",): Owned("optimizer.gradient_clipping", config.optimizer.gradient_clipping),
         ("bf16", "enabled"): Owned("training.precision", training.precision == "bf16"),
@@ -235,6 +261,16 @@ def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Pr
             del section[name]
             if here[0] == "optimizer":
                 yield Problem(".".join(here), 'the recipe has no value to put for "auto"; write one here')
+
+
+def _separate_runs(result: dict[str, Any], config: RunConfig) -> None:
+    """A folder of its own on the NVMe disk for each run directory: DeepSpeed's files are named by rank alone."""
+    run_dir = os.path.abspath(config.run_dir or os.path.join("runs", config.name))
+    name = f"{config.name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
+    for part in ("offload_optimizer", "offload_param"):
+        section = result.get("zero_optimization", {}).get(part)
+        if isinstance(section, dict) and section.get("device") == "nvme":
+            section["nvme_path"] = os.path.join(section["nvme_path"], name)
 
 
 def _unknown_keys(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ctxlm_ds.config.deepspeed_features import feature_problems
+from ctxlm_ds.config.layout import stage_problems
 from ctxlm_ds.config.problems import Problem, show_value
 from ctxlm_ds.config.schema import RunConfig
 
@@ -16,9 +18,9 @@ STAGES = (0, 1, 2, 3)
 FIXED_VALUES: dict[tuple[str, ...], tuple[Any, str]] = {
     ("gradient_allreduce_op",): ("mean", "the step's loss is exact only where DeepSpeed averages over the ranks"),
     ("managed_gradient_accumulation",): (True, "the whole step is given to DeepSpeed as its accumulation"),
-    ("sequence_parallel_size",): (1, "this version trains with data parallelism and ZeRO only"),
+    ("sequence_parallel_size",): (1, "this is DeepSpeed-Ulysses; parallel.sequence_parallel is what ctxlm_ds has"),
     ("data_parallel_size",): (None, "the data-parallel size is what remains of the world"),
-    ("tensor_parallel", "autotp_size"): (0, "this version trains with data parallelism and ZeRO only"),
+    ("tensor_parallel", "autotp_size"): (0, "the layers are split by parallel.tensor_parallel_size in the recipe"),
     ("hybrid_engine", "enabled"): (False, "it serves generation, not pretraining"),
     ("torch_autocast", "enabled"): (False, "training.precision decides the data type of every operation"),
     ("bf16", "bf16_master_weights_and_grads"): (False, "master weights are fp32 (checkpoints hold them so)"),
@@ -52,9 +54,10 @@ def find_conflicts(config: RunConfig, settings: dict[str, Any]) -> list[Problem]
     stage = 0 if stage == "auto" else stage
     if isinstance(stage, bool) or stage not in STAGES:
         return [*problems, Problem("zero_optimization.stage", f"{show_value(stage)}: expected one of 0, 1, 2, 3")]
-    problems += _stage_rules(config, int(stage))
+    problems += [*_stage_rules(config, int(stage)), *stage_problems(config, int(stage))]
     problems += _offload_rules(config, zero, int(stage))
     problems += _communication_rules(settings, zero, int(stage))
+    problems += feature_problems(config, settings)
     return problems
 
 
@@ -89,12 +92,6 @@ def _offload_rules(config: RunConfig, zero: dict[str, Any], stage: int) -> Itera
         yield Problem("zero_optimization.offload_optimizer", text)
     if _offloads(parameters) and stage != 3:
         yield Problem("zero_optimization.offload_param", f"stage {stage} does not partition parameters; use stage 3")
-    if optimizer.get("ratio", 1.0) not in (1.0, "auto") and stage != 3:
-        yield Problem(
-            "zero_optimization.offload_optimizer.ratio",
-            f"{show_value(optimizer['ratio'])}: a part of the optimizer can stay on the device under stage 3 only; "
-            "use stage 3 or remove it",
-        )
     for name, section in (("offload_optimizer", optimizer), ("offload_param", parameters)):
         if section.get("device") == "nvme" and not section.get("nvme_path"):
             yield Problem(f"zero_optimization.{name}.nvme_path", "missing; device nvme needs a folder on that disk")

@@ -12,8 +12,9 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 
-SampleFormat = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
+SampleFormat = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences", "blocks"]
 PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
+DECODER_FAMILIES = ("gpt2", "gpt1")
 
 
 class Section(BaseModel):
@@ -23,10 +24,11 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The shape of an encoder (Devlin 2018; Liu 2019)."""
+    """The shape of an encoder (Devlin 2018; Liu 2019) or of a decoder (Radford 2018, 2019)."""
 
-    family: Literal["bert", "roberta"] = "bert"
-    """`bert`: token types, pooler, next-sentence head. `roberta`: none of them, positions start at 2."""
+    family: Literal["bert", "roberta", "gpt2", "gpt1"] = "bert"
+    """`bert`: token types, pooler, next-sentence head. `roberta`: none of them, positions start at 2. `gpt2`, `gpt1`:
+    decoders whose positions see earlier ones only, LayerNorm before each block (gpt2) or after it (gpt1)."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; null takes the tokenizer's size. Larger than the tokenizer is allowed, smaller is not."""
     hidden_size: PositiveInt = 768
@@ -52,7 +54,13 @@ class ModelConfig(Section):
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
     pre_layer_norm: bool = False
-    """LayerNorm before each block instead of after (not the published model; exported only within this project)."""
+    """LayerNorm before each block instead of after. true for `gpt2`, false for `gpt1`; an encoder with true is not the
+    published model and is exported only within this project."""
+
+    @property
+    def is_decoder(self) -> bool:
+        """A causal language model: positions see earlier ones only, and each predicts the next token."""
+        return self.family in DECODER_FAMILIES
 
 
 class TokenizerConfig(Section):
@@ -81,7 +89,8 @@ class DataConfig(Section):
     seq_length: PositiveInt = 128
     """Positions in a row, special tokens included."""
     sample_format: SampleFormat = "segment_pair"
-    """`segment_pair` (BERT), `sentence_pair`, `full_sentences` (RoBERTa) or `doc_sentences`."""
+    """`segment_pair` (BERT), `sentence_pair`, `full_sentences` (RoBERTa), `doc_sentences` or `blocks` (GPT: documents
+    one after another, cut into full rows; a dataset made with --append-eod)."""
     short_seq_prob: Probability = 0.1
     """Share of documents whose target length is drawn shorter (segment_pair; BERT 0.1)."""
     num_duplicates: PositiveInt = 1
@@ -89,7 +98,10 @@ class DataConfig(Section):
     packing: bool = False
     """Put several short sequences into one row; they never see each other and their positions restart."""
     max_sequences_per_row: PositiveInt = 8
-    """Most sequences in one row when packing."""
+    """Most sequences in one row when packing, most documents in one row of `blocks`."""
+    reset_at_documents: bool = True
+    """`blocks`: documents of a row never see each other and their positions restart; false: a row is one sequence, its
+    documents separated by the end-of-document token alone (GPT-2; Megatron's default)."""
     sample_index_dir: str | None = None
     """Where sample indexes are kept; null keeps them beside each dataset."""
     num_workers: NonNegativeInt = 1
@@ -97,12 +109,23 @@ class DataConfig(Section):
     prefetch_steps: PositiveInt = 2
     """Optimizer steps of batches each worker prepares ahead."""
 
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a row holds several sequences that never see each other (packed ones, or a block's documents)."""
+        return self.packing or (self.sample_format == "blocks" and self.reset_at_documents)
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Sequence slots of a row."""
+        return self.max_sequences_per_row if self.shares_rows else 1
+
 
 class ObjectiveConfig(Section):
     """What the model learns to predict."""
 
-    name: Literal["masked_lm", "masked_lm_nsp"] = "masked_lm_nsp"
-    """`masked_lm` (RoBERTa) or `masked_lm_nsp` (BERT: masked tokens and next sentence, each with its own mean)."""
+    name: Literal["masked_lm", "masked_lm_nsp", "causal_lm"] = "masked_lm_nsp"
+    """`masked_lm` (RoBERTa), `masked_lm_nsp` (BERT: masked tokens and next sentence, each with its own mean) or
+    `causal_lm` (GPT: the next token at every position; the settings below have no effect)."""
     mask_prob: Probability = 0.15
     """Share of the tokens to predict."""
     keep_prob: Probability = 0.1
@@ -195,9 +218,17 @@ class ParallelConfig(Section):
     """How the model is laid out over ranks; data-parallel size is what remains of the world."""
 
     tensor_parallel_size: PositiveInt = 1
-    """Ranks that share each layer's weights."""
+    """Ranks that share each layer's weights; must divide the attention heads and the feed-forward width."""
     pipeline_parallel_size: PositiveInt = 1
-    """Consecutive groups of layers on different ranks."""
+    """Consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
+    sequence_parallel: bool = False
+    """Share positions between tensor-parallel ranks where weights are not shared (LayerNorm, dropout): less memory."""
+    pipeline_partition: Literal["parameters", "time", "uniform"] = "parameters"
+    """What pipeline stages share evenly: `parameters`, computing `time`, or the number of layers (`uniform`)."""
+    pipeline_layers: list[PositiveInt] | None = None
+    """Transformer layers of each stage by hand; null lets pipeline_partition decide."""
+    vocab_multiple: PositiveInt = 1
+    """Each tensor-parallel rank's vocabulary rows are padded to a multiple of this (not in checkpoints or exports)."""
 
 
 class EvaluationConfig(Section):

@@ -24,6 +24,7 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Batch, Example, Sample
 from ctxlm_ds.errors import ConfigError
 
 MASKED_LM = "masked_lm"
+CAUSAL_LM = "causal_lm"
 NEXT_SENTENCE = "next_sentence"
 
 
@@ -59,7 +60,9 @@ class BatchShape:
             "prediction_positions": self.prediction_slots,
             "cls_positions": self.sequences_per_row,
         }
-        label_columns = {MASKED_LM: self.prediction_slots, NEXT_SENTENCE: self.sequences_per_row}
+        label_columns = {
+            MASKED_LM: self.prediction_slots, CAUSAL_LM: self.seq_length, NEXT_SENTENCE: self.sequences_per_row
+        }
         return columns | {f"labels.{term}": label_columns[term] for term in self.terms}
 
 
@@ -69,9 +72,9 @@ def batch_shape(data: DataConfig, objective: ObjectiveConfig, terms: tuple[str, 
     Raises:
         ConfigError: packed rows have fewer prediction slots than sequences.
     """
-    sequences = data.max_sequences_per_row if data.packing else 1
+    sequences = data.sequences_per_row
     slots = prediction_slots(data, objective)
-    if slots < sequences:
+    if slots < sequences and objective.name != CAUSAL_LM:
         raise ConfigError(
             f"objective.max_predictions {slots} is less than data.max_sequences_per_row {sequences}; "
             "every packed sequence needs at least one prediction slot: raise the first or lower the second"
@@ -80,7 +83,12 @@ def batch_shape(data: DataConfig, objective: ObjectiveConfig, terms: tuple[str, 
 
 
 def prediction_slots(data: DataConfig, objective: ObjectiveConfig) -> int:
-    """Prediction slots of a row: the setting, or what no row can exceed (each sequence rounds up by less than one)."""
+    """Prediction slots of a row: the setting, or what no row can exceed (each sequence rounds up by less than one).
+
+    causal_lm predicts at every position.
+    """
+    if objective.name == CAUSAL_LM:
+        return data.seq_length
     if objective.max_predictions is not None:
         return objective.max_predictions
     return _slots_needed(data, objective)
@@ -135,6 +143,7 @@ def _fill_row(fields: dict[str, NDArray[np.int32]], examples: Sequence[Example])
     """Write one row's sequences one after another; predictions fill the slots in the same order."""
     start, slot = 0, 0
     masked_labels, pair_labels = fields.get(f"labels.{MASKED_LM}"), fields.get(f"labels.{NEXT_SENTENCE}")
+    causal_labels = fields.get(f"labels.{CAUSAL_LM}")
     for sequence, example in enumerate(examples):
         end, next_slot = start + len(example.input_ids), slot + len(example.prediction_positions)
         fields["input_ids"][start:end] = example.input_ids
@@ -146,6 +155,8 @@ def _fill_row(fields: dict[str, NDArray[np.int32]], examples: Sequence[Example])
         fields["prediction_positions"][slot:next_slot] = example.prediction_positions + start
         if masked_labels is not None:
             masked_labels[slot:next_slot] = example.prediction_labels
+        if causal_labels is not None:
+            causal_labels[start + example.prediction_positions] = example.prediction_labels
         if pair_labels is not None and example.is_random_next != NO_LABEL:
             pair_labels[sequence] = example.is_random_next
         start, slot = end, next_slot

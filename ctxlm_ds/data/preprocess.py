@@ -46,7 +46,7 @@ class PreprocessConfig:
     keep_newlines: bool = False
     """Sentences keep the line ends behind them (only seen by tokenizers that have tokens for them)."""
     append_eod: bool = False
-    """The separator (`[SEP]`, `</s>`) ends each document, counted in its last sequence's length."""
+    """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
     workers: int = 1
     """Worker processes; the result does not depend on it."""
     max_bad_records: int = 0

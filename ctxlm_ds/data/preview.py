@@ -2,18 +2,20 @@
 
 In: rows and the objective (injected), as the loader uses them. Out: rich Text, coloured on a terminal and plain
 elsewhere: `[CLS] the [MASK→cat] sat`. A predicted token stands in brackets, what the model reads before what it should
-say; where both are the same it was left as it is. Not here: documents without an objective (inspect.py).
+say; where both are the same it was left as it is. For causal_lm every token is predicted by what stands before it:
+the text alone, and behind it in brackets what its last token predicts. Not here: documents without an objective
+(inspect.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.collate import Objective
+from ctxlm_ds.data.collate import CAUSAL_LM, Objective
 from ctxlm_ds.data.loader import TRAIN_MASKS, BatchBuilder
 from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.sampler import RowOrder
@@ -36,12 +38,19 @@ def preview_rows(
     order = RowOrder(len(rows), config.training.seed)
     first = epoch * len(rows)
     planned = order.at(np.arange(first, first + min(count, len(rows)), dtype=np.int64))
+    render = render_text if CAUSAL_LM in objective.terms else render_example
     for row, examples in zip(planned.rows.tolist(), builder.examples(planned), strict=True):
-        yield render_row(examples, tokenizer, f"row {row}", config.data.seq_length)
+        yield render_row(examples, tokenizer, f"row {row}", config.data.seq_length, render)
 
 
-def render_row(examples: Sequence[Example], tokenizer: Tokenizer, title: str, seq_length: int) -> Text:
-    """A row: a line of figures, then each of its sequences."""
+def render_row(
+    examples: Sequence[Example],
+    tokenizer: Tokenizer,
+    title: str,
+    seq_length: int,
+    render: Callable[[Example, Tokenizer], Text] | None = None,
+) -> Text:
+    """A row: a line of figures, then each of its sequences as `render` shows it (render_example)."""
     from rich.text import Text
 
     used = sum(len(example.input_ids) for example in examples)
@@ -53,8 +62,21 @@ def render_row(examples: Sequence[Example], tokenizer: Tokenizer, title: str, se
         if len(examples) > 1 or label:
             place = f"sequence {number} of {len(examples)}" if len(examples) > 1 else ""
             text.append(f"  {': '.join(filter(None, (place, label)))}\n", style="magenta")
-        text.append("  ").append_text(render_example(example, tokenizer)).append("\n")
+        text.append("  ").append_text((render or render_example)(example, tokenizer)).append("\n")
     return text
+
+
+def render_text(example: Example, tokenizer: Tokenizer) -> Text:
+    """One sequence of causal_lm on one line."""
+    from rich.text import Text
+
+    text = Text()
+    for token_id in example.input_ids.tolist():
+        lead, shown = _shown(token_id, tokenizer)
+        text.append(lead).append(shown, style=STYLES["special" if token_id in tokenizer.special_ids else "text"])
+    lead, shown = _shown(int(example.prediction_labels[-1]), tokenizer)
+    text.append(lead).append(f"[→{shown}]", style=STYLES["mask"])
+    return text[1:] if text.plain.startswith(" ") else text
 
 
 def render_example(example: Example, tokenizer: Tokenizer) -> Text:

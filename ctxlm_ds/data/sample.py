@@ -21,7 +21,10 @@ NO_LABEL = -1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One input sequence before corruption, special tokens in place."""
+    """One input sequence before corruption, special tokens in place.
+
+    For causal_lm the last token is no input: it is what the last input predicts, and may be another sample's first.
+    """
 
     input_ids: NDArray[np.int64]
     """[n]"""
@@ -67,7 +70,7 @@ class Batch:
     cls_positions: torch.Tensor
     """[b, m], first position of each sequence, 0 in empty slots."""
     labels: dict[str, torch.Tensor]
-    """By loss term: masked_lm [b, p], next_sentence [b, m]; IGNORE_LABEL in empty slots."""
+    """By loss term: masked_lm [b, p], causal_lm [b, s], next_sentence [b, m]; IGNORE_LABEL in empty slots."""
 
     def model_inputs(self) -> tuple[torch.Tensor, ...]:
         """The tensors that the first layer takes, in its order."""

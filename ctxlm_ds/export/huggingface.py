@@ -134,7 +134,7 @@ def _card_facts(source: CheckpointSource, tokenizer: Tokenizer, hf_class: str, d
         hf_class=hf_class,
         dtype=dtype,
         num_parameters=parameter_count(source.model, source.terms),
-        mask_token=tokenizer.id_to_token(tokenizer.mask_id),
+        mask_token="" if source.model.is_decoder else tokenizer.id_to_token(tokenizer.mask_id),
         train_state=source.train_state,
         evaluation=read_evaluation(source.metrics_file, step) if trained else {},
         datasets=read_dataset_metadata(source.config.data.train) if trained else {},
@@ -145,12 +145,12 @@ def from_hf(model: Path, output: Path) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
 
     Args:
-        model: a folder of BertForPreTraining, BertForMaskedLM or RobertaForMaskedLM with safetensors and a tokenizer.
+        model: a folder of a class of key_maps.py (BERT, RoBERTa, GPT-2, GPT) with safetensors and a tokenizer.
         output: the new folder: weights in the layout-free form, config.yaml (the model section is to be copied into
             the new run's recipe) and tokenizer/. It appears only when its logits have been proved.
 
     Raises:
-        ExportError: none of the three classes, no safetensors, or the logits differ.
+        ExportError: none of these classes, no safetensors, or the logits differ.
         TokenizerError: no usable tokenizer in the folder.
     """
     if not model.is_dir():
@@ -198,7 +198,10 @@ def _write_pieces(folder: Path, source: WeightSource) -> None:
 def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> RunConfig:
     """A recipe with the model's section and an objective and rows that go with it."""
     seq_length = min(128, source.model.max_position_embeddings)
-    if "next_sentence" in source.terms:
+    if source.model.is_decoder:
+        objective = ObjectiveConfig(name="causal_lm")
+        data = DataConfig(sample_format="blocks", seq_length=source.model.max_position_embeddings)
+    elif "next_sentence" in source.terms:
         objective = ObjectiveConfig(name="masked_lm_nsp")
         data = DataConfig(sample_format="segment_pair", seq_length=seq_length)
     else:

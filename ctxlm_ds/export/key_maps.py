@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 
 from ctxlm_ds.config.schema import ModelConfig
+from ctxlm_ds.config.shapes import ROBERTA_POSITION_OFFSET
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.models.embeddings import ROBERTA_POSITION_OFFSET
 
-Kind = Literal["same", "stacked", "offset_positions"]
+Kind = Literal["same", "stacked", "offset_positions", "transposed"]
 Shape = tuple[int, ...]
 
 
@@ -31,7 +31,8 @@ class Row:
     ours: str
     theirs: tuple[str, ...]
     kind: Kind = "same"
-    """`same`: equal; `stacked`: ours is theirs one below the other; `offset_positions`: KeyMap.position_offset."""
+    """`same`: equal; `stacked`: ours is theirs one below the other; `offset_positions`: KeyMap.position_offset;
+    `transposed`: a matrix theirs has as [inputs, outputs] (GPT's Conv1D), a bias equal."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class KeyMap:
     """Patterns of tensors that files hold although the class has no such parameter."""
     position_offset: int = ROBERTA_POSITION_OFFSET
     """RoBERTa: rows before position 0 in their position table (their pad_token_id + 1)."""
+    optional_prefix: str = ""
+    """Beginning of their names that a file saved from the bare model leaves out (openai-community/gpt2)."""
 
 
 def _layer_rows(prefix: str) -> tuple[Row, ...]:
@@ -100,6 +103,27 @@ ROBERTA_TIED = {
 }
 ROBERTA_UNUSED = (r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\.dense\.(weight|bias)")
 
+GPT_PREFIX = "transformer."
+
+
+def _gpt_rows(words: str, positions: str) -> tuple[Row, ...]:
+    theirs = f"{GPT_PREFIX}h.{{i}}"
+    return (
+        Row("word_embeddings.weight", (f"{GPT_PREFIX}{words}.weight",)),
+        Row("embeddings.position_embeddings.weight", (f"{GPT_PREFIX}{positions}.weight",)),
+        Row("decoder.{i}.attention_layer_norm.{p}", (f"{theirs}.ln_1.{{p}}",)),
+        Row("decoder.{i}.attention.qkv.{p}", (f"{theirs}.attn.c_attn.{{p}}",), "transposed"),
+        Row("decoder.{i}.attention.output.{p}", (f"{theirs}.attn.c_proj.{{p}}",), "transposed"),
+        Row("decoder.{i}.mlp_layer_norm.{p}", (f"{theirs}.ln_2.{{p}}",)),
+        Row("decoder.{i}.mlp.up.{p}", (f"{theirs}.mlp.c_fc.{{p}}",), "transposed"),
+        Row("decoder.{i}.mlp.down.{p}", (f"{theirs}.mlp.c_proj.{{p}}",), "transposed"),
+    )
+
+
+GPT2_ROWS = (*_gpt_rows("wte", "wpe"), Row("final_layer_norm.{p}", (f"{GPT_PREFIX}ln_f.{{p}}",)))
+GPT1_ROWS = _gpt_rows("tokens_embed", "positions_embed")
+GPT_UNUSED = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", r"transformer\.position_ids")
+
 LEGACY_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Endings of LayerNorm parameters in files converted from TensorFlow (google-bert/bert-base-uncased)."""
 
@@ -120,12 +144,15 @@ def expand(rows: Sequence[Row], num_layers: int) -> tuple[Row, ...]:
 def build_key_map(model: ModelConfig, terms: Sequence[str], pad_id: int) -> KeyMap:
     """The table for a model with these loss terms.
 
-    `terms` decides the class: BertForPreTraining with `next_sentence`, BertForMaskedLM without; RobertaForMaskedLM.
+    `terms` decides the class: BertForPreTraining with `next_sentence`, BertForMaskedLM without; RobertaForMaskedLM;
+    GPT2LMHeadModel or OpenAIGPTLMHeadModel.
     `pad_id` is the padding token, after which RoBERTa's class starts to count positions.
 
     Raises ExportError where no plain Hugging Face class computes the model.
     """
     check_exportable(model, terms)
+    if model.is_decoder:
+        return _decoder_key_map(model)
     if model.family == "roberta":
         rows = expand(ROBERTA_ROWS, model.num_layers)
         return KeyMap("RobertaForMaskedLM", rows, ROBERTA_TIED, ROBERTA_UNUSED, pad_id + 1)
@@ -136,8 +163,35 @@ def build_key_map(model: ModelConfig, terms: Sequence[str], pad_id: int) -> KeyM
     return KeyMap("BertForMaskedLM", rows, BERT_TIED, BERT_BUFFERS + BERT_NEXT_SENTENCE_TENSORS)
 
 
+def _decoder_key_map(model: ModelConfig) -> KeyMap:
+    hf_class, rows = ("GPT2LMHeadModel", GPT2_ROWS) if model.family == "gpt2" else ("OpenAIGPTLMHeadModel", GPT1_ROWS)
+    tied = {"lm_head.weight": rows[0].theirs[0]}
+    return KeyMap(hf_class, expand(rows, model.num_layers), tied, GPT_UNUSED, optional_prefix=GPT_PREFIX)
+
+
+def _check_decoder(model: ModelConfig) -> None:
+    if model.pre_layer_norm != (model.family == "gpt2"):
+        raise ExportError(
+            f"model.pre_layer_norm is {model.pre_layer_norm} with model.family {model.family}: GPT2LMHeadModel puts "
+            "LayerNorm before each block, OpenAIGPTLMHeadModel after it; set the family that goes with it"
+        )
+    if model.family == "gpt1" and model.hidden_activation == "gelu":
+        raise ExportError(
+            "model.hidden_activation is gelu: OpenAIGPTLMHeadModel computes gelu's tanh form under that name; "
+            "train with model.hidden_activation: gelu_tanh to export"
+        )
+    if model.family == "gpt1" and model.intermediate_size != 4 * model.hidden_size:
+        raise ExportError(
+            f"model.intermediate_size is {model.intermediate_size}: OpenAIGPTLMHeadModel's is always 4 times "
+            f"hidden_size, {4 * model.hidden_size}; train with that to export"
+        )
+
+
 def check_exportable(model: ModelConfig, terms: Sequence[str]) -> None:
     """Raise ExportError with the reason where no plain Hugging Face class computes this model."""
+    if model.is_decoder:
+        _check_decoder(model)
+        return
     if model.pre_layer_norm:
         raise ExportError(
             "model.pre_layer_norm is true: BertForPreTraining, BertForMaskedLM and RobertaForMaskedLM put LayerNorm "
@@ -163,7 +217,7 @@ def their_shapes(row: Row, shape: Shape, key_map: KeyMap) -> tuple[Shape, ...]:
     if row.kind == "offset_positions":
         rows = shape[0] - ROBERTA_POSITION_OFFSET + key_map.position_offset
         return ((rows, shape[1]), (1, shape[1]))
-    return (shape,)
+    return (shape[::-1],) if row.kind == "transposed" else (shape,)
 
 
 def our_shape(row: Row, shapes: Sequence[Shape], key_map: KeyMap) -> Shape:
@@ -173,7 +227,7 @@ def our_shape(row: Row, shapes: Sequence[Shape], key_map: KeyMap) -> Shape:
         return (sum(shape[0] for shape in shapes), *first[1:])
     if row.kind == "offset_positions":
         return (first[0] - key_map.position_offset + ROBERTA_POSITION_OFFSET, first[1])
-    return first
+    return first[::-1] if row.kind == "transposed" else first
 
 
 def to_theirs(row: Row, value: torch.Tensor, key_map: KeyMap) -> tuple[torch.Tensor, ...]:
@@ -183,7 +237,7 @@ def to_theirs(row: Row, value: torch.Tensor, key_map: KeyMap) -> tuple[torch.Ten
     if row.kind == "offset_positions":
         shifted = _move_positions(value, ROBERTA_POSITION_OFFSET, key_map.position_offset)
         return shifted, value.new_zeros(1, value.shape[1])
-    return (value,)
+    return (_transposed(value),) if row.kind == "transposed" else (value,)
 
 
 def to_ours(row: Row, values: Sequence[torch.Tensor], key_map: KeyMap) -> torch.Tensor:
@@ -195,7 +249,11 @@ def to_ours(row: Row, values: Sequence[torch.Tensor], key_map: KeyMap) -> torch.
         moved = _move_positions(positions, key_map.position_offset, ROBERTA_POSITION_OFFSET)
         # Adding a row of zeros would turn -0.0 into 0.0: a round trip stays bitwise without it.
         return moved + token_types[0] if bool(token_types[0].any()) else moved
-    return values[0]
+    return _transposed(values[0]) if row.kind == "transposed" else values[0]
+
+
+def _transposed(value: torch.Tensor) -> torch.Tensor:
+    return value.t().contiguous() if value.dim() == 2 else value
 
 
 def _move_positions(table: torch.Tensor, offset: int, new_offset: int) -> torch.Tensor:
@@ -225,7 +283,11 @@ def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment
 
     Raises ExportError naming every tensor that is missing and every one that is unknown.
     """
-    modern = {_modern_name(name): name for name in file_names}
+    names = {name: _modern_name(name) for name in file_names}
+    prefix = key_map.optional_prefix
+    if prefix and not any(name.startswith(prefix) for name in names.values()):
+        names = {name: modern if modern in key_map.tied else prefix + modern for name, modern in names.items()}
+    modern = {modern: name for name, modern in names.items()}
     stored: dict[str, str] = {}
     doubles: dict[str, str] = {}
     unused: list[str] = []

@@ -22,6 +22,8 @@ LOADING_CLASSES = {
     "BertForPreTraining": "It has BERT's two heads: masked language modelling and next-sentence prediction.",
     "BertForMaskedLM": "It has BERT's masked-language-modelling head; it was trained without next-sentence prediction.",
     "RobertaForMaskedLM": "It has RoBERTa's masked-language-modelling head.",
+    "GPT2LMHeadModel": "It predicts the next token.",
+    "OpenAIGPTLMHeadModel": "It predicts the next token.",
 }
 
 
@@ -34,6 +36,7 @@ class CardFacts:
     dtype: str
     num_parameters: int
     mask_token: str
+    """Empty for a causal model."""
     train_state: Mapping[str, Any]
     """step, tokens, seconds; empty where the weights were imported."""
     evaluation: Mapping[str, float]
@@ -76,20 +79,21 @@ def read_dataset_metadata(prefixes: Sequence[str]) -> dict[str, dict[str, Any] |
 def write_model_card(facts: CardFacts) -> str:
     """The whole card as Markdown with the Hub's YAML header."""
     sections = [
-        _header(),
+        _header(facts),
         f"# {facts.config.name}\n\n{_summary(facts)}",
         _section("How to load it", _loading(facts)),
         _section("Training data", _training_data(facts)),
         _section("Held-out figures", _figures(facts)),
         _section("Model", _table(_model_rows(facts))),
         _section("Training", _table(_training_rows(facts))),
-        _section("Limits", _limits()),
+        _section("Limits", _limits(facts)),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _header() -> str:
-    return "---\nlibrary_name: transformers\npipeline_tag: fill-mask\ntags:\n- ctxlm_ds\n- masked-lm\n- deepspeed\n---"
+def _header(facts: CardFacts) -> str:
+    task, tag = ("text-generation", "causal-lm") if facts.config.model.is_decoder else ("fill-mask", "masked-lm")
+    return f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- ctxlm_ds\n- {tag}\n- deepspeed\n---"
 
 
 def _section(title: str, text: str) -> str:
@@ -98,10 +102,10 @@ def _section(title: str, text: str) -> str:
 
 def _summary(facts: CardFacts) -> str:
     model = facts.config.model
-    family = {"bert": "BERT", "roberta": "RoBERTa"}[model.family]
+    family = {"bert": "BERT encoder", "roberta": "RoBERTa encoder", "gpt2": "GPT-2", "gpt1": "GPT"}[model.family]
     origin = "pretrained" if facts.train_state else "imported"
     text = (
-        f"A {family} encoder with {model.num_layers} layers of width {model.hidden_size} "
+        f"A {family} with {model.num_layers} layers of width {model.hidden_size} "
         f"({facts.num_parameters:,} parameters, stored in {facts.dtype}), {origin} with ctxlm_ds and exported as "
         f"the plain `{facts.hf_class}` of transformers. {LOADING_CLASSES[facts.hf_class]} Its logits were "
         "compared with those of the trained model on random ids and on real text when it was exported."
@@ -112,14 +116,23 @@ def _summary(facts: CardFacts) -> str:
 
 
 def _loading(facts: CardFacts) -> str:
+    if facts.config.model.is_decoder:
+        use = (
+            'write = pipeline("text-generation", model=folder)\n'
+            'print(write("The capital of the country is", max_new_tokens=20, do_sample=False))\n'
+        )
+    else:
+        use = (
+            'fill = pipeline("fill-mask", model=folder)\n'
+            f'print(fill("The capital of the country is a large {facts.mask_token}."))\n'
+        )
     return (
         "```python\n"
         f"from transformers import AutoTokenizer, {facts.hf_class}, pipeline\n\n"
         'folder = "."  # this folder\n'
         f"model = {facts.hf_class}.from_pretrained(folder)\n"
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        'fill = pipeline("fill-mask", model=folder)\n'
-        f'print(fill("The capital of the country is a large {facts.mask_token}."))\n'
+        f"{use}"
         "```"
     )
 
@@ -161,7 +174,7 @@ def _number(value: Any) -> str:
 
 def _model_rows(facts: CardFacts) -> dict[str, str]:
     model = facts.config.model.model_dump()
-    if facts.config.model.family == "roberta":
+    if facts.config.model.family != "bert":
         model.pop("type_vocab_size")
     return {key: _number(value) for key, value in model.items()}
 
@@ -181,8 +194,12 @@ def _training_rows(facts: CardFacts) -> dict[str, str]:
         "input format": config.data.sample_format,
         "packing": _number(config.data.packing),
     }
+    if config.data.sample_format == "blocks":
+        rows["attention and positions restart at documents"] = _number(config.data.reset_at_documents)
     for section in ("objective", "optimizer", "schedule"):
         values = getattr(config, section).model_dump()
+        if section == "objective" and config.model.is_decoder:
+            values = {"name": config.objective.name}
         rows |= {f"{section}.{key}": _number(value) for key, value in values.items() if value is not None}
     return rows
 
@@ -191,8 +208,9 @@ def _table(rows: Mapping[str, str]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
-def _limits() -> str:
+def _limits(facts: CardFacts) -> str:
+    kind = "causal" if facts.config.model.is_decoder else "masked"
     return (
-        "A masked language model completes text as its training data would; it repeats that data's errors and biases "
+        f"A {kind} language model completes text as its training data would; it repeats that data's errors and biases "
         "and states no facts. Check it on your own task before you rely on it."
     )

@@ -2,7 +2,8 @@
 
 Our model is filled from our weights, theirs is loaded by transformers from the folder as any user would; both compute
 in fp32, one after the other, so that only one is in memory. Inputs are random ids (a padded batch and one row of the
-longest length, which uses every position) and real text through the folder's own tokenizer.
+longest length, which uses every position) and real text through the folder's own tokenizer. Causal models also
+generate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from ctxlm_ds.config.schema import ModelConfig
+from ctxlm_ds.data.collate import CAUSAL_LM, NEXT_SENTENCE
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.weights import WeightSource, build_module
@@ -28,6 +30,7 @@ ROUNDING_BOUNDS = {"fp32": BOUND, "fp16": 2e-2, "bf16": 1e-1}
 """Largest difference that rounding the weights to an export's data type may make, relative to the largest logit."""
 MAX_PREDICTIONS = 16
 """Positions of a row whose logits over the vocabulary are compared."""
+GENERATED_TOKENS = 20
 SEED = 20181011
 
 TEXT_PAIRS = (
@@ -85,6 +88,8 @@ def verify_folder(
     if dtype != "fp32":
         exact = our_logits(source, model, terms, inputs, "fp32")
         comparisons += compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")
+    if model.is_decoder:
+        comparisons.append(compare_generation(folder, source, model, inputs["text"], dtype))
     failed = [str(comparison) for comparison in comparisons if not comparison.holds]
     if failed:
         raise ExportError(
@@ -92,6 +97,47 @@ def verify_folder(
             + ". Nothing was kept. Try the versions in constraints.txt; if it stays, please report it with yours"
         )
     return comparisons
+
+
+def compare_generation(
+    folder: Path, source: WeightSource, model: ModelConfig, prompts: Batch, dtype: str
+) -> Comparison:
+    """Whether a greedy loop over our model gives the tokens of transformers' greedy generate().
+
+    Ours reads what theirs wrote: each token must have our largest logit at its place (up to BOUND, so that a tie of two
+    words is none of the conversion's doing). By induction a loop of our own writes the same.
+    """
+    length = min(GENERATED_TOKENS, model.max_position_embeddings - 1)
+    lengths = (prompts.sequence_ids > 0).sum(dim=1).clamp(max=model.max_position_embeddings - length)
+    texts = [row[:end] for row, end in zip(prompts.input_ids, lengths.tolist(), strict=True)]
+    written = _generated(folder, texts, length)
+    module = filled_module(source, model, (CAUSAL_LM,), dtype)
+    largest, scale = 0.0, 0.0
+    for prompt, tokens in zip(texts, written, strict=True):
+        row = torch.cat([prompt, tokens])
+        batch = make_batch([row.tolist()], [[0] * len(row)], 0, np.random.default_rng(SEED))
+        with torch.no_grad():
+            logits = module(batch.model_inputs())[0][0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, tokens[:, None])[:, 0]
+        largest = max(largest, float((logits.amax(dim=1) - chosen).max()))
+        scale = max(scale, float(logits.abs().max()))
+    return Comparison(f"text/generate of {length} tokens", largest, scale, BOUND)
+
+
+def _generated(folder: Path, prompts: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
+    """The tokens that transformers writes after each prompt, the end-of-text token being one like any other."""
+    from transformers import GenerationConfig
+
+    module = load_with_transformers(folder, (CAUSAL_LM,))
+    # The model's own settings (its end-of-text token, a release's sampling) are not what is compared.
+    module.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=length, eos_token_id=None, pad_token_id=0
+    )
+    with quiet_transformers():
+        return [
+            module.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]))[0, len(prompt) :]
+            for prompt in prompts
+        ]
 
 
 def compare(
@@ -147,6 +193,8 @@ def text_rows(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> tuple[l
         loaded = theirs(text, add_special_tokens=False, verbose=False)["input_ids"]
         if loaded != ids:
             raise ExportError(f"the exported tokenizer gives {loaded} for {text!r}, the model was trained on {ids}")
+    if model.is_decoder:
+        return _continuous_rows(theirs, model, tokenizer)
     if theirs.pad_token_id != tokenizer.pad_id or theirs.mask_token_id != tokenizer.mask_id:
         raise ExportError(
             f"the exported tokenizer has pad {theirs.pad_token_id} and mask {theirs.mask_token_id}, "
@@ -161,6 +209,19 @@ def text_rows(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> tuple[l
     if model.family == "roberta" or model.type_vocab_size == 1:
         types = [[0] * len(row) for row in rows]
     return rows, types
+
+
+def _continuous_rows(
+    theirs: Any, model: ModelConfig, tokenizer: Tokenizer
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The pairs as one text each, cut to the model's length; raises ExportError where a text's end is another token."""
+    if theirs.eos_token_id != tokenizer.sep_id:
+        raise ExportError(
+            f"the exported tokenizer ends a text with {theirs.eos_token_id}, the model was trained with "
+            f"{tokenizer.sep_id}"
+        )
+    rows = [ids[: model.max_position_embeddings] for ids in tokenizer.encode_batch([" ".join(p) for p in TEXT_PAIRS])]
+    return rows, [[0] * len(row) for row in rows]
 
 
 def make_batch(rows: list[list[int]], types: list[list[int]], pad_id: int, rng: np.random.Generator) -> Batch:
@@ -188,20 +249,33 @@ def our_logits(
     source: WeightSource, model: ModelConfig, terms: Sequence[str], inputs: dict[str, Batch], dtype: str
 ) -> dict[str, torch.Tensor]:
     """Logits of our model by `input/term`, its weights rounded to `dtype` and computed in fp32."""
-    rounding = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    module = build_module(model, terms, "cpu")
+    module = filled_module(source, model, terms, dtype)
     logits: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(source.read_full(name).to(rounding))
         for name, batch in inputs.items():
             for term, value in zip(terms, module(batch.model_inputs()), strict=True):
-                logits[f"{name}/{term}"] = value.float()
+                picked = at_predictions(value, batch) if term == CAUSAL_LM else value
+                logits[f"{name}/{term}"] = picked.float()
     return logits
 
 
+def filled_module(source: WeightSource, model: ModelConfig, terms: Sequence[str], dtype: str) -> torch.nn.Module:
+    """Our model with the source's weights, rounded to `dtype` and held in fp32."""
+    rounding = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    module = build_module(model, terms, "cpu")
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(source.read_full(name).to(rounding))
+    return module
+
+
+def at_predictions(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Logits of every position [b, s, V] -> those of the predicted positions [b, p, V]."""
+    return logits.gather(1, batch.prediction_positions[:, :, None].expand(-1, -1, logits.shape[-1]))
+
+
 def transformers_logits(folder: Path, inputs: dict[str, Batch], terms: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Logits of the folder's model by `input/term`, shaped as ours: masked_lm [b, p, V], next_sentence [b, 1, 2].
+    """Logits of the folder's model by `input/term`, shaped as ours: a word's [b, p, V], next_sentence [b, 1, 2].
 
     Raises ExportError where transformers misses a tensor, or finds one that it does not know.
     """
@@ -213,19 +287,20 @@ def transformers_logits(folder: Path, inputs: dict[str, Batch], terms: Sequence[
             if module.config.model_type == "bert":
                 arguments["token_type_ids"] = batch.token_type_ids
             output = module(**arguments)
-            predictions = output.prediction_logits if "next_sentence" in terms else output.logits
-            index = batch.prediction_positions[:, :, None].expand(-1, -1, predictions.shape[-1])
-            logits[f"{name}/masked_lm"] = predictions.gather(1, index)
-            if "next_sentence" in terms:
+            predictions = output.prediction_logits if NEXT_SENTENCE in terms else output.logits
+            logits[f"{name}/{terms[0]}"] = at_predictions(predictions, batch)
+            if NEXT_SENTENCE in terms:
                 logits[f"{name}/next_sentence"] = output.seq_relationship_logits[:, None]
     return logits
 
 
 def load_with_transformers(folder: Path, terms: Sequence[str]) -> Any:
     """The folder's model in fp32 and evaluation mode, every tensor accounted for."""
-    from transformers import AutoModelForMaskedLM, BertForPreTraining
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForPreTraining
 
-    loader = BertForPreTraining if "next_sentence" in terms else AutoModelForMaskedLM
+    loader = BertForPreTraining if NEXT_SENTENCE in terms else AutoModelForMaskedLM
+    if CAUSAL_LM in terms:
+        loader = AutoModelForCausalLM
     with quiet_transformers():
         module, info = loader.from_pretrained(
             str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True

@@ -10,6 +10,7 @@ import torch
 
 from ctxlm_ds.config.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 from ctxlm_ds.console import logger
+from ctxlm_ds.data.collate import CAUSAL_LM
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.hf_config import from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import (
@@ -26,6 +27,7 @@ from ctxlm_ds.export.safetensors_files import SafetensorsFolder
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.build import objective_terms
 
 
 class WeightSource(Protocol):
@@ -40,7 +42,7 @@ class WeightSource(Protocol):
 
 def terms_of(objective: ObjectiveConfig) -> tuple[str, ...]:
     """Loss terms, which decide the heads."""
-    return ("masked_lm", "next_sentence") if objective.name == "masked_lm_nsp" else ("masked_lm",)
+    return objective_terms(objective)
 
 
 def model_shapes(model: ModelConfig, terms: Sequence[str]) -> dict[str, Shape]:
@@ -51,17 +53,17 @@ def model_shapes(model: ModelConfig, terms: Sequence[str]) -> dict[str, Shape]:
 
 def build_module(model: ModelConfig, terms: Sequence[str], device: str) -> torch.nn.Module:
     """The plain module of the model with uninitialised parameters, in evaluation mode."""
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False)
+    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False, causal=model.is_decoder)
     with torch.device(device):
         module = LayerSequence(build_layer_list(model, tuple(terms), kernels, False))
     return module.eval()
 
 
 class HuggingFaceWeights:
-    """A local BertForPreTraining, BertForMaskedLM or RobertaForMaskedLM folder under our names."""
+    """A local folder of one of the classes of key_maps.py under our names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ExportError where the folder is none of the three, or holds no safetensors."""
+        """Raises ExportError where the folder is none of them, or holds no safetensors."""
         self.model, pad_id = from_hf_config(folder)
         self._files = SafetensorsFolder(folder)
         file_names = self._files.names()
@@ -110,6 +112,8 @@ class HuggingFaceWeights:
 
 def _terms_in(model: ModelConfig, file_names: Sequence[str]) -> tuple[str, ...]:
     """Loss terms whose heads the files hold; config.json is no guide (bert-base-uncased declares BertForMaskedLM)."""
+    if model.is_decoder:
+        return (CAUSAL_LM,)
     wanted = {name for row in expand(BERT_NEXT_SENTENCE_ROWS, 0) for name in row.theirs}
     if model.family == "bert" and wanted <= set(file_names):
         return ("masked_lm", "next_sentence")

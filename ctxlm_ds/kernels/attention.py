@@ -3,7 +3,7 @@
 Shape letters: b rows, s positions of a row, n heads, d size of a head, m sequences of a row.
 Positions see exactly the positions with their own sequence id; padding sees padding (or, where a row
 holds one sequence, that sequence), so that no softmax is empty and nothing is NaN. What padding positions
-hold afterwards is never read.
+hold afterwards is never read. Causal attention sees of these only the position itself and earlier ones.
 """
 
 from __future__ import annotations
@@ -41,13 +41,27 @@ def first_sequence_mask(sequence_ids: Tensor) -> Tensor:
     return (sequence_ids == sequence_ids[:, :1])[:, None, None, :]
 
 
+def causal_mask(seq_length: int, device: torch.device) -> Tensor:
+    """[s, s] bool, True where the key is the query's position or an earlier one."""
+    return torch.ones(seq_length, seq_length, dtype=torch.bool, device=device).tril()
+
+
 def reference_attention(
-    query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, dropout_p: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequence_ids: Tensor,
+    sequence_starts: Tensor,
+    dropout_p: float,
+    causal: bool = False,
 ) -> Tensor:
     """softmax(QK^T / sqrt(d)) V (Vaswani 2017, eq. 1), the softmax at least in float32, dropout on its result."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-    scores = scores.masked_fill(~same_sequence_mask(sequence_ids), float("-inf"))
+    visible = same_sequence_mask(sequence_ids)
+    if causal:
+        visible = visible & causal_mask(scores.shape[-1], scores.device)
+    scores = scores.masked_fill(~visible, float("-inf"))
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
     probabilities = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(value.dtype)
     return (F.dropout(probabilities, dropout_p) @ value).transpose(1, 2)
@@ -56,10 +70,14 @@ def reference_attention(
 class SdpaAttention:
     """torch.nn.functional.scaled_dot_product_attention with a mask of visible keys."""
 
-    def __init__(self, packing: bool, compute_in_float32: bool = False) -> None:
-        """Rows of one sequence (`packing=False`) need only a key mask [b, 1, 1, s] instead of [b, 1, s, s]."""
+    def __init__(self, packing: bool, compute_in_float32: bool = False, causal: bool = False) -> None:
+        """Rows of one sequence (`packing=False`) need only a key mask [b, 1, 1, s] instead of [b, 1, s, s].
+
+        Causal ones need no mask at all: padding comes after the sequence, where none of its positions looks.
+        """
         self.packing = packing
         self.compute_in_float32 = compute_in_float32
+        self.causal = causal
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, dropout_p: float
@@ -67,10 +85,23 @@ class SdpaAttention:
         dtype = query.dtype
         if self.compute_in_float32:
             query, key, value = query.float(), key.float(), value.float()
-        mask = same_sequence_mask(sequence_ids) if self.packing else first_sequence_mask(sequence_ids)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+        mask, is_causal = self._mask(sequence_ids)
+        context = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal
+        )
         return context.transpose(1, 2).to(dtype)
+
+    def _mask(self, sequence_ids: Tensor) -> tuple[Tensor | None, bool]:
+        """The mask of visible keys, and whether torch's own causal one takes its place."""
+        if self.causal and not self.packing:
+            return None, True
+        if not self.packing:
+            return first_sequence_mask(sequence_ids), False
+        mask = same_sequence_mask(sequence_ids)
+        if self.causal:
+            mask = mask & causal_mask(sequence_ids.shape[1], sequence_ids.device)
+        return mask, False
 
 
 def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
@@ -85,7 +116,13 @@ def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
 
 
 def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, dropout_p: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequence_ids: Tensor,
+    sequence_starts: Tensor,
+    dropout_p: float,
+    causal: bool = False,
 ) -> Tensor:
     """FlashAttention over the flattened rows (torch.nn.attention.varlen): work goes with the sum of squared lengths."""
     from torch.nn.attention.varlen import varlen_attn
@@ -95,7 +132,8 @@ def varlen_attention(
     num_rows, seq_length = query.shape[:2]
     bounds = cumulative_lengths(sequence_starts, seq_length)
     query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    context = varlen_attn(query, key, value, bounds, bounds, seq_length, seq_length)
+    window = (-1, 0) if causal else (-1, -1)
+    context = varlen_attn(query, key, value, bounds, bounds, seq_length, seq_length, window_size=window)
     return context.unflatten(0, (num_rows, seq_length))
 
 

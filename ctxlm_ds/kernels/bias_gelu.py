@@ -23,6 +23,10 @@ class BiasGeluKernel(Protocol):
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor: ...
 
+    def with_linear(self, linear: LinearKernel) -> BiasGeluKernel:
+        """The same kernel around another product (a tensor-parallel one)."""
+        ...
+
 
 def _erf_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
@@ -54,6 +58,10 @@ class ReferenceBiasGelu:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         return REFERENCE_ACTIVATIONS[activation](self.linear(x, weight, bias))
 
+    def with_linear(self, linear: LinearKernel) -> ReferenceBiasGelu:
+        """The same kernel around another product."""
+        return ReferenceBiasGelu(linear)
+
 
 class TorchBiasGelu:
     """The bias inside the product, then torch's activation."""
@@ -63,6 +71,10 @@ class TorchBiasGelu:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         return TORCH_ACTIVATIONS[activation](self.linear(x, weight, bias))
+
+    def with_linear(self, linear: LinearKernel) -> TorchBiasGelu:
+        """The same kernel around another product."""
+        return TorchBiasGelu(linear)
 
 
 @lru_cache
@@ -81,6 +93,10 @@ class CompiledBiasGelu:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
         return _compiled_bias_activation(activation)(self.linear(x, weight, None), bias)
+
+    def with_linear(self, linear: LinearKernel) -> CompiledBiasGelu:
+        """The same kernel around another product."""
+        return CompiledBiasGelu(linear)
 
 
 def why_compiled_cannot_run(device_type: str) -> str | None:

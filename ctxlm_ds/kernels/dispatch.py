@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -67,12 +68,13 @@ def choose_kernels(
     packing: bool,
     attention_dropout: float = 0.0,
     head_size: int = 64,
+    causal: bool = False,
 ) -> KernelSet:
     """Take each operation's fastest implementation that runs here, or exactly the one asked for by name.
 
     `device_type` is torch's (`cpu`, `cuda`), `dtype` that of the activations; `attention_dropout` and `head_size`
-    are the model's, for FlashAttention has limits on both. Raises KernelError with the reason where an
-    implementation asked for by name cannot run.
+    are the model's, for FlashAttention has limits on both; `causal` where positions see earlier ones only. Raises
+    KernelError with the reason where an implementation asked for by name cannot run.
     """
     in_float32 = dtype == torch.bfloat16 and bf16_is_emulated(device_type)
     no_varlen = why_varlen_cannot_run(device_type, dtype, attention_dropout, head_size)
@@ -84,9 +86,9 @@ def choose_kernels(
     best_attention = "varlen" if packing and no_varlen is None else "sdpa"
     attention = _choose("attention", config.attention, best_attention, {"varlen": no_varlen})
     attention_kernels: dict[str, AttentionKernel] = {
-        "reference": reference_attention,
-        "sdpa": SdpaAttention(packing, compute_in_float32=in_float32),
-        "varlen": varlen_attention,
+        "reference": partial(reference_attention, causal=causal),
+        "sdpa": SdpaAttention(packing, compute_in_float32=in_float32, causal=causal),
+        "varlen": partial(varlen_attention, causal=causal),
     }
     layer_norm = _choose("layer_norm", config.layer_norm, "apex" if no_apex is None else "torch", {"apex": no_apex})
     bias_gelu = _choose("bias_gelu", config.bias_gelu, "torch", {"compiled": no_compiled})

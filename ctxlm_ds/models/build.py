@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.decoder import decoder_layers
 from ctxlm_ds.models.encoder import encoder_layers
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
+from ctxlm_ds.parallel.context import ParallelContext
 
 
 def build_layer_list(
@@ -18,8 +20,11 @@ def build_layer_list(
     kernels: KernelSet,
     activation_checkpointing: bool = False,
     compile_layers: bool = False,
+    parallel: ParallelContext | None = None,
 ) -> list[LayerDescription]:
     """The model's layers in order, not built yet; `terms` are the objective's loss terms (its heads).
+
+    `parallel` is this rank's share of every layer; None is the whole model.
 
     Raises ConfigError where the shape is impossible: vocab_size unset, or heads that do not divide the width.
     """
@@ -30,7 +35,10 @@ def build_layer_list(
             f"model.num_attention_heads: {config.num_attention_heads} heads do not divide "
             f"model.hidden_size {config.hidden_size}"
         )
-    return encoder_layers(config, terms, kernels, activation_checkpointing, compile_layers)
+    parallel = parallel or ParallelContext()
+    if config.is_decoder:
+        return decoder_layers(config, kernels, parallel, activation_checkpointing, compile_layers)
+    return encoder_layers(config, terms, kernels, parallel, activation_checkpointing, compile_layers)
 
 
 def build_model(

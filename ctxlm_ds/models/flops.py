@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.models.embeddings import position_offset
+from ctxlm_ds.config.shapes import position_offset
 
 BACKWARD_FACTOR = 2
 """The backward pass multiplies twice for each product of the forward pass."""
@@ -19,12 +19,16 @@ def parameter_count(config: ModelConfig, terms: Sequence[str]) -> int:
     """Parameters of the model, the tied word embedding once."""
     h, f, v = config.hidden_size, config.intermediate_size, _vocab_size(config)
     num_types = config.type_vocab_size if config.family == "bert" else 0
-    embeddings = (v + config.max_position_embeddings + position_offset(config) + num_types) * h + 2 * h
+    embeddings = (v + config.max_position_embeddings + position_offset(config) + num_types) * h
     layer = (3 * h * h + 3 * h) + (h * h + h) + (h * f + f) + (f * h + h) + 4 * h
     final_norm = 2 * h if config.pre_layer_norm else 0
+    body = embeddings + config.num_layers * layer + final_norm
+    if config.is_decoder:
+        return body
+    embeddings_norm = 2 * h
     masked_lm = (h * h + h) + 2 * h + v
     next_sentence = (h * h + h) + (2 * h + 2) if "next_sentence" in terms else 0
-    return embeddings + config.num_layers * layer + final_norm + masked_lm + next_sentence
+    return body + embeddings_norm + masked_lm + next_sentence
 
 
 def forward_flops_per_row(
@@ -33,10 +37,12 @@ def forward_flops_per_row(
     """Matrix products of one row's forward pass, every position of the row counted, padding too.
 
     `num_predictions` are the row's prediction slots, `num_sequences` its sequence slots (1 without packing). Attention
-    counts the full s x s scores, which is what masked attention computes.
+    counts the full s x s scores, which is what masked attention computes (a causal one too: half are then hidden).
     """
     s, p, h, f = seq_length, num_predictions, config.hidden_size, config.intermediate_size
     layer = 2 * s * (4 * h * h + 2 * h * f) + 2 * (2 * s * s * h)
+    if config.is_decoder:
+        return config.num_layers * layer + 2 * s * h * _vocab_size(config)
     masked_lm = 2 * p * (h * h + h * _vocab_size(config))
     next_sentence = 2 * num_sequences * (h * h + 2 * h) if "next_sentence" in terms else 0
     return config.num_layers * layer + masked_lm + next_sentence

@@ -1,11 +1,9 @@
 """Prediction heads of BERT and RoBERTa: the masked-token transform and next-sentence prediction.
 
-Shape letters: b rows, s positions, p prediction slots, m sequences of a row, h width, v vocabulary.
+Shape letters: b rows, s positions, p prediction slots, m sequences of a row, h width, v this rank's vocabulary.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,9 @@ from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.models.transformer import LayerNorm
-from ctxlm_ds.parallel.layers import replicated_linear
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.layers import VocabParallelBias, replicated_linear
+from ctxlm_ds.parallel.mappings import gather_tokens
 
 
 def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
@@ -26,23 +26,30 @@ def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
 
 
 class EncoderHeads(nn.Module):
-    """Everything between the encoder and the tied decoder; works on the predicted positions only."""
+    """Everything between the encoder and the tied decoder; works on the predicted positions only.
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, next_sentence: bool) -> None:
+    Tensor-parallel ranks compute it alike: it is small, and its parameters then get whole gradients everywhere.
+    """
+
+    def __init__(
+        self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext, next_sentence: bool
+    ) -> None:
         """`next_sentence` adds BERT's pooler and classifier over the first position of each sequence."""
         super().__init__()
         width = config.hidden_size
-        activated = partial(kernels.bias_gelu, activation=config.hidden_activation)
-        self.mlm_transform = replicated_linear(width, width, activated)
+        self.parallel = parallel
+        self.mlm_transform = replicated_linear(width, width, kernels, config.hidden_activation)
         self.mlm_layer_norm = LayerNorm(config, kernels)
-        self.pooler = replicated_linear(width, width, kernels.linear) if next_sentence else None
-        self.nsp_classifier = replicated_linear(width, 2, kernels.linear) if next_sentence else None
+        self.pooler = replicated_linear(width, width, kernels) if next_sentence else None
+        self.nsp_classifier = replicated_linear(width, 2, kernels) if next_sentence else None
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """(hidden [b, s, h], sequence_ids, sequence_starts, prediction_positions [b, p], cls_positions [b, m])
+        """(hidden, sequence_ids, sequence_starts, prediction_positions [b, p], cls_positions [b, m])
         -> (masked tokens' vectors [b, p, h], next-sentence logits [b, m, 2] if built with them).
         """
-        hidden, _, _, prediction_positions, cls_positions = inputs
+        hidden, sequence_ids, _, prediction_positions, cls_positions = inputs
+        if self.parallel.splits_tokens:
+            hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)
         predicted = self.mlm_layer_norm(self.mlm_transform(select_positions(hidden, prediction_positions)))
         if self.pooler is None or self.nsp_classifier is None:
             return (predicted,)
@@ -50,14 +57,10 @@ class EncoderHeads(nn.Module):
         return (predicted, self.nsp_classifier(pooled))
 
 
-class VocabularyBias(nn.Module):
+class VocabularyBias(VocabParallelBias):
     """The masked-LM decoder's bias, one a word; the last layer."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.empty(vocab_size))
 
     def forward(self, inputs: Tensors) -> Tensors:
         """(scores [b, p, v], rest…) -> (logits [b, p, v], rest…)."""
         scores, *rest = inputs
-        return (scores + self.bias, *rest)
+        return (self.add(scores), *rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,13 +12,15 @@ from torch import Tensor, nn
 from ctxlm_ds.config.schema import ModelConfig
 
 STREAM_PURPOSE = "ctxlm_ds initial value"
+RESIDUAL_PROJECTIONS = ("attention.output.weight", "mlp.down.weight")
 
 
 def initial_value(name: str, shape: Sequence[int], config: ModelConfig, seed: int) -> Tensor:
     """The full parameter's fp32 value on the CPU, whatever rank, device or layout asks for it.
 
     Biases are 0, LayerNorm weights 1, matrices and embeddings normal with standard deviation initializer_range (the
-    values of transformers' BERT; the original draws truncate at two deviations). `name` is the parameter's full name.
+    values of transformers' BERT; the original draws truncate at two deviations). GPT-2's matrices that end on the
+    residual stream have that over sqrt(2 x layers) (Radford 2019, section 2.3). `name` is the parameter's full name.
     """
     kind = name.rpartition(".")[2]
     if kind == "bias":
@@ -26,7 +29,10 @@ def initial_value(name: str, shape: Sequence[int], config: ModelConfig, seed: in
         return torch.ones(shape, device="cpu", dtype=torch.float32)
     generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
     value = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
-    return value.normal_(0.0, config.initializer_range, generator=generator)
+    deviation = config.initializer_range
+    if config.family == "gpt2" and name.endswith(RESIDUAL_PROJECTIONS):
+        deviation /= math.sqrt(2 * config.num_layers)
+    return value.normal_(0.0, deviation, generator=generator)
 
 
 def initialize_parameters(module: nn.Module, config: ModelConfig, seed: int) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ctxlm_ds.parallel.random import DropoutStreams
+
 Tensors = tuple[Tensor, ...]
 
 
@@ -34,6 +36,8 @@ class LayerDescription:
     """Keep only its input and compute it again in the backward pass."""
     compile: bool = False
     """Run it through torch.compile."""
+    block: bool = False
+    """One of the model's repeated layers, before which a pipeline may be cut."""
 
     def build(self) -> nn.Module:
         """The module, its parameters allocated and unset."""
@@ -43,11 +47,33 @@ class LayerDescription:
         return module
 
 
+def run_layer(
+    description: LayerDescription, module: nn.Module, tensors: Tensors, index: int, streams: DropoutStreams
+) -> Tensors:
+    """One layer's forward pass: `module` was built from `description`, which is number `index` of the list.
+
+    While training it draws from a dropout stream of its own, and again from the same one where it is recomputed.
+    """
+    if not module.training:
+        return module(tensors, **description.call_kwargs)
+    micro_batch = streams.micro_batch
+
+    def call(inputs: Tensors) -> Tensors:
+        streams.start_layer(micro_batch, index)
+        return module(inputs, **description.call_kwargs)
+
+    if description.recompute:
+        return checkpoint(call, tensors, use_reentrant=False, preserve_rng_state=not streams.enabled)
+    return call(tensors)
+
+
 class LayerSequence(nn.Module):
     """Runs a list of layers one after the other in one process."""
 
-    def __init__(self, descriptions: Sequence[LayerDescription]) -> None:
+    def __init__(self, descriptions: Sequence[LayerDescription], streams: DropoutStreams | None = None) -> None:
+        """`streams` are those that the layers were made with; None where they drop nothing."""
         super().__init__()
+        self.streams = streams or DropoutStreams()
         tied: dict[str, nn.Module] = {}
         self._steps: list[tuple[LayerDescription, nn.Module]] = []
         for description in descriptions:
@@ -71,9 +97,6 @@ class LayerSequence(nn.Module):
     def forward(self, inputs: Tensors) -> Tensors:
         """The first layer's inputs (Batch.model_inputs()) -> the last layer's outputs."""
         tensors = inputs
-        for description, module in self._steps:
-            if description.recompute and self.training:
-                tensors = checkpoint(module, tensors, use_reentrant=False, **description.call_kwargs)
-            else:
-                tensors = module(tensors, **description.call_kwargs)
+        for index, (description, module) in enumerate(self._steps):
+            tensors = run_layer(description, module, tensors, index, self.streams)
         return tensors

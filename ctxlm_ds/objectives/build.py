@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.config.schema import ObjectiveConfig
-from ctxlm_ds.data.collate import MASKED_LM, NEXT_SENTENCE
+from ctxlm_ds.data.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
+from ctxlm_ds.objectives.causal_lm import CausalLM
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-TERMS: dict[str, tuple[str, ...]] = {"masked_lm": (MASKED_LM,), "masked_lm_nsp": (MASKED_LM, NEXT_SENTENCE)}
+TrainingObjective = MaskedLM | CausalLM
+
+TERMS: dict[str, tuple[str, ...]] = {
+    "masked_lm": (MASKED_LM,),
+    "masked_lm_nsp": (MASKED_LM, NEXT_SENTENCE),
+    "causal_lm": (CAUSAL_LM,),
+}
 """Loss terms by objective name, in the order of the model's outputs."""
 
 
@@ -21,6 +28,8 @@ def objective_terms(config: ObjectiveConfig) -> tuple[str, ...]:
     return TERMS[config.name]
 
 
-def build_objective(config: ObjectiveConfig, tokenizer: Tokenizer) -> MaskedLM:
-    """The objective for one tokenizer; raises ConfigError as MaskedTokenCorruption does."""
+def build_objective(config: ObjectiveConfig, tokenizer: Tokenizer) -> TrainingObjective:
+    """The objective for one tokenizer; raises ConfigError and TokenizerError as MaskedTokenCorruption does."""
+    if config.name == "causal_lm":
+        return CausalLM()
     return MaskedLM(MaskedTokenCorruption(config, tokenizer), objective_terms(config))

@@ -1,7 +1,7 @@
 """Masked language modelling, alone (RoBERTa) or with next-sentence prediction (BERT): corruption and loss.
 
 In: samples (in the loader's workers), the model's logits and the labels (in training). Out: examples, the loss.
-Shape letters: b rows, p prediction slots, m sequences of a row, v vocabulary, t loss terms.
+Shape letters: b rows, p prediction slots, m sequences of a row, v vocabulary of this tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Example, Sample
+from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
+from ctxlm_ds.objectives.losses import weighted_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ctxlm_ds.data.randomness import SampleDraws
+    from ctxlm_ds.parallel.context import ParallelContext
 
 
 class MaskedLM:
@@ -33,37 +35,11 @@ class MaskedLM:
         return self.corruption.corrupt_batch(samples, draws, budgets)
 
     def loss(
-        self, outputs: Sequence[Tensor], labels: Sequence[Tensor], factors: Tensor
+        self,
+        outputs: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        factors: Tensor,
+        parallel: ParallelContext | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the terms' losses, each its negative log likelihood summed over its labels times its factor.
-
-        Args:
-            outputs: logits by term: masked_lm [b, p, v], next_sentence [b, m, 2].
-            labels: by term, [b, p] and [b, m]; IGNORE_LABEL where there is nothing to predict.
-            factors: [t] fp32, one over the term's count in the whole step (times what the engine divides by).
-
-        Returns:
-            The fp32 loss (exactly 0 with zero gradients where every label is ignored), and detached fp32 sums for the
-            metrics: `TERM/loss_sum`, `TERM/correct`, `TERM/count`.
-        """
-        total = factors.new_zeros(())
-        statistics: dict[str, Tensor] = {}
-        for index, term in enumerate(self.terms):
-            loss_sum, correct, count = classification_sums(outputs[index], labels[index])
-            total = total + factors[index] * loss_sum
-            statistics[f"{term}/loss_sum"] = loss_sum.detach()
-            statistics[f"{term}/correct"] = correct
-            statistics[f"{term}/count"] = count
-        return total, statistics
-
-
-def classification_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [..., v], labels [...] -> fp32 sums over the labels not ignored: cross entropy, correct argmax, labels."""
-    from torch import float32
-    from torch.nn import functional as F
-
-    flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
-    loss_sum = F.cross_entropy(flat_logits.float(), flat_labels, ignore_index=IGNORE_LABEL, reduction="sum")
-    correct = (flat_logits.detach().argmax(dim=-1) == flat_labels).sum(dtype=float32)
-    count = (flat_labels != IGNORE_LABEL).sum(dtype=float32)
-    return loss_sum, correct, count
+        """Outputs masked_lm [b, p, v], next_sentence [b, m, 2]; labels [b, p], [b, m] (losses.weighted_loss)."""
+        return weighted_loss(self.terms, outputs, labels, factors, parallel)

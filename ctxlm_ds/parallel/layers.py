@@ -1,16 +1,24 @@
-"""The layers that hold weight matrices, made here and nowhere else: the one place where tensor parallelism will enter.
+"""The layers that hold weight matrices, made here and nowhere else: whole in one process, or a rank's share.
 
-Every rank holds whole layers today (the configuration refuses a larger tensor_parallel_size); the factories name how
-each matrix is to be split. Parameters are allocated and left unset (models/initialize.py gives them their values),
-with torch's default type and device of the place they are built in: the CPU, `meta`, or ZeRO-3's partitions.
-Shape letters: i inputs, o outputs of a layer, v rows of the vocabulary, h width; `...` any leading dimensions.
+Without tensor parallelism they are torch's own; with it megatron-core's (parallel/megatron.py). Parameters are
+allocated and left unset (models/initialize.py gives them their values), with torch's default type and device of the
+place they are built in: the CPU, `meta`, or ZeRO-3's partitions.
+Shape letters: i inputs, o outputs of a layer, v rows of the vocabulary, h width, t tokens, n ranks of tensor
+parallelism; `...` any leading dimensions.
 """
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from functools import partial
 
-from ctxlm_ds.kernels.linear import LinearKernel
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens
 
 
 class Linear(nn.Linear):
@@ -28,35 +36,109 @@ class Linear(nn.Linear):
         return self.kernel(x, self.weight, self.bias)
 
 
-class VocabParallelEmbedding(nn.Embedding):
-    """The table of word embeddings [v, h], to be split by rows."""
+def column_parallel_linear(
+    in_features: int, out_features: int, kernels: KernelSet, parallel: ParallelContext, activation: str | None = None
+) -> nn.Module:
+    """A linear layer split by its outputs (query/key/value, the first feed-forward matrix), with its activation.
 
-    def __init__(self, vocab_size: int, hidden_size: int, kernel: LinearKernel) -> None:
-        super().__init__(vocab_size, hidden_size)
-        self.kernel = kernel
+    Its input is whole on every rank, or under sequence parallelism this rank's tokens.
+    """
+    if parallel.size == 1:
+        return replicated_linear(in_features, out_features, kernels, activation)
+    from ctxlm_ds.parallel.megatron import ColumnParallelLinear
 
-    def reset_parameters(self) -> None:
-        """Leave the values unset."""
+    kernel: LinearKernel = column_product(kernels, parallel, parallel.splits_tokens)
+    if activation is not None:
+        kernel = partial(kernels.bias_gelu.with_linear(kernel), activation=activation)
+    return ColumnParallelLinear(in_features, out_features, kernel, parallel)
+
+
+def row_parallel_linear(
+    in_features: int, out_features: int, kernels: KernelSet, parallel: ParallelContext
+) -> nn.Module:
+    """A linear layer split by its inputs (attention's output, the second feed-forward matrix)."""
+    if parallel.size == 1:
+        return Linear(in_features, out_features, kernels.linear)
+    from ctxlm_ds.parallel.megatron import RowParallelLinear
+
+    return RowParallelLinear(in_features, out_features, kernels.linear, parallel)
+
+
+def replicated_linear(
+    in_features: int, out_features: int, kernels: KernelSet, activation: str | None = None
+) -> nn.Module:
+    """A linear layer that every tensor-parallel rank holds whole (the heads)."""
+    kernel: LinearKernel = kernels.linear
+    if activation is not None:
+        kernel = partial(kernels.bias_gelu, activation=activation)
+    return Linear(in_features, out_features, kernel)
+
+
+def column_product(kernels: KernelSet, parallel: ParallelContext, split_tokens: bool) -> ColumnParallelProduct:
+    """The product of a layer split by its outputs, computed as the chosen linear kernel computes."""
+    return ColumnParallelProduct(parallel, kernels.linear is float32_linear, split_tokens)
+
+
+class VocabParallelEmbedding(nn.Module):
+    """The table of word embeddings [v, h], split by rows; padding rows after the vocabulary are 0 and never chosen."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.parallel = parallel
+        self.kernels = kernels
+        self.num_rows = parallel.vocabulary_rows(vocab_size)
+        self.first_row = self.num_rows * parallel.rank
+        self.num_words = min(max(vocab_size - self.first_row, 0), self.num_rows)
+        """Rows of this rank that are words."""
+        self.weight = self._allocate(vocab_size, hidden_size)
+
+    def _allocate(self, vocab_size: int, hidden_size: int) -> nn.Parameter:
+        if self.parallel.size == 1:
+            weight = torch.empty(self.num_rows, hidden_size)
+            weight[self.num_words :] = 0.0
+            return nn.Parameter(weight)
+        from ctxlm_ds.parallel.megatron import VocabParallelTable
+
+        return VocabParallelTable(vocab_size, hidden_size, self.parallel).weight
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """ids [...] int -> [..., h]."""
-        return super().forward(ids)
+        """ids [b, s] int -> [b, s, h], or this rank's tokens [t / n, h] under sequence parallelism."""
+        if self.parallel.size == 1:
+            return F.embedding(ids, self.weight)
+        own = ids - self.first_row
+        elsewhere = (own < 0) | (own >= self.num_rows)
+        found = F.embedding(own.masked_fill(elsewhere, 0), self.weight)
+        found = found.masked_fill(elsewhere[..., None], 0.0)
+        if self.parallel.splits_tokens:
+            return reduce_scatter_tokens(found.flatten(0, -2), self.parallel)
+        return reduce_from_ranks(found, self.parallel)
 
-    def decode(self, hidden: Tensor) -> Tensor:
-        """hidden [..., h] -> scores of every word [..., v], with the same table."""
-        return self.kernel(hidden, self.weight, None)
+    def decode(self, hidden: Tensor, split_tokens: bool = False) -> Tensor:
+        """hidden [..., h] -> scores of this rank's words [..., v / n], with the same table; padding rows -inf.
+
+        `split_tokens`: hidden holds this rank's tokens only, [t / n, h] -> [t, v / n].
+        """
+        kernel: LinearKernel = self.kernels.linear
+        if self.parallel.size > 1:
+            kernel = column_product(self.kernels, self.parallel, split_tokens)
+        scores = kernel(hidden, self.weight, None)
+        if self.num_words == self.num_rows:
+            return scores
+        is_padding = torch.arange(self.num_rows, device=scores.device) >= self.num_words
+        return scores.masked_fill(is_padding, float("-inf"))
 
 
-def column_parallel_linear(in_features: int, out_features: int, kernel: LinearKernel) -> Linear:
-    """A linear layer to be split by its outputs (query/key/value, the first feed-forward matrix)."""
-    return Linear(in_features, out_features, kernel)
+class VocabParallelBias(nn.Module):
+    """One number a word [v], split like the table; added to the scores of this rank's words."""
 
+    def __init__(self, vocab_size: int, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(parallel.vocabulary_rows(vocab_size)))
+        if parallel.size > 1:
+            from ctxlm_ds.parallel.megatron import mark_split
 
-def row_parallel_linear(in_features: int, out_features: int, kernel: LinearKernel) -> Linear:
-    """A linear layer to be split by its inputs (attention's output, the second feed-forward matrix)."""
-    return Linear(in_features, out_features, kernel)
+            mark_split(self.bias, dim=0)
 
-
-def replicated_linear(in_features: int, out_features: int, kernel: LinearKernel) -> Linear:
-    """A linear layer that every tensor-parallel rank holds whole (the heads)."""
-    return Linear(in_features, out_features, kernel)
+    def add(self, scores: Tensor) -> Tensor:
+        """scores [..., v / n] -> [..., v / n]."""
+        return scores + self.bias

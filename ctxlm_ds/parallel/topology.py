@@ -43,11 +43,25 @@ class Topology:
     pipeline_parallel_size: int = 1
     cpu_group: dist.ProcessGroup | None = None
     """Group of all ranks on gloo; None when there is one process."""
+    tensor_group: dist.ProcessGroup | None = None
+    """Ranks that share this rank's layers, on the training backend; None without tensor parallelism."""
+    replica_group: dist.ProcessGroup | None = None
+    """Ranks of this pipeline stage (tensor x data); None where these are all ranks."""
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which logs, locks and publishes."""
         return self.rank == 0
+
+    @property
+    def speaks_for_data(self) -> bool:
+        """Whether this rank counts its data-parallel rank's batches: the others of a model hold the same."""
+        return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == 0
+
+    @property
+    def speaks_for_losses(self) -> bool:
+        """Whether this rank reports its data-parallel rank's losses, which the last stage alone computes."""
+        return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == self.pipeline_parallel_size - 1
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -157,37 +171,74 @@ def build_topology(
 ) -> Topology:
     """The topology of this process; call it on every rank after torch.distributed is initialised.
 
+    Ranks are laid out tensor-parallel first (neighbours share layers, so they lie on one node), then data-parallel,
+    then pipeline stages: Megatron's default order and DeepSpeed's PipeModelDataParallelTopology.
+
     Args:
         local_rank: index of this rank on its node.
         local_world_size: ranks on this node.
-        tensor_parallel_size: ranks that share each layer; 1 in this version.
-        pipeline_parallel_size: consecutive groups of layers; 1 in this version.
+        tensor_parallel_size: ranks that share each layer.
+        pipeline_parallel_size: consecutive groups of layers.
         cpu_timeout_s: how long a rank waits for the others in a CPU collective (a large checkpoint may be verified
             meanwhile).
 
     Raises:
-        ConfigError: a layout that this version cannot run.
+        ConfigError: the world does not split into models of that many ranks.
     """
-    for key, size in (
-        ("parallel.tensor_parallel_size", tensor_parallel_size),
-        ("parallel.pipeline_parallel_size", pipeline_parallel_size),
-    ):
-        if size != 1:
-            raise ConfigError(f"{key}: {size} is not supported in this version; set it to 1")
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()):
+    model_size = tensor_parallel_size * pipeline_parallel_size
+    alone = not (dist.is_available() and dist.is_initialized())
+    rank, world_size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    if world_size % model_size:
+        raise ConfigError(
+            f"parallel: {world_size} ranks do not split into groups of tensor_parallel_size {tensor_parallel_size} x "
+            f"pipeline_parallel_size {pipeline_parallel_size}"
+        )
+    if alone:
         return Topology(local_rank=local_rank, local_world_size=local_world_size)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    data_parallel_size = world_size // model_size
+    tensor_group = replica_group = None
+    if tensor_parallel_size > 1:
+        tensor_group, replica_group = _megatron_groups(tensor_parallel_size, pipeline_parallel_size)
+    elif pipeline_parallel_size > 1:
+        replica_group = _stage_group(rank, data_parallel_size, world_size)
     return Topology(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        data_parallel_rank=rank,
-        data_parallel_size=world_size,
+        data_parallel_rank=rank // tensor_parallel_size % data_parallel_size,
+        data_parallel_size=data_parallel_size,
+        tensor_parallel_rank=rank % tensor_parallel_size,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_rank=rank // (tensor_parallel_size * data_parallel_size),
+        pipeline_parallel_size=pipeline_parallel_size,
         cpu_group=_cpu_group(cpu_timeout_s) if world_size > 1 else None,
+        tensor_group=tensor_group,
+        replica_group=replica_group,
     )
+
+
+def _megatron_groups(tensor_parallel_size: int, pipeline_parallel_size: int) -> tuple[Any, Any]:
+    """megatron-core's groups, which its layers and its cross entropy look up: tensor, and tensor x data."""
+    from ctxlm_ds.parallel.megatron import parallel_state
+
+    if not parallel_state.is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel_size,
+            pipeline_model_parallel_size=pipeline_parallel_size,
+            create_gloo_process_groups=False,
+        )
+    return parallel_state.get_tensor_model_parallel_group(), parallel_state.get_tensor_and_data_parallel_group()
+
+
+def _stage_group(rank: int, stage_size: int, world_size: int) -> dist.ProcessGroup:
+    """The group of this rank's pipeline stage, its ranks being consecutive; every rank makes every group."""
+    import torch.distributed as dist
+
+    groups = [dist.new_group(range(first, first + stage_size)) for first in range(0, world_size, stage_size)]
+    return groups[rank // stage_size]
 
 
 def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from ctxlm_ds.errors import TokenizerError
 
 SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
+DECODER_ROLES = ("pad", "unk", "cls", "sep")
+"""Roles of a tokenizer without a mask token (GPT), each the end-of-document token where it has no other."""
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
 """How byte-level BPE writes a leading space, newline, carriage return and tab."""
 
@@ -34,12 +36,15 @@ class Tokenizer(Protocol):
     cls_id: int
     """RoBERTa: `<s>`."""
     sep_id: int
-    """RoBERTa: `</s>`; also the end-of-document token."""
-    mask_id: int
+    """RoBERTa: `</s>`, GPT: `<|endoftext|>`; also the end-of-document token."""
     special_ids: frozenset[int]
     """Every id that stands for no text."""
     double_separator: bool
     """The pair template has two separators between A and B (RoBERTa)."""
+
+    @property
+    def mask_id(self) -> int:
+        """Raises TokenizerError where there is none (GPT)."""
 
     @property
     def vocab_size(self) -> int:
@@ -69,6 +74,15 @@ class Tokenizer(Protocol):
         """[vocab_size], True where a token begins a word (the first token of a sequence always does)."""
 
 
+def missing_role(folder: str | Path, role: str) -> str:
+    """What to say of a tokenizer that lacks a special token."""
+    return (
+        f"{folder}: the tokenizer has no {role} token, which masked language models need; "
+        f"name one as {role}_token in {Path(folder) / 'tokenizer_config.json'}, "
+        "or train a tokenizer with tools/train_tokenizer.py"
+    )
+
+
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys and without empty settings, so that a library's new defaults change nothing."""
     return json.dumps(_without_empty(value), sort_keys=True, separators=(",", ":"))
@@ -88,7 +102,7 @@ class TokenizerFacts:
 
     kind: str
     special_tokens: dict[str, str]
-    """Role (pad, unk, cls, sep, mask) to token."""
+    """Role (pad, unk, cls, sep, mask) to token; a decoder's has no mask."""
     config: dict[str, Any] = field(default_factory=dict)
     """tokenizer_config.json as loaded or to be written."""
     training: dict[str, Any] = field(default_factory=dict)
@@ -111,11 +125,23 @@ class FastTokenizer:
         self.backend = backend
         self.facts = facts
         self.kind = facts.kind
-        role_ids = [self._role_id(role) for role in SPECIAL_ROLES]
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = role_ids
+        role_ids = [self._role_id(role) for role in SPECIAL_ROLES if role in facts.special_tokens]
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id = role_ids[: len(DECODER_ROLES)]
+        self._mask_id = role_ids[-1] if self.has_mask else None
         added = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids = frozenset(added.union(role_ids))
         self.double_separator = self._has_double_separator()
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether masked language models can be trained with it."""
+        return "mask" in self.facts.special_tokens
+
+    @property
+    def mask_id(self) -> int:
+        if self._mask_id is None:
+            raise TokenizerError(missing_role(self.facts.source or "tokenizer", "mask"))
+        return self._mask_id
 
     def _role_id(self, role: str) -> int:
         token = self.facts.special_tokens[role]

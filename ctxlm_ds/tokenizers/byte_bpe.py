@@ -1,4 +1,7 @@
-"""RoBERTa's byte-level BPE: GPT-2's pre-tokenizer, <s> <pad> </s> <unk> as ids 0 to 3 and <mask> the last id."""
+"""Byte-level BPE (Radford 2019), with RoBERTa's special tokens or with GPT-2's.
+
+RoBERTa: <s> <pad> </s> <unk> as ids 0 to 3 and <mask> the last id. GPT-2: <|endoftext|> alone, the last id.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import DECODER_ROLES, FastTokenizer, TokenizerFacts
 
 FIRST_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK_TOKEN = "<mask>"
 ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": MASK_TOKEN}
+END_OF_TEXT = "<|endoftext|>"
+GPT2_ROLES = dict.fromkeys(DECODER_ROLES, END_OF_TEXT)
 DEFAULT_VOCAB_SIZE = 50_265
+GPT2_DEFAULT_VOCAB_SIZE = 50_257
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +33,51 @@ class ByteBpeSettings:
 
 
 def train_byte_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastTokenizer:
-    """Train on `texts` (iterated once)."""
+    """RoBERTa's, trained on `texts` (iterated once)."""
+    vocab, merges = _learn(texts, settings, FIRST_SPECIAL_TOKENS)
+    backend = _backend(vocab | {MASK_TOKEN: len(vocab)}, merges, settings.add_prefix_space)
+    return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(ROLES), training=_record(settings)))
+
+
+def train_gpt2_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastTokenizer:
+    """GPT-2's, trained on `texts` (iterated once): 256 bytes, the merges, <|endoftext|>."""
+    from tokenizers import AddedToken, decoders, models, processors
+
+    vocab, merges = _learn(texts, settings, ())
+    backend = _empty_backend(settings.add_prefix_space)
+    backend.model = models.BPE(vocab=vocab | {END_OF_TEXT: len(vocab)}, merges=merges)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END_OF_TEXT, normalized=True, special=True)])
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(GPT2_ROLES), training=_record(settings)))
+
+
+def _learn(
+    texts: Iterable[str], settings: ByteBpeSettings, first_tokens: tuple[str, ...]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges, one id short of the size, for the last special token."""
     from tokenizers import pre_tokenizers, trainers
 
     draft = _empty_backend(settings.add_prefix_space)
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab_size - 1,
         min_frequency=settings.min_frequency,
-        special_tokens=list(FIRST_SPECIAL_TOKENS),
+        special_tokens=list(first_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     draft.train_from_iterator(iter(texts), trainer)
     model = json.loads(draft.to_str())["model"]
-    vocab = model["vocab"] | {MASK_TOKEN: len(model["vocab"])}
-    backend = _backend(vocab, [tuple(merge) for merge in model["merges"]], settings.add_prefix_space)
-    training = {
+    return model["vocab"], [(left, right) for left, right in model["merges"]]
+
+
+def _record(settings: ByteBpeSettings) -> dict[str, Any]:
+    return {
         "merge_score": "frequency",
         "add_prefix_space": settings.add_prefix_space,
         "min_frequency": settings.min_frequency,
         "requested_vocab_size": settings.vocab_size,
     }
-    return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(ROLES), training=training))
 
 
 def _empty_backend(add_prefix_space: bool) -> Any:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers.base import SPECIAL_ROLES, FastTokenizer, Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import (
+    DECODER_ROLES,
+    SPECIAL_ROLES,
+    FastTokenizer,
+    Tokenizer,
+    TokenizerFacts,
+    missing_role,
+)
 
 TRAINING_FILE = "ctxlm_tokenizer.json"
 _USUAL_NAMES = {
@@ -18,13 +25,16 @@ _USUAL_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _STAND_INS = {"cls": "bos", "sep": "eos"}
+_GPT_END_OF_TEXT = "<|endoftext|>"
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a local folder.
 
-    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls, sep and mask tokens is
-    missing, or a file in it cannot be read.
+    A tokenizer without a mask token (GPT) needs an end-of-document token alone, which stands in for the others.
+
+    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, or
+    a file in it cannot be read.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -38,7 +48,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     content = json.loads(backend.to_str())
     facts = TokenizerFacts(
         kind=detect_kind(content),
-        special_tokens={role: _special_token(folder, role, (config, special_map), backend) for role in SPECIAL_ROLES},
+        special_tokens=_special_tokens(folder, (config, special_map), backend),
         config=config,
         training=_read_json(folder / TRAINING_FILE),
         source=str(folder),
@@ -87,24 +97,48 @@ def _token_name(value: Any) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def _special_token(folder: Path, role: str, settings: tuple[dict[str, Any], ...], backend: Any) -> str:
-    """The token of a role: as configured, else the usual name that the vocabulary has, else the bos/eos stand-in."""
-    for setting in settings:
-        name = _token_name(setting.get(f"{role}_token"))
-        if name is not None:
-            return name
-    for name in _USUAL_NAMES[role]:
-        if backend.token_to_id(name) is not None:
-            return name
-    for setting in settings:
-        name = _token_name(setting.get(f"{_STAND_INS.get(role, role)}_token"))
-        if name is not None:
-            return name
-    raise TokenizerError(
-        f"{folder}: the tokenizer has no {role} token, which masked language models need; "
-        f"name one as {role}_token in {folder / 'tokenizer_config.json'}, "
-        "or train a tokenizer with tools/train_tokenizer.py"
-    )
+Settings = tuple[dict[str, Any], ...]
+
+
+def _special_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
+    """Token by role; without a mask token those of a decoder."""
+    if (_configured("mask", settings) or _usual("mask", backend)) is None:
+        return _decoder_tokens(folder, settings, backend)
+    tokens = {}
+    for role in SPECIAL_ROLES:
+        token = _configured(role, settings) or _usual(role, backend) or _stand_in(role, settings)
+        if token is None:
+            raise TokenizerError(missing_role(folder, role))
+        tokens[role] = token
+    return tokens
+
+
+def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
+    """The end-of-document token, and the other roles with it in the place of what is missing."""
+    found = {
+        role: _configured(role, settings) or _stand_in(role, settings) or _usual(role, backend)
+        for role in DECODER_ROLES
+    }
+    end = found["sep"] or (_GPT_END_OF_TEXT if backend.token_to_id(_GPT_END_OF_TEXT) is not None else None)
+    if end is None:
+        raise TokenizerError(
+            f"{folder}: the tokenizer has no mask token, which masked language models need, and no end-of-document "
+            f"token, which causal ones need; name them as mask_token or eos_token in {folder / 'tokenizer_config.json'}"
+        )
+    return {role: token or end for role, token in found.items()}
+
+
+def _configured(role: str, settings: Settings) -> str | None:
+    names = (_token_name(setting.get(f"{role}_token")) for setting in settings)
+    return next((name for name in names if name is not None), None)
+
+
+def _usual(role: str, backend: Any) -> str | None:
+    return next((name for name in _USUAL_NAMES[role] if backend.token_to_id(name) is not None), None)
+
+
+def _stand_in(role: str, settings: Settings) -> str | None:
+    return _configured(_STAND_INS[role], settings) if role in _STAND_INS else None
 
 
 def detect_kind(content: dict[str, Any]) -> str:

@@ -24,25 +24,27 @@ def save_tokenizer(tokenizer: FastTokenizer, directory: Path) -> None:
     with output_folder(Path(directory)) as folder:
         tokenizer.backend.save(str(folder / "tokenizer.json"))
         config = {key: value for key, value in tokenizer.facts.config.items() if key not in _NEVER_KEPT}
-        special = {f"{role}_token": token for role, token in tokenizer.facts.special_tokens.items()}
+        special = _special_settings(tokenizer)
         content = json.loads(tokenizer.backend.to_str())
         if tokenizer.kind == "wordpiece":
             config.update(_bert_config(content), **special)
             _write_vocab_txt(folder / "vocab.txt", content["model"]["vocab"])
         elif tokenizer.kind == "byte_bpe":
-            special.update(bos_token=special["cls_token"], eos_token=special["sep_token"])
-            config.update(_roberta_config(tokenizer, content), **special)
+            config.update(_byte_bpe_config(tokenizer, content), **special)
             _write_bpe_files(folder, content["model"])
         else:
             config.update(special)
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
             _copy_other_files(Path(tokenizer.facts.source), folder)
         added = _added_tokens(content)
-        mask = added.get(str(tokenizer.mask_id), _plain(special["mask_token"]))
-        config.update(added_tokens_decoder=added, mask_token={"__type": "AddedToken", **mask})
+        config["added_tokens_decoder"] = added
+        if tokenizer.has_mask:
+            mask = added.get(str(tokenizer.mask_id), _plain(special["mask_token"]))
+            config["mask_token"] = {"__type": "AddedToken", **mask}
+            special["mask_token"] = mask
         config.setdefault("model_max_length", 512)
         _write_json(folder / "tokenizer_config.json", config)
-        _write_json(folder / "special_tokens_map.json", special | {"mask_token": mask})
+        _write_json(folder / "special_tokens_map.json", special)
         _write_json(folder / TRAINING_FILE, _training_record(tokenizer))
 
 
@@ -61,7 +63,24 @@ def _bert_config(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _roberta_config(tokenizer: FastTokenizer, content: dict[str, Any]) -> dict[str, Any]:
+def _special_settings(tokenizer: FastTokenizer) -> dict[str, Any]:
+    """The special tokens under the names that transformers' classes use."""
+    tokens = tokenizer.facts.special_tokens
+    if not tokenizer.has_mask:
+        return {
+            "pad_token": tokens["pad"], "unk_token": tokens["unk"], "bos_token": tokens["cls"],
+            "eos_token": tokens["sep"],
+        }  # fmt: skip
+    special = {f"{role}_token": token for role, token in tokens.items()}
+    if tokenizer.kind == "byte_bpe":
+        special |= {"bos_token": tokens["cls"], "eos_token": tokens["sep"]}
+    return special
+
+
+def _byte_bpe_config(tokenizer: FastTokenizer, content: dict[str, Any]) -> dict[str, Any]:
+    if not tokenizer.has_mask:
+        prefix = content["pre_tokenizer"]["add_prefix_space"]
+        return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": prefix, "errors": "replace"}
     post_processor = content.get("post_processor") or {}
     # A byte-level BPE without RoBERTa's </s></s> template keeps its own through the generic class.
     is_roberta = post_processor.get("type", "RobertaProcessing") == "RobertaProcessing" and tokenizer.double_separator

@@ -11,14 +11,14 @@ from typing import IO
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers import byte_bpe, wordpiece
 from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
-from ctxlm_ds.tokenizers.byte_bpe import ByteBpeSettings, train_byte_bpe
+from ctxlm_ds.tokenizers.byte_bpe import ByteBpeSettings, train_byte_bpe, train_gpt2_bpe
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, train_wordpiece
 
 logger = logging.getLogger("ctxlm_ds")
 
-TOKENIZER_TYPES = ("wordpiece", "bpe")
-_LEAST_VOCAB_SIZE = {"wordpiece": 5 + 2, "bpe": 5 + 256}
+TOKENIZER_TYPES = ("wordpiece", "bpe", "gpt2")
+_LEAST_VOCAB_SIZE = {"wordpiece": 5 + 2, "bpe": 5 + 256, "gpt2": 1 + 256}
 _END_OF_TEXT = "\x00"
 
 
@@ -34,7 +34,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train on `texts`, write `output_dir` (refused where it exists) and return the tokenizer as loaded from there.
 
-    `type` is `wordpiece` or `bpe` (byte-level); `vocab_size` None takes BERT's 30,522 or RoBERTa's 50,265.
+    `type` is `wordpiece`, `bpe` (byte-level, RoBERTa's special tokens) or `gpt2` (byte-level, <|endoftext|> alone);
+    `vocab_size` None takes BERT's 30,522, RoBERTa's 50,265 or GPT-2's 50,257.
     A corpus too small for `vocab_size` gives a smaller vocabulary and a warning.
     Raises ConfigError for an impossible setting, TokenizerError where there is no text or the folder exists.
     """
@@ -79,6 +80,9 @@ def _train(
     if type == "wordpiece":
         size = vocab_size or wordpiece.DEFAULT_VOCAB_SIZE
         tokenizer = train_wordpiece(watched, WordPieceSettings(size, lowercase, min_frequency))
+    elif type == "gpt2":
+        size = vocab_size or byte_bpe.GPT2_DEFAULT_VOCAB_SIZE
+        tokenizer = train_gpt2_bpe(watched, ByteBpeSettings(size, add_prefix_space, min_frequency))
     else:
         size = vocab_size or byte_bpe.DEFAULT_VOCAB_SIZE
         tokenizer = train_byte_bpe(watched, ByteBpeSettings(size, add_prefix_space, min_frequency))

@@ -1,8 +1,9 @@
 """LAMB (You 2019, algorithm 2) with trust ratios of whole parameters under every ZeRO stage.
 
 DeepSpeed hands an optimizer flat partitions, so a per-tensor optimizer would take its ratios per shard.
-Here each parameter's squared norms are summed over its fragments on this rank and then over the
-data-parallel group; the update itself stays elementwise on the flat tensors.
+Here each parameter's squared norms are summed over its fragments on this rank and then over the ranks
+of its pipeline stage (data- and tensor-parallel), what several hold counted once; the update itself stays
+elementwise on the flat tensors.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Lamb(torch.optim.Optimizer):
     def bind(self, fragments: Sequence[Fragment], names: Sequence[str], sum_over_ranks: SumOverRanks | None) -> None:
         """Tell which parameter each range of each flat tensor belongs to.
 
-        `names` lists all parameters in an order common to all ranks; `sum_over_ranks` adds a vector
-        over the ranks that share the fragments, or is None where each rank holds whole parameters.
+        `names` lists all parameters in an order common to all ranks; `sum_over_ranks` adds a vector over the ranks
+        that share the fragments (those of a pipeline stage), or is None where each rank holds whole parameters.
         """
         position = {name: index for index, name in enumerate(names)}
         self._num_parameters = len(names)
@@ -84,13 +85,15 @@ class Lamb(torch.optim.Optimizer):
     def _scale_by_trust_ratio(self, updates: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Multiply each parameter's part of `updates` by ||weight|| / ||update||, 1 where either is 0."""
         parts = [
-            (index, fragment.weight(), update.view(-1).narrow(0, fragment.offset, fragment.length))
+            (index, fragment, update.view(-1).narrow(0, fragment.offset, fragment.length))
             for parameter, update in updates
             for index, fragment in self._fragments.get(id(parameter), [])
         ]
         squares = torch.zeros(2, self._num_parameters, dtype=torch.float64, device=updates[0][0].device)
-        for index, weight, update in parts:
-            squares[0, index] += torch.linalg.vector_norm(weight, dtype=torch.float64).square()
+        for index, fragment, update in parts:
+            if fragment.holding.tensor_duplicate:
+                continue
+            squares[0, index] += torch.linalg.vector_norm(fragment.weight(), dtype=torch.float64).square()
             squares[1, index] += torch.linalg.vector_norm(update, dtype=torch.float64).square()
         if self._sum_over_ranks is not None:
             self._sum_over_ranks(squares)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ctxlm_ds.config.schema import ProfilerConfig
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.quiet import without_profiler_marks
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -60,13 +61,15 @@ class ProfilerHook(Hook):
             activities.append(ProfilerActivity.CUDA)
         self._began = self._done + 1
         self._profile = profile(activities=activities, record_shapes=True)
-        self._profile.start()
+        with without_profiler_marks():
+            self._profile.start()
 
     def _finish(self) -> None:
         import torch
 
         recorded, self._profile = self._profile, None
-        recorded.stop()
+        with without_profiler_marks():
+            recorded.stop()
         if self._done < self._began:
             return
         self._directory.mkdir(parents=True, exist_ok=True)

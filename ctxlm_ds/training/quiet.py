@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any, TextIO, cast
 KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch\.distributed\.all_gather_into_tensor` is deprecated", FutureWarning),
     (r"`torch\.distributed\.reduce_scatter_tensor` is deprecated", FutureWarning),
+    # DeepSpeed's pipeline sends activations by broadcasts in groups of two; their gradients come back by its own.
+    (r"c10d::broadcast_: an autograd kernel was not registered", UserWarning),
 )
 KNOWN_LOG_LINES = ("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",)
 KNOWN_PRINTS = (
@@ -24,6 +27,9 @@ KNOWN_PRINTS = (
     "after initializing group ",
     "MA ",
     "CPU Virtual Memory: ",
+    # PipelineModule's table and PipelineParallelGrid's topology.
+    "SEED_LAYERS=",
+    "Using topology: ",
 )
 
 
@@ -82,3 +88,22 @@ def without_known_prints() -> Iterator[None]:
     finally:
         sys.stdout = stream
         filtered.finish()
+
+
+@contextmanager
+def without_profiler_marks() -> Iterator[None]:
+    """Drop the `USDT:` lines that torch's profiler writes to the process's standard error as it starts and stops."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(b"USDT:"):
+                    os.write(2, line)

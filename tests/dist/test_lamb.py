@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import OptimizerConfig, RunConfig
+import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.config.schema import OptimizerConfig, ParallelConfig, RunConfig
 from ctxlm_ds.data.sample import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
@@ -60,11 +61,29 @@ def reference() -> tuple[list[float], dict[str, torch.Tensor]]:
     return reference_losses_and_weights(tiny_config(optimizer=OPTIMIZER))
 
 
-@pytest.mark.parametrize(("world_size", "stage"), [(1, 0), (2, 0), (1, 1), (2, 1), (4, 1), (2, 2), (2, 3), (4, 3)])
+PLAIN = [(1, 0), (2, 0), (1, 1), (2, 1), (4, 1), (2, 2), (2, 3), (4, 3)]
+SPLIT = [
+    (2, 0, 2, 1, False), (4, 1, 2, 1, True), (4, 2, 2, 1, False), (4, 3, 2, 1, True), (2, 0, 1, 2, False),
+    (4, 1, 1, 2, False), (8, 1, 2, 2, True),
+]  # fmt: skip
+"""Ranks, ZeRO stage, tensor- and pipeline-parallel sizes, sequence parallelism."""
+
+
+@pytest.mark.parametrize(
+    ("world_size", "stage", "tensor", "pipeline", "sequence_parallel"), [(*case, 1, 1, False) for case in PLAIN] + SPLIT
+)
 def test_lamb_equals_the_float64_reference(
-    reference: tuple[list[float], dict[str, torch.Tensor]], world_size: int, stage: int
+    reference: tuple[list[float], dict[str, torch.Tensor]],
+    world_size: int,
+    stage: int,
+    tensor: int,
+    pipeline: int,
+    sequence_parallel: bool,
 ) -> None:
-    config = tiny_config(optimizer=OPTIMIZER)
+    parallel = ParallelConfig(
+        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, sequence_parallel=sequence_parallel
+    )
+    config = tiny_config(optimizer=OPTIMIZER, parallel=parallel)
     user: dict[str, Any] = {"zero_optimization": {"stage": stage}}
     losses, weights = reference
     for result in run_ranks(train, world_size, config, user, STEPS, timeout_s=180):

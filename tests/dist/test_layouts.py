@@ -35,14 +35,16 @@ def reference(family: str) -> dict[str, Any]:
 
 
 LAYOUTS = [
-    (1, 0, 1), (1, 1, 4), (1, 2, 8), (1, 3, 2), (2, 0, 4), (2, 1, 1), (2, 2, 8), (2, 3, 4), (4, 0, 2), (4, 1, 4), (4, 2, 1),
-    (4, 3, 2),
+    (1, 0, 1), (1, 1, 4), (1, 2, 8), (1, 3, 2), (2, 0, 4), (2, 1, 1), (2, 2, 8), (2, 3, 4), (4, 0, 2), (4, 1, 4),
+    (4, 2, 1), (4, 3, 2),
 ]  # fmt: skip
 """(ranks, ZeRO stage, micro-batch): every stage with every number of ranks, each split of the 16 rows several times."""
 
 
 EVERY_LAYOUT = [
-    layout for layout in itertools.product((1, 2, 4), (0, 1, 2, 3), (1, 2, 4, 8)) if layout[0] * layout[2] <= GLOBAL_BATCH
+    layout
+    for layout in itertools.product((1, 2, 4), (0, 1, 2, 3), (1, 2, 4, 8))
+    if layout[0] * layout[2] <= GLOBAL_BATCH
 ]
 
 

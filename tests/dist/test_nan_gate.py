@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import RunConfig, TrainingConfig
+from ctxlm_ds.config.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.parallel.context import ParallelContext
 from tests.dist.runner import run_ranks
-from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_for_rank, tiny_config
+from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_for_rank, step_of, tiny_config
 
 pytestmark = pytest.mark.dist
 LAYOUTS = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
@@ -32,13 +33,15 @@ class Spoiled:
         self._fault = fault
         self._calls = 0
 
-    def loss(self, outputs: Any, labels: Any, factors: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def loss(
+        self, outputs: Any, labels: Any, factors: torch.Tensor, parallel: ParallelContext | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         self._calls += 1
         if self._calls == 2 and self._fault == "nan_logits":
             outputs = (outputs[0] * float("nan"), *outputs[1:])
         if self._calls == 2 and self._fault == "infinite_gradient":
             outputs[0].register_hook(lambda gradient: gradient * float("inf"))
-        loss, sums = self._objective.loss(outputs, labels, factors)
+        loss, sums = self._objective.loss(outputs, labels, factors, parallel)
         if self._calls == 2 and self._fault == "infinite_loss":
             # As fp16 gives it where a logit overflows: the loss is infinite, its gradients are not.
             loss = loss + torch.full_like(loss, float("inf"))
@@ -47,15 +50,15 @@ class Spoiled:
 
 
 def spoil_one_rank(rank: int, world_size: int, config: RunConfig, stage: int, fault: str) -> dict[str, Any]:
-    """Two good steps, then one in which rank 1 alone goes wrong."""
+    """Two good steps, then one in which the last rank alone goes wrong."""
     engine = build_engine(config, {"zero_optimization": {"stage": stage}})
     for step in range(GOOD_STEPS):
-        engine.train_step(step_for_rank(step, 4, rank, world_size), step, 0.01)
+        engine.train_step(step_of(engine, step), step, 0.01)
     before = gather_weights(engine)
-    if rank == 1:
-        engine.objective = Spoiled(engine.objective, fault)
+    if rank == world_size - 1:
+        engine.passes.objective = Spoiled(engine.objective, fault)
     try:
-        engine.train_step(step_for_rank(GOOD_STEPS, 4, rank, world_size), GOOD_STEPS, 0.01)
+        engine.train_step(step_of(engine, GOOD_STEPS), GOOD_STEPS, 0.01)
         error = "none"
     except TrainingError as raised:
         error = str(raised)
@@ -65,7 +68,19 @@ def spoil_one_rank(rank: int, world_size: int, config: RunConfig, stage: int, fa
 @pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
 @pytest.mark.parametrize(("precision", "stage"), LAYOUTS)
 def test_every_rank_stops_with_its_weights_as_they_were(precision: str, stage: int, fault: str) -> None:
-    results = run_ranks(spoil_one_rank, 2, config_of(precision), stage, fault, timeout_s=60)
+    check_spoiled(run_ranks(spoil_one_rank, 2, config_of(precision), stage, fault, timeout_s=60), fault)
+
+
+@pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("fp32", 1), ("bf16", 1)])
+@pytest.mark.parametrize("axis", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_every_rank_of_a_split_model_stops(axis: str, precision: str, stage: int, fault: str) -> None:
+    config = config_of(precision).model_copy(update={"parallel": ParallelConfig(**{axis: 2})})
+    check_spoiled(run_ranks(spoil_one_rank, 2, config, stage, fault, timeout_s=60), fault)
+
+
+def check_spoiled(results: list[dict[str, Any]], fault: str) -> None:
+    """Every rank says the same, and has the weights and updates of before."""
     what = "loss" if fault == "nan_logits" else "gradient norm"
     for result in results:
         assert f"the {what} of step {GOOD_STEPS + 1} is" in result["error"]
@@ -90,7 +105,7 @@ def skip_in_fp16(rank: int, world_size: int, config: RunConfig, stage: int, faul
     objective = engine.objective
     weights, results = [gather_weights(engine)], []
     for step in range(3):
-        engine.objective = Spoiled(objective, fault) if step == 1 and rank == 1 else objective
+        engine.passes.objective = Spoiled(objective, fault) if step == 1 and rank == 1 else objective
         results.append(engine.train_step(step_for_rank(step, 4, rank, world_size), step, 0.01))
         weights.append(gather_weights(engine))
     return {"results": results, "weights": weights, "scalars": engine.scalars()}
@@ -120,7 +135,7 @@ def overflow_at_the_smallest_scale(rank: int, world_size: int, config: RunConfig
     allow_fp16()
     engine = build_engine(config, {"zero_optimization": {"stage": stage}, "fp16": {"hysteresis": 1}})
     before = gather_weights(engine)
-    engine.objective = Spoiled(engine.objective, "infinite_gradient")
+    engine.passes.objective = Spoiled(engine.objective, "infinite_gradient")
     try:
         engine.train_step(step_for_rank(0, 4, rank, world_size), 0, 0.01)
         error = "none"

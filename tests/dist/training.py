@@ -12,18 +12,20 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
 from ctxlm_ds.config.deepspeed import build_deepspeed_config
-from ctxlm_ds.config.schema import ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.config.schema import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.initialize import initial_value
-from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.training.build_locks import clear_stale_build_locks
-from ctxlm_ds.training.engine import Engine, init_process_group
+from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.launch import quiet_libraries
+from ctxlm_ds.training.runtime import init_process_group
 
 SEQ_LENGTH, SLOTS, VOCAB = 16, 4, 61
 GLOBAL_BATCH = 16
@@ -42,15 +44,23 @@ class FakeTokenizer:
         return np.ones(VOCAB, dtype=bool)
 
 
+OBJECTIVES = {"bert": "masked_lm_nsp", "roberta": "masked_lm", "gpt2": "causal_lm", "gpt1": "causal_lm"}
+DOCUMENT_SLOTS = 3
+
+
 def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> RunConfig:
     """A two-layer model; `changes` are whole sections."""
-    objective = "masked_lm_nsp" if family == "bert" else "masked_lm"
+    is_decoder = OBJECTIVES[family] == "causal_lm"
+    blocks = DataConfig(sample_format="blocks", seq_length=SEQ_LENGTH, max_sequences_per_row=DOCUMENT_SLOTS)
     values: dict[str, Any] = {
         "model": ModelConfig(
-            family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2, intermediate_size=32,
-            max_position_embeddings=SEQ_LENGTH, hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
+            family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2,
+            intermediate_size=64 if family == "gpt1" else 32, max_position_embeddings=SEQ_LENGTH,
+            hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
+            pre_layer_norm=family == "gpt2", hidden_activation="gelu_tanh" if is_decoder else "gelu",
         ),
-        "objective": ObjectiveConfig(name=objective),
+        "data": blocks if is_decoder else DataConfig(seq_length=SEQ_LENGTH),
+        "objective": ObjectiveConfig(name=OBJECTIVES[family]),
         "optimizer": OptimizerConfig(learning_rate=0.01, weight_decay=0.1),
         "training": TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32"),
     }
@@ -82,16 +92,42 @@ def global_batch(step: int) -> Batch:
     )
 
 
+def global_blocks(step: int) -> Batch:
+    """Rows of one to three documents for causal language models, some rows padded at the end."""
+    generator = torch.Generator().manual_seed(2000 + step)
+
+    def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    cuts = torch.sort(integers(1, SEQ_LENGTH + 1, GLOBAL_BATCH, DOCUMENT_SLOTS)).values
+    starts = torch.cat([torch.zeros_like(cuts[:, :1]), cuts], dim=1)
+    places = torch.arange(SEQ_LENGTH).expand(GLOBAL_BATCH, -1)
+    document = (places[:, :, None] >= starts[:, None, :]).sum(dim=2)
+    inside = document <= DOCUMENT_SLOTS
+    begin = starts.gather(1, document - 1)
+    return Batch(
+        input_ids=torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), 0),
+        token_type_ids=torch.zeros(GLOBAL_BATCH, SEQ_LENGTH, dtype=torch.long),
+        position_ids=(places - begin) * inside,
+        sequence_ids=document * inside,
+        sequence_starts=starts,
+        prediction_positions=places * inside,
+        cls_positions=starts[:, :-1].clone(),
+        labels={"causal_lm": torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), IGNORE_LABEL)},
+    )
+
+
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
     """Rows [start, stop) of a batch."""
     fields = {name: getattr(batch, name)[start:stop] for name in Batch.__slots__ if name != "labels"}
     return Batch(**fields, labels={term: tensor[start:stop] for term, tensor in batch.labels.items()})
 
 
-def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int) -> Step:
+def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int, family: str = "bert") -> Step:
     """This rank's micro-batches of a global batch, dealt out in turn."""
-    whole = global_batch(step)
-    micro = [slice_batch(whole, i, i + micro_batch_size) for i in range(0, GLOBAL_BATCH, micro_batch_size)][rank::world_size]
+    whole = global_blocks(step) if OBJECTIVES[family] == "causal_lm" else global_batch(step)
+    starts = range(0, GLOBAL_BATCH, micro_batch_size)[rank::world_size]
+    micro = [slice_batch(whole, start, start + micro_batch_size) for start in starts]
     counts = {term: sum(int((b.labels[term] != IGNORE_LABEL).sum()) for b in micro) for term in whole.labels}
     tokens = sum(int((b.sequence_ids > 0).sum()) for b in micro)
     return Step(micro_batches=micro, counts=counts, num_tokens=tokens, rows_consumed=GLOBAL_BATCH, epoch=0)
@@ -102,16 +138,17 @@ def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bo
     quiet_libraries()
     clear_stale_build_locks()
     init_process_group()
-    topology = build_topology()
+    layout = config.parallel
+    topology = build_topology(0, 1, layout.tensor_parallel_size, layout.pipeline_parallel_size)
     objective = build_objective(config.objective, FakeTokenizer())
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.packing)
+    is_causal = config.model.is_decoder
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.shares_rows, causal=is_causal)
 
-    def build_model() -> LayerSequence:
-        layers = build_layer_list(config.model, objective.terms, kernels, activation_checkpointing=checkpointing)
-        return LayerSequence(layers)
+    def describe_layers(parallel: ParallelContext) -> list[LayerDescription]:
+        return build_layer_list(config.model, objective.terms, kernels, checkpointing, parallel=parallel)
 
     settings = build_deepspeed_config(config, user_json, topology.world_size)
-    engine = Engine(config, settings, build_model, objective, topology)
+    engine = Engine(config, settings, describe_layers, objective, topology)
     shapes = engine.parameter_shapes()
     engine.load_weights((n, initial_value(n, shape, config.model, config.training.seed)) for n, shape in shapes.items())
     return engine
@@ -122,19 +159,24 @@ def train(rank: int, world_size: int, config: RunConfig, user_json: dict[str, An
     engine = build_engine(config, user_json, config.training.activation_checkpointing)
     losses, norms = [], []
     for step in range(num_steps):
-        batches = step_for_rank(step, config.training.micro_batch_size, rank, world_size)
-        result = engine.train_step(batches, step, config.optimizer.learning_rate)
+        result = engine.train_step(step_of(engine, step), step, config.optimizer.learning_rate)
         losses.append(result.loss)
         norms.append(result.grad_norm)
     return {"losses": losses, "norms": norms, "weights": gather_weights(engine)}
 
 
+def step_of(engine: Engine, step: int) -> Step:
+    """An engine's micro-batches of a global batch."""
+    topology = engine.topology
+    ranks = topology.data_parallel_rank, topology.data_parallel_size
+    return step_for_rank(step, engine.config.training.micro_batch_size, *ranks, family=engine.config.model.family)
+
+
 def gather_weights(engine: Engine) -> dict[str, torch.Tensor]:
     """Every parameter's whole fp32 value, assembled from all ranks' fragments."""
-    own = [(f.name, f.shape, f.start, f.weight().clone()) for f in engine.fragments()]
-    whole: dict[str, torch.Tensor] = {}
+    own = [(f.name, f.shard, f.start, f.weight().clone()) for f in engine.fragments()]
+    whole = {name: torch.full(shape, float("nan")) for name, shape in engine.parameter_shapes().items()}
     for pieces in engine.topology.all_gather_object(own):
-        for name, shape, start, values in pieces:
-            flat = whole.setdefault(name, torch.full(shape, float("nan"))).view(-1)
-            flat[start : start + values.numel()] = values
+        for name, shard, start, values in pieces:
+            shard.place(whole[name], values, start)
     return whole

@@ -56,7 +56,7 @@ def our_model(
     config: ModelConfig, terms: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
 ) -> LayerSequence:
     """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
-    kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32, packing)
+    kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32, packing, causal=config.is_decoder)
     return build_model(config, terms, kernels, seed=0)
 
 

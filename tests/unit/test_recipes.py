@@ -15,9 +15,10 @@ from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.flops import parameter_count
+from ctxlm_ds.objectives.build import objective_terms
 
 RECIPES = shipped_recipes()
-VOCABULARY = {"bert": 30522, "roberta": 50265}
+VOCABULARY = {"bert": 30522, "roberta": 50265, "gpt2": 50257, "gpt1": 40478}
 PUBLISHED_MILLIONS = {
     "bert-tiny": 4.4,
     "bert-mini": 11.2,
@@ -27,8 +28,11 @@ PUBLISHED_MILLIONS = {
     "bert-large": 340,
     "roberta-base": 125,
     "roberta-large": 355,
+    "gpt2-small": 124,
+    "gpt2-medium": 355,
+    "gpt1": 117,
 }
-"""Devlin 2018, Turc 2019 (README of google-research/bert), Liu 2019."""
+"""Devlin 2018, Turc 2019 (README of google-research/bert), Liu 2019, Radford 2018 and 2019 (as corrected there)."""
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
@@ -37,7 +41,7 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 
 def terms_of(config: RunConfig) -> tuple[str, ...]:
-    return ("masked_lm", "next_sentence") if config.objective.name == "masked_lm_nsp" else ("masked_lm",)
+    return objective_terms(config.objective)
 
 
 def test_the_promised_recipes_are_there() -> None:
@@ -60,6 +64,10 @@ def test_the_promised_recipes_are_there() -> None:
         "bert-laptop",
         "roberta-laptop",
         "bert-docstrings",
+        "gpt2-small",
+        "gpt2-medium",
+        "gpt2-laptop",
+        "gpt1",
     }
 
 
@@ -81,14 +89,15 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("# ")
     assert any("Sources" in line for line in header)
-    assert any(author in text for author in ("Devlin", "Liu", "Turc", "You et al", "fairseq"))
+    assert any(author in text for author in ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford"))
     assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_builds_on_the_meta_device_with_the_counted_parameters(name: str) -> None:
     config = with_vocabulary(load_config(name))
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.packing)
+    causal = config.model.is_decoder
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.shares_rows, causal=causal)
     with torch.device("meta"):
         model = build_model(config.model, terms_of(config), kernels, seed=0)
     built = sum(parameter.numel() for parameter in model.parameters())
@@ -160,6 +169,28 @@ def test_published_batches_and_lengths() -> None:
         1563,
         4e-3,
     )
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "gpt1"])
+def test_gpts_have_the_shape_of_transformers_defaults(name: str) -> None:
+    shape = load_config(name).model
+    defaults = transformers.GPT2Config() if shape.family == "gpt2" else transformers.OpenAIGPTConfig()
+    assert (shape.vocab_size, shape.max_position_embeddings) == (defaults.vocab_size, defaults.n_positions)
+    assert (shape.layer_norm_eps, shape.initializer_range) == (defaults.layer_norm_epsilon, defaults.initializer_range)
+    assert shape.hidden_dropout == defaults.resid_pdrop == defaults.embd_pdrop
+    assert shape.attention_dropout == defaults.attn_pdrop
+    assert shape.intermediate_size == 4 * shape.hidden_size and shape.hidden_activation == "gelu_tanh"
+    if name != "gpt2-medium":
+        sizes = (defaults.n_layer, defaults.n_embd, defaults.n_head)
+        assert (shape.num_layers, shape.hidden_size, shape.num_attention_heads) == sizes
+
+
+def test_gpt2_small_reads_the_published_tokens() -> None:
+    config = load_config("gpt2-small")
+    tokens = config.training.global_batch_size * config.data.seq_length
+    assert config.training.max_steps * tokens == pytest.approx(300e9, rel=1e-5)
+    assert (config.schedule.warmup_steps or 0) * tokens == pytest.approx(375e6, rel=1e-3)
+    assert (config.schedule.total_steps or 0) * tokens == pytest.approx(260e9, rel=1e-5)
 
 
 def test_phase_2_has_the_model_of_phase_1() -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.config.schema import PAIR_FORMATS, RunConfig
 from ctxlm_ds.data.collate import Objective, prediction_budgets
 from ctxlm_ds.data.indexed import IndexedDataset
+from ctxlm_ds.data.samples.blocks import block_rows, piece_record, text_bounds
 from ctxlm_ds.data.samples.doc_sentences import doc_sentences
 from ctxlm_ds.data.samples.full_sentences import full_sentences
 from ctxlm_ds.data.samples.index import RowSource, SampleIndex, index_place, open_dataset
@@ -97,6 +98,8 @@ def _write_samples(
     directory: Path, dataset: IndexedDataset, tokenizer: Tokenizer, settings: SampleSettings
 ) -> dict[str, int]:
     """Write samples.npy and, packed, the rows; what was made, in numbers."""
+    if settings.sample_format == "blocks":
+        return _write_blocks(directory, dataset, tokenizer.sep_id, settings)
     template = SequenceTemplate.of(tokenizer)
     table = sentence_table(dataset, template.sep_id)
     with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
@@ -109,6 +112,36 @@ def _write_samples(
         "sentences": table.num_sentences,
         "samples": len(lengths),
         "rows": _write_rows(directory, lengths, settings) if settings.packing else len(lengths),
+        "tokens": int(lengths.sum(dtype=np.int64)),
+    }
+
+
+def _write_blocks(directory: Path, dataset: IndexedDataset, eod_id: int, settings: SampleSettings) -> dict[str, int]:
+    """The same for blocks, whose rows are made together with their samples."""
+    bounds, num_documents = text_bounds(dataset, eod_id, reset_at_documents=settings.packing)
+    counts: list[int] = []
+
+    def records() -> Iterator[Record]:
+        for row in block_rows(bounds, settings.seq_length, settings.max_sequences_per_row):
+            counts.append(len(row))
+            yield from map(piece_record, row)
+
+    with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
+        for chunk in in_chunks(records()):
+            file.append(chunk)
+    if settings.packing:
+        with (
+            NpyAppender(directory / "row_starts.npy", np.int64) as starts,
+            NpyAppender(directory / "row_samples.npy", np.int64) as samples,
+        ):
+            starts.append(np.concatenate([[0], np.cumsum(counts)]))
+            samples.append(np.arange(file.count))
+    lengths = open_array(directory, "samples")["num_tokens"]
+    return {
+        "documents": num_documents,
+        "sentences": dataset.num_sequences,
+        "samples": len(lengths),
+        "rows": len(counts),
         "tokens": int(lengths.sum(dtype=np.int64)),
     }
 

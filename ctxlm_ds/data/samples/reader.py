@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import PAIR_FORMATS
 from ctxlm_ds.data.sample import Sample
+from ctxlm_ds.data.samples.blocks import block_sample
 from ctxlm_ds.data.samples.sentence_table import document_token_bounds
 from ctxlm_ds.data.samples.template import SequenceTemplate
 
@@ -29,6 +30,7 @@ class SampleReader:
         self.template = template
         self.is_pair = sample_format in PAIR_FORMATS
         self._tokens = np.asarray(dataset.tokens)
+        self._is_block = sample_format == "blocks"
         self._crosses_documents = sample_format == "full_sentences"
         if self._crosses_documents:
             self._document_starts, self._document_ends = document_token_bounds(dataset, template.sep_id)
@@ -38,6 +40,8 @@ class SampleReader:
         a_start, a_end, b_start, b_end, _, is_random = self.records[number].item()
         if self.is_pair:
             return self.template.pair(self._tokens[a_start:a_end], self._tokens[b_start:b_end], is_random)
+        if self._is_block:
+            return block_sample(self._tokens[a_start:a_end])
         if not self._crosses_documents:
             return self.template.single([self._tokens[a_start:a_end]])
         return self.template.single(self._pieces_by_document(a_start, a_end))

@@ -46,6 +46,7 @@ class SampleSettings:
     num_duplicates: int
     seed: int
     packing: bool
+    """Rows hold several sequences: packed ones, or the documents of a block."""
     max_sequences_per_row: int
     static_masking: dict[str, Any] | None
     """The objective's settings where masked copies are stored, else None."""
@@ -66,15 +67,15 @@ def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings
     Held-out data gets one pass under a fixed seed and never stored masks, so that figures compare between runs.
     """
     data = config.data
-    static = config.objective.masking == "static" and not held_out
+    static = config.objective.masking == "static" and config.objective.name != "causal_lm" and not held_out
     return SampleSettings(
         sample_format=data.sample_format,
         seq_length=data.seq_length,
         short_seq_prob=data.short_seq_prob if data.sample_format == "segment_pair" else 0.0,
         num_duplicates=1 if held_out else data.num_duplicates,
         seed=HELD_OUT_SEED if held_out else config.training.seed,
-        packing=data.packing,
-        max_sequences_per_row=data.max_sequences_per_row if data.packing else 1,
+        packing=data.shares_rows,
+        max_sequences_per_row=data.sequences_per_row,
         static_masking=config.objective.model_dump(mode="json") if static else None,
     )
 

@@ -23,7 +23,7 @@ def summary_lines(index: SampleIndex) -> dict[str, str]:
     return {
         "folder": str(index.directory),
         "format": f"{settings['sample_format']}, {settings['seq_length']} positions"
-        + (f", packed up to {settings['max_sequences_per_row']}" if settings["packing"] else "")
+        + (f", up to {settings['max_sequences_per_row']} sequences a row" if settings["packing"] else "")
         + (", masked copies" if index.is_static else ""),
         "documents": f"{meta['documents']:,}",
         "sentences": f"{meta['sentences']:,}",

@@ -110,7 +110,7 @@ def test_all_problems_at_once_each_with_its_line(tmp_path: Path) -> None:
         "  seq_length: 1024\n"
         "  validation: [{name: a, pth: b}]\n"
         "loging: {}\n"
-        "parallel: {tensor_parallel_size: 2}\n",
+        "parallel: {tensor_parallel_size: 7}\n",
     )
     problems = problems_of(recipe, ["evaluation.max_row=3"])
     assert "did you mean model.hidden_size?" in line_about(problems, "model.hiden_size")
@@ -122,7 +122,7 @@ def test_all_problems_at_once_each_with_its_line(tmp_path: Path) -> None:
     assert "missing" in line_about(problems, "data.validation[0].path")
     assert "did you mean data.validation[0].path?" in line_about(problems, "data.validation[0].pth")
     assert "did you mean logging?" in line_about(problems, "loging")
-    assert "ZeRO only" in line_about(problems, "parallel.tensor_parallel_size")
+    assert "intermediate_size 3072" in line_about(problems, "parallel.tensor_parallel_size")
     assert "did you mean evaluation.max_rows?" in line_about(problems, "evaluation.max_row")
     # 7 heads against the default width would be a false alarm: the width that was meant is misspelt.
     assert len(problems) == 9

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.errors import ExportError
@@ -15,14 +25,19 @@ from ctxlm_ds.export.key_maps import KeyMap, assign, build_key_map, our_shape, t
 from ctxlm_ds.export.weights import model_shapes, terms_of
 from tests.checkpoints import make_config
 
-KINDS = ["bert_nsp", "bert", "roberta"]
-PAD_ID = {"bert_nsp": 0, "bert": 0, "roberta": 1}
+KINDS = ["bert_nsp", "bert", "roberta", "gpt2", "gpt1"]
+PAD_ID = {"bert_nsp": 0, "bert": 0, "roberta": 1, "gpt2": 0, "gpt1": 0}
 HIDDEN = 32
 
 
 def hf_model(kind: str) -> torch.nn.Module:
     common = {"vocab_size": 60, "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4,
               "intermediate_size": 48}  # fmt: skip
+    if kind in ("gpt2", "gpt1"):
+        sizes = {"vocab_size": 60, "n_positions": 40, "n_embd": HIDDEN, "n_layer": 2, "n_head": 4}
+        if kind == "gpt2":
+            return GPT2LMHeadModel(GPT2Config(**sizes))
+        return OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes))
     if kind == "roberta":
         return RobertaForMaskedLM(RobertaConfig(max_position_embeddings=42, type_vocab_size=1, **common))
     return (BertForPreTraining if kind == "bert_nsp" else BertForMaskedLM)(
@@ -76,6 +91,30 @@ def test_fused_rows_are_query_then_key_then_value() -> None:
     fused = torch.arange(3.0 * HIDDEN).repeat_interleave(HIDDEN).view(3 * HIDDEN, HIDDEN)
     query, key, value = to_theirs(row, fused, key_map)
     assert (query[0, 0], key[0, 0], value[0, 0]) == (0.0, HIDDEN, 2 * HIDDEN)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt1"])
+def test_gpt_matrices_are_transposed_with_query_key_and_value_as_columns(kind: str) -> None:
+    key_map, _ = key_map_and_shapes(kind)
+    row = next(row for row in key_map.rows if row.ours == "decoder.1.attention.qkv.weight")
+    fused = torch.arange(3.0 * HIDDEN).repeat_interleave(HIDDEN).view(3 * HIDDEN, HIDDEN)
+    (columns,) = to_theirs(row, fused, key_map)
+    assert row.theirs == ("transformer.h.1.attn.c_attn.weight",) and columns.shape == (HIDDEN, 3 * HIDDEN)
+    assert columns[0].tolist() == list(range(3 * HIDDEN))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt1"])
+def test_gpt_files_of_the_bare_model_have_no_prefix_and_hold_buffers(kind: str) -> None:
+    """As openai-community/gpt2's: `h.0.attn.bias` is the triangular mask."""
+    key_map, _ = key_map_and_shapes(kind)
+    state = [name for name in hf_model(kind).state_dict() if name != "lm_head.weight"]
+    bare = [name.removeprefix("transformer.") for name in state]
+    buffers = ["h.0.attn.bias", "h.1.attn.masked_bias"]
+    found = assign(key_map, [*bare, *buffers, "lm_head.weight"], "folder")
+    assert found.stored == dict(zip(state, bare, strict=True))
+    assert found.unused == tuple(buffers)
+    assert list(found.doubles) == ["lm_head.weight"]
+    assert assign(key_map, state, "folder").stored == {name: name for name in state}
 
 
 def test_roberta_token_types_are_zeros_going_out_and_added_to_positions_coming_in() -> None:
@@ -149,6 +188,10 @@ def test_missing_and_unknown_tensors_are_all_named() -> None:
         ({"pre_layer_norm": True}, ("masked_lm",), "pre_layer_norm"),
         ({"family": "roberta"}, ("masked_lm", "next_sentence"), "next-sentence"),
         ({"family": "roberta", "hidden_activation": "relu"}, ("masked_lm",), "hidden_activation"),
+        ({"family": "gpt2"}, ("causal_lm",), "pre_layer_norm is False with model.family gpt2"),
+        ({"family": "gpt1", "pre_layer_norm": True}, ("causal_lm",), "pre_layer_norm is True with model.family gpt1"),
+        ({"family": "gpt1"}, ("causal_lm",), "hidden_activation is gelu: .* train with .* gelu_tanh"),
+        ({"family": "gpt1", "hidden_activation": "relu", "intermediate_size": 9}, ("causal_lm",), "hidden_size, 3072"),
     ],
 )
 def test_models_without_a_plain_class_are_refused_with_the_reason(settings: dict, terms: tuple, reason: str) -> None:

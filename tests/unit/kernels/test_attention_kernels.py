@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,16 +39,26 @@ def layout(lengths: list[list[int]]) -> tuple[Tensor, Tensor]:
     return ids, starts
 
 
-def each_sequence_alone(query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor) -> Tensor:
-    """[b, s, n, d]: every sequence attended by itself; zeros at padding."""
+def each_sequence_alone(
+    query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, causal: bool = False
+) -> Tensor:
+    """[b, s, n, d]: every sequence attended by itself, position by position if `causal`; zeros at padding."""
     output = torch.zeros_like(query)
     for row, ids in enumerate(sequence_ids):
         for sequence in range(1, int(ids.max()) + 1):
             here = ids == sequence
             q, k, v = (x[row, here].transpose(0, 1) for x in (query, key, value))
-            weights = torch.softmax(q @ k.transpose(1, 2) / HEAD_SIZE**0.5, dim=-1)
-            output[row, here] = (weights @ v).transpose(0, 1)
+            if causal:
+                steps = [one_by_one(q[:, i : i + 1], k[:, : i + 1], v[:, : i + 1]) for i in range(q.shape[1])]
+                output[row, here] = torch.cat(steps, dim=1).transpose(0, 1)
+            else:
+                output[row, here] = one_by_one(q, k, v).transpose(0, 1)
     return output
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """[n, q, d], [n, k, d] twice -> [n, q, d]."""
+    return torch.softmax(query @ key.transpose(1, 2) / HEAD_SIZE**0.5, dim=-1) @ value
 
 
 def values_and_gradients(
@@ -66,6 +78,13 @@ def values_and_gradients(
 
 def oracle(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, starts: Tensor, dropout_p: float) -> Tensor:
     return each_sequence_alone(query, key, value, ids)
+
+
+def causal_oracle(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, starts: Tensor, dropout_p: float) -> Tensor:
+    return each_sequence_alone(query, key, value, ids, causal=True)
+
+
+CAUSAL_REFERENCE = partial(reference_attention, causal=True)
 
 
 @pytest.fixture
@@ -98,7 +117,38 @@ def test_values_and_gradients(
         torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("kernel", [reference_attention, SdpaAttention(packing=True), SdpaAttention(packing=False)])
+@pytest.mark.parametrize(
+    ("kernel", "lengths", "dtype", "tolerance"),
+    [
+        (CAUSAL_REFERENCE, PACKED_LENGTHS, torch.float64, 1e-12),
+        (SdpaAttention(packing=True, causal=True), PACKED_LENGTHS, torch.float64, 1e-12),
+        (SdpaAttention(packing=True, causal=True), SINGLE_LENGTHS, torch.float32, 1e-5),
+        (SdpaAttention(packing=False, causal=True), SINGLE_LENGTHS, torch.float64, 1e-12),
+        (SdpaAttention(packing=False, causal=True), SINGLE_LENGTHS, torch.float32, 1e-5),
+        (SdpaAttention(packing=True, compute_in_float32=True, causal=True), PACKED_LENGTHS, torch.bfloat16, 3e-2),
+    ],
+)
+def test_causal_values_and_gradients(
+    kernel: AttentionKernel, lengths: list[list[int]], dtype: torch.dtype, tolerance: float, qkv: Tensor
+) -> None:
+    qkv = qkv.to(dtype).double()
+    expected = values_and_gradients(causal_oracle, qkv, lengths, torch.float64)
+    actual = values_and_gradients(kernel, qkv, lengths, dtype)
+    for got, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        reference_attention,
+        SdpaAttention(packing=True),
+        SdpaAttention(packing=False),
+        CAUSAL_REFERENCE,
+        SdpaAttention(packing=True, causal=True),
+        SdpaAttention(packing=False, causal=True),
+    ],
+)
 def test_a_row_of_padding_alone_gives_no_nan(kernel: AttentionKernel, qkv: Tensor) -> None:
     ids, starts = layout([[]] * 4)
     leaf = qkv.float().requires_grad_()
@@ -142,7 +192,8 @@ def test_cumulative_lengths_bound_every_sequence_and_every_padding() -> None:
 
 
 def per_segment_attention(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+    *, window_size: tuple[int, int],
 ) -> Tensor:
     """What torch documents of varlen_attn, segment by segment, for machines without CUDA."""
     assert torch.equal(cu_seq_q, cu_seq_k)
@@ -151,18 +202,22 @@ def per_segment_attention(
     segments = [x.split(lengths) for x in (query, key, value)]
     attended = []
     for q, k, v in zip(*segments, strict=True):
-        weights = torch.softmax(torch.einsum("qnd,knd->nqk", q, k) / HEAD_SIZE**0.5, dim=-1)
+        scores = torch.einsum("qnd,knd->nqk", q, k) / HEAD_SIZE**0.5
+        if window_size == (-1, 0):
+            scores = scores.masked_fill(~torch.ones(len(q), len(q), dtype=torch.bool).tril(), float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
         attended.append(torch.einsum("nqk,knd->qnd", weights, v))
     return torch.cat(attended)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [PACKED_LENGTHS, SINGLE_LENGTHS])
 def test_varlen_flattens_rows_so_that_sequences_stay_apart(
-    lengths: list[list[int]], qkv: Tensor, monkeypatch: pytest.MonkeyPatch
+    lengths: list[list[int]], causal: bool, qkv: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", per_segment_attention)
-    expected = values_and_gradients(oracle, qkv, lengths, torch.float64)
-    actual = values_and_gradients(varlen_attention, qkv, lengths, torch.float64)
+    expected = values_and_gradients(causal_oracle if causal else oracle, qkv, lengths, torch.float64)
+    actual = values_and_gradients(partial(varlen_attention, causal=causal), qkv, lengths, torch.float64)
     for got, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
@@ -170,13 +225,15 @@ def test_varlen_flattens_rows_so_that_sequences_stay_apart(
 @pytest.mark.skipif(
     why_varlen_cannot_run("cuda", torch.bfloat16, 0.0, HEAD_SIZE) is not None, reason="needs an Ampere or later GPU"
 )
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [PACKED_LENGTHS, SINGLE_LENGTHS])
-def test_varlen_on_cuda(lengths: list[list[int]], qkv: Tensor) -> None:
+def test_varlen_on_cuda(lengths: list[list[int]], causal: bool, qkv: Tensor) -> None:
     def on_cuda(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, starts: Tensor, dropout_p: float) -> Tensor:
-        return varlen_attention(query.cuda(), key.cuda(), value.cuda(), ids.cuda(), starts.cuda(), dropout_p).cpu()
+        tensors = (x.cuda() for x in (query, key, value, ids, starts))
+        return varlen_attention(*tensors, dropout_p, causal=causal).cpu()
 
     qkv = qkv.bfloat16().double()
-    expected = values_and_gradients(oracle, qkv, lengths, torch.float64)
+    expected = values_and_gradients(causal_oracle if causal else oracle, qkv, lengths, torch.float64)
     actual = values_and_gradients(on_cuda, qkv, lengths, torch.bfloat16)
     for got, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=6e-2)

@@ -28,6 +28,16 @@ def test_packed_rows_take_the_mask_between_sequences() -> None:
     assert isinstance(kernels.attention, SdpaAttention) and kernels.attention.packing
 
 
+@pytest.mark.parametrize("name", ["sdpa", "reference"])
+def test_causal_attention_hides_later_positions(name: str) -> None:
+    config = KernelsConfig.model_validate({"attention": name})
+    kernels = choose_kernels(config, "cpu", torch.float32, packing=False, causal=True)
+    value = torch.randn(1, 4, 1, 8, generator=torch.Generator().manual_seed(0))
+    ids, starts = torch.ones(1, 4, dtype=torch.int64), torch.tensor([[0, 4]])
+    context = kernels.attention(value, value, value, ids, starts, 0.0)
+    assert torch.equal(context[:, 0], value[:, 0])
+
+
 def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
     kernels = choose_kernels(KernelsConfig(), "cpu", torch.bfloat16, packing=False)
     emulated = bf16_is_emulated("cpu")
@@ -40,7 +50,7 @@ def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
 def test_references_by_name() -> None:
     config = KernelsConfig(attention="reference", layer_norm="reference", bias_gelu="reference", linear="float32")
     kernels = choose_kernels(config, "cpu", torch.float32, packing=True)
-    assert kernels.attention is reference_attention and kernels.layer_norm is reference_layer_norm
+    assert kernels.attention.func is reference_attention and kernels.layer_norm is reference_layer_norm
     assert isinstance(kernels.bias_gelu, ReferenceBiasGelu) and kernels.linear is float32_linear
     assert kernels.describe() == "attention reference, layer_norm reference, bias_gelu reference, linear float32"
 

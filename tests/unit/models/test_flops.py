@@ -13,11 +13,14 @@ from ctxlm_ds.models.flops import forward_flops_per_row, parameter_count, traini
 from tests.encoder_batches import TERMS, random_batch, tiny_model
 
 SEQ_LENGTH, SLOTS = 20, 6
+CAUSAL = ("causal_lm",)
 MODELS = [
     (tiny_model(), TERMS),
     (tiny_model(), TERMS[:1]),
     (tiny_model(family="roberta"), TERMS[:1]),
     (tiny_model(family="roberta", pre_layer_norm=True, num_layers=3), TERMS[:1]),
+    (tiny_model(family="gpt2", pre_layer_norm=True, num_layers=3), CAUSAL),
+    (tiny_model(family="gpt1", hidden_activation="gelu_tanh"), CAUSAL),
 ]
 
 

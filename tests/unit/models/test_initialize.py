@@ -23,6 +23,22 @@ def test_distribution() -> None:
     assert (value.abs() > 0.04).float().mean().item() == pytest.approx(0.0455, abs=0.004)
 
 
+def test_gpt2_narrows_what_ends_on_the_residual_stream() -> None:
+    """Radford 2019, section 2.3: by one over the root of the number of residual layers, two a transformer layer."""
+    config = tiny_model(family="gpt2", pre_layer_norm=True, num_layers=8, initializer_range=0.02)
+    for name, expected in (
+        ("decoder.3.attention.output.weight", 0.005),
+        ("decoder.3.mlp.down.weight", 0.005),
+        ("decoder.3.mlp.up.weight", 0.02),
+        ("decoder.3.attention.qkv.weight", 0.02),
+        ("word_embeddings.weight", 0.02),
+    ):
+        assert initial_value(name, (300, 400), config, seed=1).std().item() == pytest.approx(expected, rel=0.01), name
+    gpt1 = config.model_copy(update={"family": "gpt1"})
+    value = initial_value("decoder.3.mlp.down.weight", (300, 400), gpt1, seed=1)
+    assert value.std().item() == pytest.approx(0.02, rel=0.01)
+
+
 def test_every_parameter_of_a_model() -> None:
     for name, parameter in build_model(tiny_model(), TERMS, KERNELS, seed=1).named_parameters():
         if name.endswith("bias"):

@@ -13,7 +13,8 @@ from ctxlm_ds.config.schema import ObjectiveConfig
 from ctxlm_ds.data.randomness import KeyedStreams, SampleDraws
 from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
 from ctxlm_ds.objectives.build import build_objective, objective_terms
-from ctxlm_ds.objectives.masked_lm import MaskedLM, classification_sums
+from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.parallel.cross_entropy import classification_sums
 
 VOCAB_SIZE = 11
 

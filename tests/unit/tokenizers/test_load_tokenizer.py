@@ -72,20 +72,60 @@ def test_damaged_config(folder: Path, content: str) -> None:
         load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("role", ["mask", "cls", "sep", "pad"])
-def test_missing_special_token(tmp_path: Path, role: str) -> None:
+def _byte_level_folder(folder: Path, names: dict[str, str]) -> None:
+    """A tokenizer whose special tokens have unusual names, by role."""
     from transformers import PreTrainedTokenizerFast
 
-    names = {"cls": "<CLASS>", "sep": "<END>", "pad": "<EMPTY>", "unk": "<OTHER>", "mask": "<HOLE>"}
-    del names[role]
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(names.values()))
     backend.train_from_iterator(TEXTS, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, **{f"{key}_token": name for key, name in names.items()})
-    fast.save_pretrained(tmp_path)
+    fast.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("role", ["cls", "sep", "pad"])
+def test_missing_special_token(tmp_path: Path, role: str) -> None:
+    names = {"cls": "<CLASS>", "sep": "<END>", "pad": "<EMPTY>", "unk": "<OTHER>", "mask": "<HOLE>"}
+    del names[role]
+    _byte_level_folder(tmp_path, names)
     with pytest.raises(TokenizerError, match=f"has no {role} token"):
         load_tokenizer(tmp_path)
+
+
+def test_without_a_mask_token_it_is_a_decoders_until_a_mask_is_needed(tmp_path: Path) -> None:
+    _byte_level_folder(tmp_path, {"eos": "<END>"})
+    tokenizer = load_tokenizer(tmp_path)
+    (end,) = tokenizer.special_ids
+    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id) == (end,) * 4
+    assert tokenizer.id_to_token(end) == "<END>"
+    with pytest.raises(TokenizerError, match=r"has no mask token, .* name one as mask_token in"):
+        _ = tokenizer.mask_id
+
+
+def test_without_a_mask_and_an_end_of_document_token_there_is_no_use_for_it(tmp_path: Path) -> None:
+    _byte_level_folder(tmp_path, {"unk": "<OTHER>"})
+    with pytest.raises(TokenizerError, match="no mask token, .*and no end-of-document token, .* as mask_token or eos"):
+        load_tokenizer(tmp_path)
+
+
+def test_gpt1_tokenizer_of_transformers_loads_and_saves(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, OpenAIGPTTokenizer
+
+    letters = sorted({letter for text in TEXTS for letter in text.lower() if letter.isalpha()})
+    vocab = {"<unk>": 0, "<end>": 1}
+    for token in [*letters, *(letter + "</w>" for letter in letters), "th", "the</w>"]:
+        vocab[token] = len(vocab)
+    theirs = OpenAIGPTTokenizer(vocab=vocab, merges=[("t", "h"), ("th", "e</w>")], eos_token="<end>")
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokenizer = load_tokenizer(tmp_path / "theirs")
+    tokenizer.save(tmp_path / "ours")
+    assert load_tokenizer(tmp_path / "ours").fingerprint == tokenizer.fingerprint
+    again = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:20]]
+    assert tokenizer.encode_batch(TEXTS[:20]) == expected
+    assert [again(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:20]] == expected
+    assert (tokenizer.sep_id, tokenizer.unk_id, again.eos_token_id) == (1, 0, 1)
 
 
 def test_special_token_outside_the_vocabulary(folder: Path) -> None:

@@ -77,6 +77,37 @@ def test_autotokenizer_gives_the_same_ids_class_and_templates(trained: tuple[str
     assert len(loaded) == tokenizer.vocab_size
 
 
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
+    folder = tmp_path_factory.mktemp("tokenizer") / "gpt2"
+    return folder, train_tokenizer("gpt2", TEXTS, 600, folder)
+
+
+def test_gpt2_has_the_bytes_the_merges_and_the_end_of_text_last(gpt2: tuple[Path, Tokenizer]) -> None:
+    folder, tokenizer = gpt2
+    assert tokenizer.vocab_size == 600 and tokenizer.special_ids == {599} and tokenizer.sep_id == 599
+    assert tokenizer.id_to_token(599) == "<|endoftext|>" and not tokenizer.double_separator
+    assert len((folder / "merges.txt").read_text().splitlines()) == 1 + 600 - 256 - 1
+    (ids,) = tokenizer.encode_batch(["a <|endoftext|> b"])
+    assert 599 not in ids and tokenizer.decode(ids) == "a <|endoftext|> b"
+
+
+def test_gpt2_is_transformers_gpt2_tokenizer(gpt2: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder, tokenizer = gpt2
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert type(loaded).__name__ == "GPT2Tokenizer" and len(loaded) == 600
+    assert (loaded.eos_token_id, loaded.bos_token_id, loaded.pad_token_id, loaded.mask_token_id) == (599,) * 3 + (None,)
+    for text, ids in zip(TEXTS[:30] + MIXED, tokenizer.encode_batch(TEXTS[:30] + MIXED), strict=True):
+        assert loaded(text)["input_ids"] == ids
+        assert tokenizer.decode(ids) == text
+    loaded.save_pretrained(tmp_path / "theirs")
+    assert load_tokenizer(tmp_path / "theirs").fingerprint == tokenizer.fingerprint
+    tokenizer.save(tmp_path / "ours")
+    assert load_tokenizer(tmp_path / "ours").fingerprint == tokenizer.fingerprint
+
+
 def test_saved_again_by_us_and_by_transformers_it_is_the_same(
     trained: tuple[str, Path, Tokenizer], tmp_path: Path
 ) -> None:

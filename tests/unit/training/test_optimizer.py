@@ -11,7 +11,6 @@ from torch import nn
 
 from ctxlm_ds.config.schema import OptimizerConfig
 from ctxlm_ds.errors import ConfigError, KernelError
-from ctxlm_ds.training.engine import deepspeed_adam
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.optimizer import (
     OptimizerPlace,
@@ -20,6 +19,7 @@ from ctxlm_ds.training.optimizer import (
     parameter_groups,
     restore_state,
 )
+from ctxlm_ds.training.runtime import deepspeed_adam
 
 CPU = OptimizerPlace("cpu", zero_stage=0, offloaded=False)
 CUDA = OptimizerPlace("cuda", zero_stage=1, offloaded=False)

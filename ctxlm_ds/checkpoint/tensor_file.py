@@ -1,0 +1,176 @@
+"""One safetensors file of flat fp32 tensors, written tensor by tensor and read by byte ranges.
+
+In: 1-D fp32 tensors. Out: a file that any safetensors library reads; ranges of it, straight into a tensor's memory. It
+is not mapped, so that a file which is cut off while it is read is an error and not the end of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ctxlm_ds.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+FP32_BYTES = 4
+LENGTH_BYTES = 8
+# The limit of the safetensors library.
+MAX_HEADER_BYTES = 100_000_000
+
+
+class TensorFileWriter:
+    """A safetensors file written tensor by tensor, so that a rank never holds a second copy of what it saves.
+
+    The format wants its header first; the room for it is kept free and padded with spaces, as the format allows.
+    """
+
+    def __init__(self, path: Path, header_room_bytes: int) -> None:
+        self.path = path
+        self._room_bytes = header_room_bytes
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._data_bytes = 0
+        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 (closed by close)
+        self._file.seek(LENGTH_BYTES + header_room_bytes)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def append(self, key: str, flat: torch.Tensor) -> None:
+        """Write one 1-D fp32 tensor on the CPU."""
+        data = memoryview(flat.numpy()).cast("B")
+        self._file.write(data)
+        self._entries[key] = {
+            "dtype": "F32",
+            "shape": [flat.numel()],
+            "data_offsets": [self._data_bytes, self._data_bytes + data.nbytes],
+        }
+        self._data_bytes += data.nbytes
+
+    def close(self) -> None:
+        """Write the header; where its room is too small the data moves once."""
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
+        if len(header) > self._room_bytes:
+            self._widen(len(header))
+        header = header.ljust(self._room_bytes)
+        self._file.seek(0)
+        self._file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
+        self._file.close()
+
+    def _widen(self, room_bytes: int) -> None:
+        self._file.close()
+        narrow = self.path.with_name(self.path.name + ".narrow")
+        os.replace(self.path, narrow)
+        self._file = open(self.path, "xb")  # noqa: SIM115 (closed by close)
+        with open(narrow, "rb") as source:
+            source.seek(LENGTH_BYTES + self._room_bytes)
+            self._room_bytes = -(-room_bytes // 8) * 8
+            self._file.seek(LENGTH_BYTES + self._room_bytes)
+            shutil.copyfileobj(source, self._file, 1 << 22)
+        narrow.unlink()
+
+
+class TensorFileReader:
+    """Reads ranges of the flat fp32 tensors of a safetensors file.
+
+    Its header is read once; the file itself may be closed and opened again between reads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: FileIO | None = None
+        self._places: dict[str, Any] | None = None
+
+    def open(self) -> None:
+        """Open the file, and the first time read where its tensors lie.
+
+        Raises:
+            CheckpointError: no such file, or not one of this format.
+        """
+        try:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
+            if self._places is None:
+                self._places = _read_header(self._file)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path}: missing; verify the checkpoint or use the one before it") from None
+        except (OSError, ValueError, RecursionError) as error:
+            self.close()
+            raise CheckpointError(f"{self.path}: cannot read its header ({error})") from None
+
+    def close(self) -> None:
+        """Give the file handle back."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
+        """Fill 1-D contiguous fp32 `target` on the CPU with the tensor's elements from `first` on; the file is open.
+
+        Args:
+            key: name of the tensor.
+            length: the elements it must have.
+            first: first element to read.
+            target: as long as what is read.
+
+        Raises:
+            CheckpointError: the file is damaged, or holds no such tensor.
+        """
+        assert self._file is not None
+        start = self._place(key, length) + first * FP32_BYTES
+        room = memoryview(target.numpy()).cast("B")
+        try:
+            self._file.seek(start)
+            while room:
+                count = self._file.readinto(room)
+                if not count:
+                    raise CheckpointError(f"{self.path}: cannot read {key} (the file ends too early)")
+                room = room[count:]
+        except (OSError, OverflowError) as error:
+            raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
+
+    def _place(self, key: str, length: int) -> int:
+        """Where the tensor begins in the file, in bytes."""
+        place = (self._places or {}).get(key)
+        if place is None:
+            raise CheckpointError(f"{self.path}: cannot read {key} (no such tensor)")
+        if not isinstance(place, tuple):
+            raise CheckpointError(f"{self.path}: cannot read {key} (it is {place!r:.80}, not flat F32)")
+        start, found = place
+        if found != length:
+            raise CheckpointError(f"{self.path}: {key} is F32 [{found}], the index says F32 [{length}]")
+        return start
+
+
+def _read_header(file: FileIO) -> dict[str, Any]:
+    """First byte and number of elements of each flat fp32 tensor; of anything else, what the header says.
+
+    Raises ValueError where the file has no header of the format.
+    """
+    size_bytes = os.fstat(file.fileno()).st_size
+    header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    if header_bytes > min(MAX_HEADER_BYTES, size_bytes - LENGTH_BYTES):
+        raise ValueError(f"{size_bytes} bytes, too short for a header of {header_bytes}")
+    entries = json.loads(file.read(header_bytes))
+    if not isinstance(entries, dict):
+        raise ValueError("not an object")
+    return {key: _flat_place(entry, LENGTH_BYTES + header_bytes) or entry for key, entry in entries.items()}
+
+
+def _flat_place(entry: Any, data_start: int) -> tuple[int, int] | None:
+    if not isinstance(entry, dict) or entry.get("dtype") != "F32":
+        return None
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not _are_integers(shape, 1) or not _are_integers(offsets, 2):
+        return None
+    (length,), (first, last) = shape, offsets
+    return (data_start + first, length) if first >= 0 and last - first == length * FP32_BYTES else None
+
+
+def _are_integers(values: Any, count: int) -> bool:
+    return isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)

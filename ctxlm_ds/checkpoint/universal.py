@@ -1,0 +1,169 @@
+"""DeepSpeed's universal checkpoint format, to and from the layout-free form, without importing deepspeed.
+
+The format (deepspeed/checkpoint/ds_to_universal.py and universal_checkpoint.py, 0.19) is a folder a step:
+
+    latest_universal                               the step's folder
+    global_stepN/zero/NAME/fp32.pt, exp_avg.pt …   {"param": whole tensor}, or under ZeRO-3 the flat tensor itself
+    global_stepN/zero/NAME/step.pt                 the optimizer's count (ZeRO 1 and 2)
+    global_stepN/zero/optimizer_state.pt           settings of the parameter groups
+    global_stepN/mp_rank_00_model_states.pt        counters and client state (zero_pp_rank_0_… under ZeRO-3)
+
+What is written loads with `engine.load_checkpoint` of an engine with `checkpoint.load_universal: true`: under ZeRO 1
+and 2, under tensor parallelism too (cuts are marked as DeepSpeed marks them), under ZeRO-3 without it. DeepSpeed does
+not load the format under ZeRO 0, names parameters otherwise inside a PipelineModule, and under ZeRO-3 gives all groups
+one shared step count, which only its own Adam survives. A learning-rate scheduler is not part of it: pass
+load_lr_scheduler_states=False where the engine has one.
+In: a checkpoint. Out: such a folder. Not here: reading one (universal_import.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader
+from ctxlm_ds.checkpoint.rewriting import check_new, find_verified, require_space, total_elements
+from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
+from ctxlm_ds.console import byte_progress, logger
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.parallel.placement import QKV_BLOCKS, split_axis
+
+LATEST_NAME = "latest_universal"
+WEIGHT_FILE = "fp32"
+STEP_FILE = "step"
+PARAM = "param"
+STATE_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+CLIENT_KEY = "ctxlm_ds"
+"""Of the client state: what a resume by this project needs besides tensors."""
+MAX_GROUPS = 64
+"""More parameter groups than an engine has; DeepSpeed takes as many as there are in both."""
+BYTES_PER_FILE = 2048
+"""Of a .pt file, besides its tensor."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    source: Path
+    output: Path
+    step: int
+    num_parameters: int
+
+    def describe(self) -> list[str]:
+        """Lines for a person."""
+        return [
+            f"{self.source}, step {self.step}: {self.num_parameters:,} parameters with their optimizer states",
+            f"wrote {self.output}",
+            f'next: engine.load_checkpoint("{self.output}") with "checkpoint": {{"load_universal": true}} in its JSON',
+        ]
+
+
+def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exported:
+    """Write a checkpoint in DeepSpeed's universal format; one parameter is in memory at a time.
+
+    Args:
+        checkpoint: a run (its newest intact checkpoint) or one checkpoint, of any layout.
+        output: folder to make; `engine.load_checkpoint(output)` reads it.
+        step_form: `tensor` as torch.optim counts steps, `int` as DeepSpeed's and apex's optimizers do; `auto` takes
+            that of the optimizer which wrote the checkpoint.
+
+    Raises:
+        CheckpointError: no checkpoint, a damaged one, one without optimizer states, no room, or `output` is taken.
+    """
+    check_new(output, checkpoint)
+    source, manifest = find_verified(checkpoint)
+    reader = CheckpointReader(source)
+    if not reader.moment_kinds():
+        raise CheckpointError(
+            f"{source} holds weights alone, and DeepSpeed loads the format with optimizer states only; train a step "
+            "first, or give another checkpoint"
+        )
+    elements = total_elements(reader)
+    files = sum(1 + len(reader.kinds(name)) for name in reader.names())
+    require_space(output, elements * FP32_BYTES + files * BYTES_PER_FILE)
+    saved = _saved_state(source)
+    updates = int(reader.scalars().get("optimizer_updates", manifest.step))
+    as_int = _counts_in_int(saved) if step_form == "auto" else step_form == "int"
+    step = updates if as_int else torch.tensor(float(updates))
+    tag = f"global_step{manifest.step}"
+    logger.info("writing %s in DeepSpeed's universal format", source)
+    with output_folder(output) as folder:
+        _write_parameters(reader, folder / tag / "zero", step, elements)
+        torch.save(_optimizer_state(updates), folder / tag / "zero" / "optimizer_state.pt")
+        for name in STATE_FILES:
+            torch.save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
+        (folder / LATEST_NAME).write_text(tag, encoding="utf-8")
+    reader.close()
+    return Exported(source, output, manifest.step, sum(reader.num_elements(name) for name in reader.names()))
+
+
+def _write_parameters(reader: CheckpointReader, zero: Path, step: object, elements: int) -> None:
+    done = 0
+    with byte_progress("to-universal", elements * FP32_BYTES) as progress:
+        for name in reader.names():
+            place = zero / name
+            place.mkdir(parents=True)
+            torch.save(step, place / f"{STEP_FILE}.pt")
+            for kind in reader.kinds(name):
+                value = reader.read_full(name, kind)
+                file = WEIGHT_FILE if kind == WEIGHT_KIND else kind
+                torch.save({PARAM: value, **cut_marks(name)}, place / f"{file}.pt")
+                done += value.numel() * FP32_BYTES
+                progress.update(done, name)
+
+
+def cut_marks(name: str) -> dict[str, Any]:
+    """How DeepSpeed is to cut a whole parameter for tensor-parallel ranks."""
+    axis = split_axis(name)
+    if axis == "columns":
+        return {"cat_dim": 1}
+    if axis == "qkv":
+        return {"cat_dim": 0, "param_n_sub_params": QKV_BLOCKS}
+    if axis == "vocabulary" and name.endswith(".weight"):
+        return {"cat_dim": 0, "vocab_tensor": True}
+    return {"cat_dim": 0}
+
+
+def _optimizer_state(updates: int) -> dict[str, Any]:
+    """Groups without settings: the engine keeps its own weight decay, betas and rate (for stage 3 as well)."""
+    groups: list[dict[str, Any]] = [{"params": []} for _ in range(MAX_GROUPS)]
+    return {
+        "param_groups": groups,
+        "ds_version": version("deepspeed"),
+        "optimizer_state_dict": {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]},
+    }
+
+
+def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:
+    train_state = saved.get("train_state", {})
+    return {
+        "module": {},
+        "optimizer": None,
+        "lr_scheduler": None,
+        "global_steps": step,
+        "global_samples": int(train_state.get("rows_consumed", 0)),
+        "skipped_steps": step - updates,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_version": version("deepspeed"),
+        CLIENT_KEY: {**saved, "scalars": reader.scalars()},
+    }
+
+
+def _saved_state(source: Path) -> dict[str, Any]:
+    """state.json of a checkpoint; empty for imported weights."""
+    path = source / "state.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def _counts_in_int(saved: Mapping[str, Any]) -> bool:
+    chosen = str(saved.get("environment", {}).get("optimizer", ""))
+    return "=deepspeed" in chosen or "=apex" in chosen

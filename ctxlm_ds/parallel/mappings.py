@@ -1,0 +1,198 @@
+"""Where activations pass between ranks that share a layer: forward and backward collectives as autograd functions.
+
+megatron-core's mappings, on any device: its sequence-parallel ones allocate on the current CUDA device. Tokens are
+split in their flattened order [b·s, h], so neither a transposition nor a divisible sequence length is needed.
+Compiled layers are cut here (torch.compile would specialise each on the state of its surroundings).
+Shape letters: t tokens (b·s), n ranks, h width, i inputs, o outputs of a rank's share of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ctxlm_ds.parallel.context import ParallelContext
+
+
+@torch.compiler.disable
+def copy_to_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """x as it is; backward adds up the ranks' gradients. Before a layer whose outputs are split."""
+    return _CopyToRanks.apply(x, parallel) if parallel.size > 1 else x
+
+
+@torch.compiler.disable
+def reduce_from_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """Sum of the ranks' x; backward hands the gradient to each. After a layer whose inputs are split."""
+    return _ReduceFromRanks.apply(x, parallel) if parallel.size > 1 else x
+
+
+@torch.compiler.disable
+def reduce_scatter_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """x [t, h] -> [t / n, h]: this rank's tokens of the ranks' sum; backward gathers."""
+    return _ReduceScatterTokens.apply(x, parallel)
+
+
+@torch.compiler.disable
+def gather_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """x [t / n, h] -> [t, h]; backward takes this rank's tokens. Before a part that every rank computes alike."""
+    return _GatherTokens.apply(x, parallel)
+
+
+def own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """x [t, ...] -> [t / n, ...]: this rank's share of values that every rank holds (no gradient passes)."""
+    return x.chunk(parallel.size)[parallel.rank]
+
+
+def share_parameters(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """Parameters that every rank holds, where each sees only its own tokens: backward adds up their gradients.
+
+    One collective for all of them, inside autograd: every ZeRO stage is then handed whole gradients.
+    """
+    return _share(parallel, *parameters) if parallel.splits_tokens else parameters
+
+
+@torch.compiler.disable
+def _share(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]:
+    return _ShareParameters.apply(parallel, *parameters)
+
+
+class ColumnParallelProduct:
+    """The product of a layer split by its outputs, its communication beside its computation (a linear kernel).
+
+    As megatron-core's: in the backward pass the all-reduce (or reduce-scatter) of the input's gradient runs while the
+    weight's is computed; under sequence parallelism the gathered input is not kept but gathered again.
+    """
+
+    def __init__(self, parallel: ParallelContext, in_float32: bool, split_tokens: bool) -> None:
+        """`split_tokens`: x holds this rank's tokens only. `in_float32`: as kernels/linear.py's kernel of the name."""
+        self.parallel = parallel
+        self.in_float32 = in_float32
+        self.split_tokens = split_tokens
+
+    @torch.compiler.disable
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., i] ([t / n, i] with split tokens), weight [o, i], bias [o] -> [..., o] ([t, o])."""
+        return _ColumnProduct.apply(x, weight, bias, self)
+
+
+class _CopyToRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
+        ctx.parallel = parallel
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return all_reduce(gradient.clone(), ctx.parallel), None
+
+
+class _ReduceFromRanks(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
+        return all_reduce(x.clone(), parallel)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+class _ReduceScatterTokens(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
+        ctx.parallel = parallel
+        return _reduce_scatter(x.contiguous(), parallel)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _all_gather(gradient.contiguous(), ctx.parallel)[0], None
+
+
+class _GatherTokens(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
+        ctx.parallel = parallel
+        return _all_gather(x.contiguous(), parallel)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return own_tokens(gradient, ctx.parallel).contiguous(), None
+
+
+class _ShareParameters(Function):
+    @staticmethod
+    def forward(ctx: Any, parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.parallel = parallel
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        flat = all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]), ctx.parallel)
+        pieces = flat.split([gradient.numel() for gradient in gradients])
+        return None, *(piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True))
+
+
+class _ColumnProduct(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: ColumnParallelProduct) -> Tensor:
+        ctx.product = product
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+        total = _all_gather(x.contiguous(), product.parallel)[0] if product.split_tokens else x
+        if product.in_float32:
+            return F.linear(total.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        return F.linear(total, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        product: ColumnParallelProduct = ctx.product
+        parallel, dtype = product.parallel, x.dtype
+        total, gathering = x, None
+        if product.split_tokens:
+            total, gathering = _all_gather(x.contiguous(), parallel, wait=False)
+        if product.in_float32:
+            gradient, weight = gradient.float(), weight.float()
+        of_input = gradient.matmul(weight).to(dtype)
+        if gathering is not None:
+            gathering.wait()
+            of_input, reducing = _reduce_scatter(of_input, parallel, wait=False)
+        else:
+            reducing = dist.all_reduce(_counted("all_reduce", of_input, parallel), group=parallel.group, async_op=True)
+        flat_gradient, flat_input = gradient.flatten(0, -2), total.flatten(0, -2).to(gradient.dtype)
+        of_weight = flat_gradient.t().matmul(flat_input).to(dtype)
+        of_bias = flat_gradient.sum(dim=0).to(dtype) if ctx.has_bias else None
+        reducing.wait()
+        return of_input, of_weight, of_bias, None
+
+
+def all_reduce(x: Tensor, parallel: ParallelContext, op: Any = dist.ReduceOp.SUM) -> Tensor:
+    """The ranks' x reduced in place, and counted."""
+    x = x.contiguous()
+    dist.all_reduce(_counted("all_reduce", x, parallel), op=op, group=parallel.group)
+    return x
+
+
+def _all_gather(x: Tensor, parallel: ParallelContext, wait: bool = True) -> tuple[Tensor, Any]:
+    total = x.new_empty(parallel.size * x.shape[0], *x.shape[1:])
+    work = dist.all_gather_into_tensor(
+        _counted("all_gather", total, parallel), x, group=parallel.group, async_op=not wait
+    )
+    return total, work
+
+
+def _reduce_scatter(x: Tensor, parallel: ParallelContext, wait: bool = True) -> tuple[Tensor, Any]:
+    share = x.new_empty(x.shape[0] // parallel.size, *x.shape[1:])
+    work = dist.reduce_scatter_tensor(
+        share, _counted("reduce_scatter", x, parallel), group=parallel.group, async_op=not wait
+    )
+    return share, work
+
+
+def _counted(operation: str, x: Tensor, parallel: ParallelContext) -> Tensor:
+    parallel.traffic.add(operation, x.numel() * x.element_size())
+    return x

@@ -1,0 +1,104 @@
+"""megatron-core, imported late: the import takes five seconds, and only tensor parallelism needs it.
+
+Its layers allocate a rank's share of the weights and mark them for everything that knows Megatron's marks (gradient
+norms in DeepSpeed); ours compute the products, so that they run on any device and with the chosen kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.kernels.linear import LinearKernel
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.mappings import reduce_from_ranks, reduce_scatter_tokens, share_parameters
+
+with warnings.catch_warnings():
+    # Transformer Engine and apex are optional to it, and not used here.
+    warnings.simplefilter("ignore")
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+    from megatron.core import ModelParallelConfig, parallel_state, tensor_parallel
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelTable", "mark_split",
+           "parallel_state", "vocab_parallel_cross_entropy"]  # fmt: skip
+
+
+def _config() -> ModelParallelConfig:
+    """Values are given later by name (models/initialize.py), so they do not depend on the layout."""
+    return ModelParallelConfig(
+        use_cpu_initialization=True, perform_initialization=False, params_dtype=torch.get_default_dtype()
+    )
+
+
+class _PlainState(nn.Module):
+    """Without the `_extra_state` that megatron-core's layers put into every state dict and ask of it."""
+
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
+
+    def _drop_hooks(self) -> None:
+        self._load_state_dict_pre_hooks.clear()
+
+
+class ColumnParallelLinear(_PlainState, tensor_parallel.ColumnParallelLinear):
+    """A rank's rows of a matrix [o, i], computed by a kernel that contains ColumnParallelProduct."""
+
+    def __init__(self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext) -> None:
+        tensor_parallel.ColumnParallelLinear.__init__(
+            self, in_features, out_features, config=_config(), init_method=_leave_unset, tp_group=parallel.group
+        )
+        self._drop_hooks()
+        mark_split(self.weight, dim=0)
+        self.kernel = kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, s, i] (or this rank's tokens [t / n, i]) -> [b, s, o / n] (or [t, o / n])."""
+        return self.kernel(x, self.weight, self.bias)
+
+
+class RowParallelLinear(_PlainState, tensor_parallel.RowParallelLinear):
+    """A rank's columns of a matrix [o, i]; the bias is added once, after the ranks' products were added up."""
+
+    def __init__(self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext) -> None:
+        tensor_parallel.RowParallelLinear.__init__(
+            self, in_features, out_features, bias=True, input_is_parallel=True, skip_bias_add=False, config=_config(),
+            init_method=_leave_unset, tp_group=parallel.group,
+        )  # fmt: skip
+        self._drop_hooks()
+        mark_split(self.weight, dim=1)
+        self.kernel = kernel
+        self.parallel = parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, s, i / n] -> [b, s, o], or this rank's tokens [t / n, o] under sequence parallelism."""
+        product = self.kernel(x, self.weight, None)
+        if self.parallel.splits_tokens:
+            (bias,) = share_parameters(self.parallel, self.bias)
+            return reduce_scatter_tokens(product.flatten(0, -2), self.parallel) + bias
+        return reduce_from_ranks(product, self.parallel) + self.bias
+
+
+class VocabParallelTable(_PlainState, tensor_parallel.VocabParallelEmbedding):
+    """A rank's rows of the padded word embedding; the rows that pad it stay 0."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, parallel: ParallelContext) -> None:
+        tensor_parallel.VocabParallelEmbedding.__init__(
+            self, parallel.size * parallel.vocabulary_rows(vocab_size), hidden_size, config=_config(),
+            init_method=_leave_unset, tp_group=parallel.group,
+        )  # fmt: skip
+        mark_split(self.weight, dim=0)
+        with torch.no_grad():
+            self.weight.zero_()
+
+
+def _leave_unset(tensor: Tensor) -> None:
+    """Never called: perform_initialization is off."""
+
+
+def mark_split(parameter: nn.Parameter, dim: int) -> None:
+    """Say that each rank holds its own part of the parameter, cut along `dim`."""
+    tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dim, 1)

@@ -1,0 +1,233 @@
+"""Which elements of a full parameter one tensor-parallel rank holds: blocks of rows and a range of columns.
+
+In: a full shape and the blocks. Out: the shard's own flat order, its places in the full parameter, copies either way.
+Not here: which shard a rank has (parallel/placement.py), the files they lie in (checkpoint/layout_free.py).
+
+A parameter counts as a matrix [shape[0], prod(shape[1:])]; one of a single dimension has 1 column, a scalar is [1, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+Range = tuple[int, int]
+
+
+class Rectangle(NamedTuple):
+    """Rows x columns of the full matrix whose elements lie one after the other, row by row, in a shard's order."""
+
+    offset: int
+    """Place of the first element in the shard's local order."""
+    row_start: int
+    row_stop: int
+    column_start: int
+    column_stop: int
+
+    @property
+    def width(self) -> int:
+        """Columns of the rectangle."""
+        return self.column_stop - self.column_start
+
+    @property
+    def num_elements(self) -> int:
+        """Rows times columns."""
+        return (self.row_stop - self.row_start) * self.width
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Blocks of rows, all of the same columns, of a parameter.
+
+    Its local order: the blocks one below the other, row by row, each row's columns from left to right. This is how a
+    tensor-parallel layer stores its part, so a flat range of that tensor is a range of the local order. Blocks that
+    touch are joined and empty ones dropped, so equal shards compare equal.
+    """
+
+    shape: tuple[int, ...]
+    """Of the full parameter."""
+    rows: tuple[Range, ...]
+    """Half-open, ascending, disjoint."""
+    columns: Range
+    """Half-open."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the blocks do not lie in the shape, in ascending order."""
+        if not all(_is_count(size) for size in self.shape):
+            raise ValueError(f"shape {self.shape} is not one of a tensor")
+        num_rows, num_columns = self.matrix_shape
+        blocks: list[Range] = []
+        end = 0
+        for block in self.rows:
+            start, stop = _range(block)
+            if not end <= start <= stop <= num_rows:
+                raise ValueError(f"rows {self.rows} are not ascending ranges of {num_rows} rows")
+            end = stop
+            if blocks and blocks[-1][1] == start:
+                blocks[-1] = (blocks[-1][0], stop)
+            elif start < stop:
+                blocks.append((start, stop))
+        first, last = _range(self.columns)
+        if not 0 <= first <= last <= num_columns:
+            raise ValueError(f"columns {self.columns} are not a range of {num_columns} columns")
+        object.__setattr__(self, "rows", tuple(blocks))
+        object.__setattr__(self, "columns", (first, last))
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Shard:
+        """All elements of a parameter."""
+        num_rows, num_columns = matrix_shape(shape)
+        return cls(tuple(shape), ((0, num_rows),), (0, num_columns))
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Rows and columns of the full parameter."""
+        return matrix_shape(self.shape)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all blocks together."""
+        return sum(stop - start for start, stop in self.rows)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of each row."""
+        return self.columns[1] - self.columns[0]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the shard."""
+        return self.num_rows * self.num_columns
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the full parameter, in its own order."""
+        num_rows, num_columns = self.matrix_shape
+        return self.num_elements == num_rows * num_columns
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that holds the shard: as many dimensions as the parameter where all columns are in it."""
+        if len(self.shape) == 0:
+            return ()
+        if len(self.shape) == 1:
+            return (self.num_rows,)
+        if self.num_columns == self.matrix_shape[1]:
+            return (self.num_rows, *self.shape[1:])
+        return (self.num_rows, self.num_columns)
+
+    def rectangles(self, start: int = 0, length: int | None = None) -> list[Rectangle]:
+        """A flat range of the local order as rectangles of the full matrix, at most three a block of rows.
+
+        Args:
+            start: first element of the range.
+            length: its number of elements; None goes to the end.
+
+        Raises:
+            ValueError: the range lies outside the shard.
+        """
+        stop = self.num_elements if length is None else start + length
+        if not 0 <= start <= stop <= self.num_elements:
+            raise ValueError(f"elements {start}..{stop} lie outside a shard of {self.num_elements}")
+        found: list[Rectangle] = []
+        block_offset = 0
+        for row_start, row_stop in self.rows:
+            block_elements = (row_stop - row_start) * self.num_columns
+            first, last = max(start - block_offset, 0), min(stop - block_offset, block_elements)
+            if first < last:
+                found.extend(self._cut(block_offset, row_start, first, last))
+            block_offset += block_elements
+        return found
+
+    def _cut(self, block_offset: int, row_start: int, first: int, last: int) -> list[Rectangle]:
+        """Elements first..last of one block: a torn row, whole rows, a torn row."""
+        width, left = self.num_columns, self.columns[0]
+        found: list[Rectangle] = []
+        while first < last:
+            row, column = divmod(first, width)
+            whole_rows = (last - first) // width if column == 0 else 0
+            column_stop = width if whole_rows else min(width, column + last - first)
+            top = row_start + row
+            bottom = top + max(1, whole_rows)
+            piece = Rectangle(block_offset + first, top, bottom, left + column, left + column_stop)
+            found.append(piece)
+            first += piece.num_elements
+        return found
+
+    def extract(self, full: torch.Tensor) -> torch.Tensor:
+        """The shard of a full parameter of this shape: a copy, 1-D, in the local order.
+
+        Raises:
+            ValueError: the tensor has another shape.
+        """
+        import torch
+
+        self._check_full(full)
+        matrix = full.reshape(self.matrix_shape)
+        first, last = self.columns
+        blocks = [matrix[start:stop, first:last].reshape(-1) for start, stop in self.rows]
+        return torch.cat(blocks) if blocks else matrix.new_empty(0)
+
+    def place(self, full: torch.Tensor, local_flat: torch.Tensor, start: int = 0) -> None:
+        """Write 1-D `local_flat`, elements start.. of the local order, to its places in a contiguous full parameter.
+
+        Raises:
+            ValueError: the tensor has another shape or is not contiguous, or the range lies outside the shard.
+        """
+        self._check_full(full)
+        if not full.is_contiguous():
+            raise ValueError("the full parameter to fill is not contiguous")
+        matrix = full.view(self.matrix_shape)
+        for r in self.rectangles(start, local_flat.numel()):
+            values = local_flat[r.offset - start : r.offset - start + r.num_elements]
+            matrix[r.row_start : r.row_stop, r.column_start : r.column_stop] = values.view(-1, r.width)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """None for a whole parameter, else its rows and, where they are not all, its columns."""
+        if self.is_whole:
+            return None
+        described: dict[str, Any] = {"rows": [list(block) for block in self.rows]}
+        if self.columns != (0, self.matrix_shape[1]):
+            described["columns"] = list(self.columns)
+        return described
+
+    @classmethod
+    def from_json(cls, shape: Sequence[int], described: Mapping[str, Any] | None) -> Shard:
+        """The shard that to_json() described.
+
+        Raises:
+            ValueError: the description is not one of a shard of this shape.
+        """
+        if described is None:
+            return cls.whole(shape)
+        if not isinstance(described, Mapping) or not described.keys() <= {"rows", "columns"}:
+            raise ValueError(f"{described!r} does not describe a shard")
+        rows = described.get("rows")
+        if not isinstance(rows, (list, tuple)):
+            raise ValueError(f"rows {rows!r} of a shard are not a list")
+        columns = _range(described.get("columns", (0, matrix_shape(shape)[1])))
+        return cls(tuple(shape), tuple(_range(block) for block in rows), columns)
+
+    def _check_full(self, full: torch.Tensor) -> None:
+        if tuple(full.shape) != self.shape:
+            raise ValueError(f"a tensor of shape {tuple(full.shape)} is not the full parameter {self.shape}")
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a parameter seen as a matrix."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _range(value: Any) -> Range:
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(_is_count(bound) for bound in value):
+        raise ValueError(f"{value!r} is not a range of rows or columns")
+    return (value[0], value[1])

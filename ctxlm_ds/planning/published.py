@@ -1,0 +1,162 @@
+"""Published runs, predicted by the same model and constants as any plan.
+
+In: nothing. Out: each run with the published figure, the prediction and their ratio. Sources and what is known of the
+misses: docs/planning.md. Batches a GPU that a paper does not give are marked `assumed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.planning.activations import Platform
+from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.planning.layouts import Layout
+from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
+
+LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+REPRINTED = "reprinted 2019, origin unchecked"
+BEFORE_FLASH_ATTENTION = Platform(keeps_scores=True)
+OVERLAPPED: JsonByStage = {
+    stage: {"zero_optimization": {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 50_000_000}}
+    for stage in (0, 1, 2)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """A run, the cluster it ran on, and the figure that was published."""
+
+    name: str
+    source: str
+    config: RunConfig
+    layout: Layout
+    gpu: str
+    gpus_per_node: int
+    unit: str
+    """`days`, or `TFLOP/s` a GPU (with recomputation counted where the run recomputed, as published)."""
+    published: float
+    second: PublishedRun | None = None
+    """A second phase whose days are added."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The GPUs that the layout needs."""
+        per_node = min(self.gpus_per_node, self.layout.world_size)
+        return Cluster(find_gpu(self.gpu), self.layout.world_size // per_node, per_node)
+
+    def plan(self) -> Plan:
+        """The run's own layout, weighed."""
+        return Planner(self.config, self.cluster, OVERLAPPED, BEFORE_FLASH_ATTENTION).weigh(self.layout)
+
+    def predicted(self) -> float:
+        """In the unit of the published figure."""
+        plan = self.plan()
+        if self.unit == "days":
+            return plan.days + (self.second.predicted() if self.second else 0.0)
+        passes = 4 / 3 if self.layout.recompute else 1.0
+        return passes * plan.mfu * self.cluster.gpu.tflops_16bit
+
+
+def _bert(large: bool, length: int, rows: int, steps: int, precision: str = "fp16") -> RunConfig:
+    shape = LARGE if large else {}
+    return _config(dict(shape), {"seq_length": length}, rows, steps, "masked_lm_nsp", precision)
+
+
+def _config(
+    model: dict[str, Any], data: dict[str, Any], rows: int, steps: int, objective: str, precision: str = "fp16"
+) -> RunConfig:
+    training = {
+        "global_batch_size": rows, "max_steps": steps, "precision": precision, "grad_accum_dtype": precision,
+    }  # fmt: skip
+    return RunConfig.model_validate(
+        {"model": model, "data": data, "objective": {"name": objective}, "training": training}
+    )
+
+
+def _gpt(hidden: int, layers: int, heads: int, length: int, rows: int) -> RunConfig:
+    model = {
+        "family": "gpt2", "vocab_size": 51_200, "hidden_size": hidden, "num_layers": layers,
+        "num_attention_heads": heads, "intermediate_size": 4 * hidden, "max_position_embeddings": length,
+        "pre_layer_norm": True, "hidden_activation": "gelu_tanh",
+    }  # fmt: skip
+    return _config(model, {"seq_length": length, "sample_format": "blocks"}, rows, 1, "causal_lm")
+
+
+def _megatron_2021() -> list[PublishedRun]:
+    """Narayanan 2021, table 1: length 2,048, vocabulary 51,200, A100-80; micro-batches are not in the table."""
+    rows = [
+        # parameters, hidden, layers, heads, tensor, pipeline, GPUs, batch, TFLOP/s a GPU, micro-batch (assumed)
+        ("1.7B", 2304, 24, 24, 1, 1, 32, 512, 137, 16),
+        ("3.6B", 3072, 30, 32, 2, 1, 64, 512, 138, 16),
+        ("7.5B", 4096, 36, 32, 4, 1, 128, 512, 142, 16),
+        ("18.4B", 6144, 40, 48, 8, 1, 256, 1024, 135, 8),
+        ("39.1B", 8192, 48, 64, 8, 2, 512, 1536, 138, 4),
+        ("76.1B", 10240, 60, 80, 8, 4, 1024, 1792, 140, 2),
+        ("145.6B", 12288, 80, 96, 8, 8, 1536, 2304, 148, 2),
+        ("310.1B", 16384, 96, 128, 8, 16, 1920, 2160, 155, 1),
+        ("529.6B", 20480, 105, 128, 8, 35, 2520, 2520, 163, 1),
+        ("1008B", 25600, 128, 160, 8, 64, 3072, 3072, 163, 1),
+    ]
+    return [
+        PublishedRun(
+            f"GPT {size} ({gpus} A100)", "Narayanan 2021, table 1", _gpt(hidden, layers, heads, 2048, batch),
+            Layout(gpus // (tensor * pipeline), tensor, pipeline, 1, micro, recompute=True), "A100-80", 8,
+            "TFLOP/s", achieved,
+        )
+        for size, hidden, layers, heads, tensor, pipeline, gpus, batch, achieved, micro in rows
+    ]  # fmt: skip
+
+
+def _bert_base(precision: str) -> PublishedRun:
+    """Both phases; the report does not say in which precision."""
+    phases = [
+        PublishedRun(
+            f"BERT-base (8 V100), in {precision}", REPRINTED, _bert(False, length, rows, steps, precision),
+            Layout(8, micro_batch_size=micro), "V100-32", 8, "days", 12.0,
+        )
+        for length, rows, steps, micro in ((128, 1024, 900_000, 64), (512, 256, 100_000, 16))
+    ]  # fmt: skip
+    return replace(phases[0], second=phases[1])
+
+
+def published_runs() -> list[PublishedRun]:
+    """All of them."""
+    roberta = _config(
+        {"family": "roberta", **LARGE},
+        {"seq_length": 512, "sample_format": "full_sentences"},
+        8192,
+        100_000,
+        "masked_lm",
+    )
+    base, base_fp32 = (_bert_base(precision) for precision in ("fp16", "fp32"))
+    large = _bert(True, 128, 1120, 900_000)
+    large_long = PublishedRun(
+        "phase 2", "", _bert(True, 512, 280, 100_000), Layout(280, micro_batch_size=1), "V100-32", 8, "days", 0
+    )
+    lamb_long = PublishedRun(
+        "phase 2", "", _bert(True, 512, 32_768, 1563), Layout(1024, micro_batch_size=16), "V100-32", 16, "days", 0
+    )
+    lamb = _bert(True, 128, 65_536, 7038)
+    deepspeed = "DeepSpeed 2020, BERT record"
+    shoeybi = "Shoeybi 2019"
+    return [
+        PublishedRun("RoBERTa 100k steps (1,024 V100)", "Liu 2019", roberta, Layout(1024, micro_batch_size=8),
+                     "V100-32", 8, "days", 1.0),
+        base,
+        base_fp32,
+        PublishedRun("BERT-large (280 V100)", REPRINTED, large, Layout(280, micro_batch_size=4),
+                     "V100-32", 8, "days", 1.0, large_long),
+        PublishedRun("BERT-large LAMB (1,024 V100)", deepspeed, lamb, Layout(1024, micro_batch_size=64), "V100-32", 16,
+                     "days", 44 / 1440, lamb_long),
+        PublishedRun("BERT-large, length 128 (1 V100)", deepspeed, _bert(True, 128, 64, 1), Layout(1,
+                     micro_batch_size=64), "V100-32", 1, "TFLOP/s", 64.0),
+        PublishedRun("BERT-large, length 512 (1 V100)", deepspeed, _bert(True, 512, 16, 1), Layout(1,
+                     micro_batch_size=16), "V100-32", 1, "TFLOP/s", 53.0),
+        PublishedRun("GPT-2 1.2B (1 V100)", shoeybi, _gpt(1536, 40, 16, 1024, 8),
+                     Layout(1, micro_batch_size=8, recompute=True), "V100-32", 1, "TFLOP/s", 39.0),
+        PublishedRun("GPT-2 8.3B (512 V100)", shoeybi, _gpt(3072, 72, 32, 1024, 512),
+                     Layout(64, 8, micro_batch_size=8, recompute=True), "V100-32", 16, "TFLOP/s", 15_100 / 512),
+        *_megatron_2021(),
+    ]  # fmt: skip

@@ -1,0 +1,162 @@
+"""All layouts of a recipe on a cluster: the possible ones weighed, the others counted by reason, one recommended.
+
+In: a Planner. Out: Search. Not here: the rules of what is possible (config/layout.py), the weighing (plan.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ctxlm_ds.config.layout import PIPELINE_ZERO_STAGES, layout_problems
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.planning.hardware import GIB, Cluster
+from ctxlm_ds.planning.layouts import Layout
+from ctxlm_ds.planning.plan import Plan, Planner
+
+NEARLY_AS_FAST = 1.03
+"""A simpler layout is recommended if its step takes at most this much longer than the fastest one's."""
+LARGEST_MICRO_BATCH = 512
+
+
+@dataclass(slots=True)
+class Refused:
+    """Layouts that cannot be, by reason."""
+
+    count: int = 0
+    example: Layout | None = None
+    text: str = ""
+    """The reason with the example's numbers."""
+
+    def add(self, layout: Layout, text: str) -> None:
+        """Count one; the first is the example."""
+        self.count += 1
+        if self.example is None:
+            self.example, self.text = layout, text
+
+
+@dataclass(slots=True)
+class Search:
+    """What was found."""
+
+    plans: list[Plan] = field(default_factory=list)
+    """Those that fit, fastest first."""
+    too_large: list[tuple[Layout, int]] = field(default_factory=list)
+    """Layouts that do not fit, with the bytes they need, least first."""
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    @property
+    def recommended(self) -> Plan | None:
+        """The simplest of those that are nearly as fast as the fastest; ZeRO 3 only where no other stage fits."""
+        if not self.plans:
+            return None
+        # Stage 3's hooks around every module cost time of Python that is not in the model.
+        pool = [plan for plan in self.plans if plan.layout.zero_stage < 3] or self.plans
+        fastest = pool[0].time.total
+        return min((plan for plan in pool if plan.time.total <= NEARLY_AS_FAST * fastest), key=_complexity)
+
+    def best_of_each(self) -> list[Plan]:
+        """The fastest plan of each (tensor, pipeline, ZeRO stage), fastest first."""
+        best: dict[tuple[int, int, int], Plan] = {}
+        for plan in self.plans:
+            best.setdefault((plan.layout.tensor, plan.layout.pipeline, plan.layout.zero_stage), plan)
+        return list(best.values())
+
+
+def search_layouts(planner: Planner) -> Search:
+    """Every layout of the planner's cluster."""
+    found, cluster = Search(), planner.cluster
+    for layout in candidates(planner):
+        config = layout.apply(planner.config)
+        problem = next(layout_problems(config, cluster.world_size, layout.zero_stage), None)
+        if problem is not None:
+            found.refused.setdefault(problem.path, Refused()).add(layout, problem.text)
+            continue
+        memory = planner.memory(layout)
+        if memory.total > cluster.usable_bytes:
+            found.too_large.append((layout, memory.total))
+            continue
+        found.plans.append(planner.weigh(layout))
+    found.plans.sort(key=lambda plan: (plan.time.total, *_complexity(plan)))
+    found.too_large.sort(key=lambda item: item[1])
+    return found
+
+
+def candidates(planner: Planner) -> Iterator[Layout]:
+    """Layouts worth a look: tensor parallelism within a node, stages up to the layers, micro-batches that divide."""
+    config, cluster = planner.config, planner.cluster
+    for tensor in _divisors(cluster.gpus_per_node):
+        if cluster.world_size % tensor:
+            continue
+        for pipeline in _divisors(cluster.world_size // tensor):
+            if pipeline > config.model.num_layers:
+                continue
+            data = cluster.world_size // (tensor * pipeline)
+            for stage in _zero_stages(planner, pipeline):
+                for micro in _micro_batches(config.training.global_batch_size, data):
+                    for recompute in (False, True):
+                        for split in (False, True) if tensor > 1 else (False,):
+                            yield Layout(data, tensor, pipeline, stage, micro, recompute, split)
+
+
+def _zero_stages(planner: Planner, pipeline: int) -> list[int]:
+    """Stage 0 is for fp32 alone (config/deepspeed_rules.py), a pipeline takes stages 0 and 1."""
+    stages = [stage for stage in sorted(planner.zero) if stage > 0 or planner.config.training.precision == "fp32"]
+    return [stage for stage in stages if pipeline == 1 or stage in PIPELINE_ZERO_STAGES]
+
+
+def _micro_batches(global_batch_size: int, data: int) -> list[int]:
+    """Powers of two that divide a rank's rows; 1 where nothing does, so that the refusal is counted."""
+    if global_batch_size % data:
+        return [1]
+    rows = global_batch_size // data
+    return [2**power for power in range(LARGEST_MICRO_BATCH.bit_length()) if rows % 2**power == 0]
+
+
+def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = None) -> Plan:
+    """The recommended plan.
+
+    Args:
+        found: what was searched.
+        cluster: where.
+        offloaded: the same search with the optimizer in CPU memory (zero3-offload), where that is a way out.
+
+    Raises:
+        ConfigError: nothing fits; says what is missing and the nearest remedy.
+    """
+    plan = found.recommended
+    if plan is not None:
+        return plan
+    if not found.too_large:
+        reasons = "; ".join(f"{path}: {refused.text}" for path, refused in found.refused.items())
+        raise ConfigError(f"no layout is possible on {cluster.world_size} GPUs: {reasons}")
+    layout, needed = found.too_large[0]
+    usable = cluster.usable_bytes
+    raise ConfigError(
+        f"no layout fits: the smallest (tp {layout.tensor}, pp {layout.pipeline}, dp {layout.data}, ZeRO "
+        f"{layout.zero_stage}, micro-batch {layout.micro_batch_size}{', recomputation' if layout.recompute else ''}) "
+        f"needs {needed / GIB:.1f} GiB of a GPU, and {cluster.gpu.name} has {usable / GIB:.1f} GiB to plan with: "
+        f"{(needed - usable) / GIB:.1f} GiB are missing; {_remedy(needed / usable, offloaded)}"
+    )
+
+
+def _remedy(factor: float, offloaded: Search | None) -> str:
+    larger = f"take GPUs of more memory, or about {math.ceil(factor)} times as many"
+    if offloaded is None:
+        return larger
+    if offloaded.recommended is not None:
+        fitting = offloaded.recommended.memory.total / GIB
+        return f"with --deepspeed-config zero3-offload it fits ({fitting:.1f} GiB a GPU); or {larger}"
+    least = offloaded.too_large[0][1] / GIB if offloaded.too_large else math.inf
+    return f"{larger} (even with zero3-offload it needs {least:.1f} GiB)"
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _complexity(plan: Plan) -> tuple[int, int, bool, int, float]:
+    layout = plan.layout
+    parts = layout.tensor * layout.pipeline
+    return parts, layout.zero_stage, layout.recompute, layout.sequence_parallel, plan.time.total

@@ -1,0 +1,180 @@
+"""Parameters, gradients and optimizer states of a rank, counted by element as DeepSpeed 0.19.8 lays them out.
+
+In: a stage's parameters, precision, ZeRO settings, data-parallel ranks. Out: elements and bytes on the GPU, and the
+buffers beside them. Not here: activations (activations.py).
+
+Read from deepspeed 0.19.8: runtime/bf16_optimizer.py (bf16 under stage 1 with fp32 accumulation: gradients whole on
+every rank), runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py (stage 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.parallel.placement import shard_of, vocabulary_rows_per_rank
+from ctxlm_ds.planning.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
+from ctxlm_ds.planning.shapes import WORD_EMBEDDINGS, PlannedLayer
+
+FLOAT = 4
+MOMENTS = 2
+ALIGNMENT = 2
+"""Stages 1 and 2 pad each flat group to this many elements a rank (nccl_start_alignment_factor)."""
+VOCABULARY = (f"{WORD_EMBEDDINGS}.weight", "mlm_bias.bias")
+
+
+@dataclass(frozen=True, slots=True)
+class StageParameters:
+    """What one rank of one pipeline stage holds before ZeRO, in the optimizer's two groups."""
+
+    decayed: tuple[int, ...]
+    """Elements of each matrix and embedding (weight decay)."""
+    plain: tuple[int, ...]
+    """Elements of each bias and LayerNorm weight."""
+
+    @property
+    def num_elements(self) -> int:
+        """All elements, without padding."""
+        return sum(self.decayed) + sum(self.plain)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups that are not empty."""
+        return tuple(group for group in (self.decayed, self.plain) if group)
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest parameter."""
+        return max((*self.decayed, *self.plain), default=0)
+
+    def padded(self, ranks: int) -> int:
+        """Elements when every group is padded to a multiple of ALIGNMENT x ranks."""
+        unit = ALIGNMENT * ranks
+        return sum(-(-sum(group) // unit) * unit for group in self.groups)
+
+    def padded_each(self, ranks: int) -> int:
+        """Elements when every parameter is padded to a multiple of the ranks (stage 3)."""
+        return sum(-(-size // ranks) * ranks for group in self.groups for size in group)
+
+
+def stage_parameters(layers: Iterable[PlannedLayer], tensor: int, vocab_multiple: int = 1) -> StageParameters:
+    """What tensor-parallel rank 0 holds of the layers' parameters, a tied one once; vocabulary padding counts."""
+    named = {name: shape for layer in layers for name, shape in layer.shapes}
+    decayed: list[int] = []
+    plain: list[int] = []
+    for name, shape in named.items():
+        (decayed if len(shape) > 1 else plain).append(local_elements(name, shape, tensor, vocab_multiple))
+    return StageParameters(tuple(decayed), tuple(plain))
+
+
+def local_elements(name: str, shape: tuple[int, ...], tensor: int, vocab_multiple: int = 1) -> int:
+    """Elements of a parameter on tensor-parallel rank 0, padding rows of the vocabulary included."""
+    if name in VOCABULARY:
+        return vocabulary_rows_per_rank(shape[0], tensor, vocab_multiple) * prod(shape[1:])
+    return shard_of(name, shape, tensor, 0).num_elements
+
+
+@dataclass(frozen=True, slots=True)
+class StateElements:
+    """Elements that one rank keeps on its GPU from step to step (gradients: when an update begins)."""
+
+    parameters: int
+    gradients: int
+    master: int
+    """fp32 weights beside the parameters."""
+    moments: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Bytes of the same."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class BufferBytes:
+    """Memory that comes and goes beside the states."""
+
+    backward: int
+    """While activations are held: buckets, gathered parameters, a gradient on its way."""
+    update: int
+    """At the step's end, when there are no activations: flattened copies."""
+
+
+def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
+    """Whether DeepSpeed takes its BF16_Optimizer instead of ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
+    training = config.training
+    return (
+        training.precision == "bf16"
+        and training.grad_accum_dtype == "fp32"
+        and zero.stage == 1
+        and not zero.offload_optimizer
+    )
+
+
+def state_elements(
+    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+) -> StateElements:
+    """Elements on the GPU; what is offloaded is not there."""
+    whole, padded = parameters.num_elements, parameters.padded(data_ranks)
+    share = padded // data_ranks
+    if zero.stage == 0:
+        return StateElements(whole, whole, 0, MOMENTS * whole)
+    if zero.stage == 3:
+        share = parameters.padded_each(data_ranks) // data_ranks
+        held = 0 if zero.offload_parameters else share
+        states = 0 if zero.offload_optimizer else share
+        return StateElements(held, 0 if zero.offload_optimizer else share, states, MOMENTS * states)
+    if zero.offload_optimizer:
+        return StateElements(padded, 0, 0, 0)
+    gradients = share if zero.stage == 2 else (padded if uses_bf16_optimizer(config, zero) else whole)
+    return StateElements(padded, gradients, share, MOMENTS * share)
+
+
+def state_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> StateBytes:
+    """The same in bytes."""
+    elements = state_elements(config, parameters, zero, data_ranks)
+    weight, gradient = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
+    optimizer = FLOAT * (elements.master + elements.moments)
+    return StateBytes(weight * elements.parameters, gradient * elements.gradients, optimizer)
+
+
+def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> BufferBytes:
+    """Buckets and copies.
+
+    Stage 0 and the BF16_Optimizer flatten up to 500 million elements for one all-reduce after the backward pass
+    (and cast them to the weights' type); stages 1 to 3 fill buckets during it, two with overlap_comm.
+    """
+    weight = BYTES[config.training.precision]
+    whole = parameters.num_elements
+    if zero.stage == 0 or uses_bf16_optimizer(config, zero):
+        bucket = min(whole, DEEPSPEED_BUCKET) if data_ranks > 1 else 0
+        copies = FLOAT + (weight if weight != FLOAT else 0)
+        return BufferBytes(weight * parameters.largest if zero.stage else 0, copies * bucket)
+    buckets = (2 if zero.overlap_comm else 1) * max(min(zero.reduce_bucket, whole), parameters.largest)
+    if zero.stage == 3:
+        gathered = live_elements(parameters, zero) + min(zero.prefetch_bucket, whole)
+        share = parameters.padded_each(data_ranks) // data_ranks
+        return BufferBytes(weight * (buckets + min(gathered, whole)), FLOAT * share)
+    share = parameters.padded(data_ranks) // data_ranks
+    return BufferBytes(weight * buckets, FLOAT * share)
+
+
+def live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:
+    """Most elements of stage 3's gathered parameters at once: at the end of the forward pass those whose backward pass
+    is nearer than max_reuse_distance, which are the last half of it; a model of fewer elements stays whole.
+    """
+    sizes = [size for group in parameters.groups for size in group]
+    persistent = sum(size for size in sizes if size <= zero.persistence_threshold)
+    others = sum(sizes) - persistent
+    return persistent + min(others, max(parameters.largest, zero.max_reuse_distance // 2))

@@ -1,0 +1,86 @@
+"""The model an engine is made of, and DeepSpeed's settings as the engine needs them.
+
+In: layer descriptions, the recipe, the topology. Out: a module whose weights are unset, settings, shapes by name.
+Not here: pipeline stages (pipeline.py), values (models/initialize.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ctxlm_ds.config.deepspeed import NEVER_PRINT_STEPS
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.topology import Topology
+
+DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
+"""Lists a model's layers for a rank's share of them (models/build.py)."""
+
+
+def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:
+    """This rank's share of every layer."""
+    model, layout = config.model, config.parallel
+    streams = DropoutStreams(
+        config.training.seed,
+        topology.tensor_parallel_rank,
+        topology.tensor_parallel_size,
+        enabled=model.hidden_dropout > 0.0 or model.attention_dropout > 0.0,
+    )
+    return ParallelContext(
+        size=topology.tensor_parallel_size,
+        rank=topology.tensor_parallel_rank,
+        group=topology.tensor_group,
+        sequence_parallel=layout.sequence_parallel,
+        vocab_multiple=layout.vocab_multiple,
+        dropout=streams,
+    )
+
+
+def whole_shapes(describe_layers: DescribeLayers) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter of the whole model by its full name, found without memory (meta device)."""
+    with torch.device("meta"):
+        model = LayerSequence(describe_layers(ParallelContext()))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def build_whole_model(
+    descriptions: Sequence[LayerDescription],
+    streams: DropoutStreams,
+    deepspeed_config: dict[str, Any],
+    zero_stage: int,
+    mpu: Any,
+) -> LayerSequence:
+    """The model of a layout without a pipeline; under stage 3 each layer is partitioned as soon as it is made."""
+    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if zero_stage == 3:
+        import deepspeed
+
+        group = None if mpu is None else mpu.get_data_parallel_group()
+        context = deepspeed.zero.Init(config_dict_or_path=deepspeed_config, data_parallel_group=group, mpu=mpu)
+    with context:
+        return LayerSequence(descriptions, streams)
+
+
+def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeline: bool) -> dict[str, Any]:
+    """The configuration for deepspeed.initialize: what would break the engine's promises is settled here."""
+    settings = dict(deepspeed_config)
+    if settings.get("bf16", {}).get("enabled"):
+        # A run stops at a NaN; without this DeepSpeed applies it under stage 2.
+        settings["bf16"] = {**settings["bf16"], "check_grad_overflow": True}
+    if zero_stage == 0:
+        # DeepSpeed's fp32 path reports no norm, and under a pipeline counts the wrong parameters; the engine clips.
+        settings["gradient_clipping"] = 0.0
+    if is_pipeline:
+        # DeepSpeed's halving of what crosses stages takes tensor-parallel ranks to hold equal tensors.
+        unpartitioned = {"pipe_partitioned": False, "grad_partitioned": False}
+        settings["pipeline"] = {**settings.get("pipeline", {}), **unpartitioned}
+        if settings.get("steps_per_print") == NEVER_PRINT_STEPS:
+            # It prints at every multiple, 0 among them.
+            settings["steps_per_print"] = None
+    return settings

@@ -1,0 +1,152 @@
+"""The fp32 weights and moments that ZeRO-3 keeps on NVMe (offload_optimizer.device nvme) between updates.
+
+DeepSpeed empties the tensors of a sub-group once it has written them, each to a file of plain fp32 numbers that it
+reads and writes past the page cache. In: its stage-3 optimizer. Out: the same numbers, mapped from the file where a
+fragment is read or written, or loaded by DeepSpeed itself where a whole sub-group is worked on.
+Not here: what a fragment is. Sub-groups below 1 MiB a rank stay in memory, as DeepSpeed decides.
+The attribute names are those of DeepSpeed 0.19 (runtime/swap_tensor/optimizer_utils.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctxlm_ds.errors import ConfigError
+
+SWAP_FILE_SUFFIX = ".tensor.swp"
+ATTRIBUTE = "ctxlm_swapped_to"
+SECTIONS = ("offload_optimizer", "offload_param")
+
+
+@dataclass(frozen=True, slots=True)
+class SwapPlace:
+    """Where DeepSpeed keeps one sub-group while it is not in memory."""
+
+    folder: Path
+    num_elements: int
+    """Of the sub-group's weights, and of each of its moments."""
+
+
+def prepare_folders(deepspeed_config: Mapping[str, Any]) -> bool:
+    """Make the run's folders on the NVMe disk, to be removed when this process ends; whether anything is swapped.
+
+    Raises:
+        ConfigError: the disk is not mounted there, or may not be written.
+    """
+    zero = deepspeed_config.get("zero_optimization", {})
+    sections = {name: zero.get(name) or {} for name in SECTIONS}
+    folders = {name: Path(s["nvme_path"]) for name, s in sections.items() if s.get("device") == "nvme"}
+    for name, folder in folders.items():
+        where = f"zero_optimization.{name}.nvme_path {folder.parent}"
+        if not folder.parent.is_dir():
+            raise ConfigError(
+                f"{where}: no such folder on this host; mount the disk there, or name another one (in "
+                "ds_configs/infinity.json: export NVME_PATH=FOLDER)"
+            )
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{where}: {error.strerror}; name a folder that you may write to") from error
+    if folders:
+        atexit.register(_remove_own_files, set(folders.values()))
+    return bool(folders)
+
+
+def _remove_own_files(folders: set[Path]) -> None:
+    """Each rank removes its own files; the last one of the host the run's folder."""
+    rank = os.environ.get("RANK", "0")
+    for folder in folders:
+        for own in folder.glob(f"zero_stage_3/*/rank{rank}"):
+            shutil.rmtree(own, ignore_errors=True)
+        for path in [*folder.glob("zero_stage_3/*"), folder / "zero_stage_3", folder]:
+            try:
+                path.rmdir()
+            except OSError:
+                break
+
+
+def is_swapped(zero_optimizer: Any, group_index: int) -> bool:
+    """Whether a sub-group's weights and moments are files between updates."""
+    return bool(zero_optimizer._swappable_optimizer_subgroup(group_index))
+
+
+def mark_if_swapped(zero_optimizer: Any, group_index: int) -> torch.Tensor:
+    """A sub-group's owner tensor, told where its elements are while it is empty."""
+    owner: torch.Tensor = zero_optimizer.fp32_partitioned_groups_flat[group_index]
+    if is_swapped(zero_optimizer, group_index) and not hasattr(owner, ATTRIBUTE):
+        folder = Path(zero_optimizer.optimizer_swapper.swap_folder)
+        num_elements = int(zero_optimizer.fp16_partitioned_groups_flat_numel[group_index])
+        setattr(owner, ATTRIBUTE, SwapPlace(folder, num_elements))
+    return owner
+
+
+def view(owner: torch.Tensor, tensor: torch.Tensor, offset: int, length: int) -> torch.Tensor:
+    """View of `length` elements of an owner or of one of its moments, in memory or in the file.
+
+    What is written to it reaches DeepSpeed after `flush`.
+    """
+    place: SwapPlace | None = getattr(owner, ATTRIBUTE, None)
+    if place is None or tensor.numel() == place.num_elements:
+        return tensor.detach().view(-1).narrow(0, offset, length)
+    path = place.folder / f"{tensor.ds_id}{SWAP_FILE_SUFFIX}"
+    mapped = torch.from_file(str(path), shared=True, size=place.num_elements, dtype=torch.float32)
+    return mapped.narrow(0, offset, length)
+
+
+def is_moment(owner: torch.Tensor, value: Any) -> bool:
+    """Whether an entry of the owner's optimizer state has one number for each of its elements."""
+    if not torch.is_tensor(value):
+        return False
+    if hasattr(owner, ATTRIBUTE):
+        # DeepSpeed gives an identity to what it swaps; a step count stays as it is.
+        return hasattr(value, "ds_id")
+    return value.numel() == owner.numel() > 1
+
+
+def flush(zero_optimizer: Any) -> None:
+    """Bring what was written through views to the disk, where DeepSpeed reads it past the page cache."""
+    swapper = getattr(zero_optimizer, "optimizer_swapper", None)
+    if swapper is None:
+        return
+    for path in Path(swapper.swap_folder).glob(f"*{SWAP_FILE_SUFFIX}"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def in_memory(zero_optimizer: Any, group_index: int) -> Iterator[None]:
+    """Have DeepSpeed load a sub-group, and write it back at the end; nothing to do for one that is in memory."""
+    swapped = is_swapped(zero_optimizer, group_index)
+    if swapped:
+        zero_optimizer._optimizer_states_and_gradient_swap_in(group_index)
+    yield
+    if swapped:
+        zero_optimizer._optimizer_states_and_gradient_swap_out(group_index)
+
+
+def loaded_owners(zero_optimizer: Any, owners: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Each owner in memory in turn, without its moments: what the caller puts in their place is written to NVMe."""
+    flush(zero_optimizer)
+    sub_groups = getattr(zero_optimizer, "fp32_partitioned_groups_flat", ())
+    groups = {id(owner): index for index, owner in enumerate(sub_groups)}
+    for owner in owners:
+        if not hasattr(owner, ATTRIBUTE):
+            yield owner
+            continue
+        info = zero_optimizer.optimizer_swapper.swap_params_info[owner.ds_id]
+        info.tensors, info.has_state_tensors = info.tensors[:1], False
+        with in_memory(zero_optimizer, groups[id(owner)]):
+            yield owner

@@ -1,0 +1,129 @@
+"""What the engine asks of DeepSpeed before there is an engine: the process group, the device, its Adam, its grid."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.training.optimizer import AdamFactory
+from ctxlm_ds.training.quiet import without_known_prints
+
+
+def init_process_group() -> None:
+    """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU)."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if device_type() == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # Its shared-memory all-reduce serves inference only; building it would cost every first start on a CPU a minute.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
+
+
+def device_type() -> str:
+    """`cuda` or `cpu`, as DeepSpeed's accelerator sees it."""
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().device_name().split(":")[0]
+
+
+def check_precision(config: RunConfig) -> None:
+    """Refuse a precision this device lacks before anything is built.
+
+    Raises:
+        ConfigError: DeepSpeed does not support the data type on this device.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    supported = {"fp32": True, "bf16": accelerator.is_bf16_supported(), "fp16": accelerator.is_fp16_supported()}
+    if not supported[config.training.precision]:
+        raise ConfigError(
+            f"training.precision is {config.training.precision}, which DeepSpeed does not support on this device "
+            f"({accelerator.device_name()}); use bf16 or fp32"
+        )
+
+
+def deepspeed_adam(offloaded: bool) -> AdamFactory:
+    """DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once a machine at first use.
+
+    Raises:
+        KernelError: the op cannot be built or does not exist for this device.
+    """
+    try:
+        if offloaded:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+            from deepspeed.ops.op_builder import CPUAdamBuilder
+
+            CPUAdamBuilder().load(verbose=False)
+            return DeepSpeedCPUAdam
+        from deepspeed.ops.adam import FusedAdam
+        from deepspeed.ops.op_builder import FusedAdamBuilder
+
+        FusedAdamBuilder().load(verbose=False)
+    except Exception as error:
+        # A missing compiler, CUDA toolkit or header: each has an exception of its own, most of them plain ones.
+        kind, remedy = ("CPU", "reference") if offloaded else ("fused", "auto or torch")
+        raise KernelError(
+            f"DeepSpeed's {kind} Adam cannot be built here ({error}); set kernels.optimizer: {remedy}"
+        ) from error
+    return FusedAdam
+
+
+def load_async_io() -> None:
+    """DeepSpeed's file access for NVMe offload, built once a machine at first use.
+
+    Raises:
+        KernelError: libaio's headers are missing, or the operator cannot be built.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    builder = AsyncIOBuilder()
+    remedy = "or offload to cpu instead of nvme in the DeepSpeed JSON"
+    if not builder.is_compatible(verbose=False):
+        raise KernelError(
+            "NVMe offload needs libaio's headers, which are not installed; install them (Debian, Ubuntu: apt-get "
+            f"install libaio-dev; Fedora, Red Hat: dnf install libaio-devel), {remedy}"
+        )
+    try:
+        builder.load(verbose=False)
+    except Exception as error:
+        # A missing compiler or header: each has an exception of its own, most of them plain ones.
+        raise KernelError(f"DeepSpeed's async_io cannot be built here ({error}); mend that, {remedy}") from error
+
+
+def print_communication(deepspeed_config: Mapping[str, Any]) -> None:
+    """DeepSpeed's table of collectives on rank 0, where its comms_logger was asked for; every rank calls it."""
+    if deepspeed_config.get("comms_logger", {}).get("enabled"):
+        import deepspeed
+
+        deepspeed.comm.log_summary()
+
+
+def pipeline_topology(topology: Topology) -> Any:
+    """DeepSpeed's name of every rank: pipe, data, model, the last one fastest, as in our Topology."""
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+    return PipeModelDataParallelTopology(
+        num_pp=topology.pipeline_parallel_size,
+        num_mp=topology.tensor_parallel_size,
+        num_dp=topology.data_parallel_size,
+    )
+
+
+def model_parallel_unit(topology: Topology) -> Any:
+    """What DeepSpeed calls mpu, for tensor parallelism without a pipeline: its own grid of one stage.
+
+    megatron-core's parallel_state cannot be it: 0.16 lacks get_model_parallel_rank and its companions.
+    """
+    from deepspeed.runtime.pipe.topology import PipelineParallelGrid
+
+    with without_known_prints():
+        return PipelineParallelGrid(topology=pipeline_topology(topology))

@@ -1,0 +1,143 @@
+"""ZeRO-3 with weights, moments and parameters on an NVMe disk (any folder, to DeepSpeed): the numbers of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ctxlm_ds.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.training.build_locks import use_own_build_folder
+from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.nvme import prepare_folders
+from tests.dist.runner import run_ranks
+from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train, train_and_save
+from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, gather_weights, step_of, tiny_config, train
+
+pytestmark = pytest.mark.dist
+STEPS = 2
+SUB_GROUP = 300_000
+"""Elements: the word embedding, above the 1 MiB that DeepSpeed swaps, is a sub-group of its own."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def async_io() -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        pytest.skip("libaio's headers are not installed (apt-get install libaio-dev)")
+    if not list(use_own_build_folder().glob("async_io/*.so")):
+        pytest.skip("DeepSpeed's async_io is not built (minutes; a first run with infinity.json builds it)")
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A run with its states on the disk; the same in memory without a folder."""
+
+    folder: Path | None
+    world_size: int = 2
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    parameters: bool = False
+
+    def config(self, run_dir: Path) -> RunConfig:
+        model = ModelConfig(
+            family="bert", vocab_size=9000, hidden_size=64, num_layers=2, num_attention_heads=2, intermediate_size=128,
+            max_position_embeddings=SEQ_LENGTH, hidden_dropout=0.1, attention_dropout=0.1,
+        )  # fmt: skip
+        training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision=self.precision)
+        optimizer = OptimizerConfig(name=self.optimizer, learning_rate=0.01, weight_decay=0.1)
+        return tiny_config(model=model, training=training, optimizer=optimizer, run_dir=str(run_dir))
+
+    def user_json(self) -> dict[str, Any]:
+        zero: dict[str, Any] = {"stage": 3, "sub_group_size": SUB_GROUP, "offload_optimizer": {"device": "cpu"}}
+        if self.folder is not None:
+            zero["offload_optimizer"] = {"device": "nvme", "nvme_path": str(self.folder)}
+        if self.folder is not None and self.parameters:
+            zero["offload_param"] = {
+                "device": "nvme", "nvme_path": str(self.folder), "buffer_size": 1_000_000, "max_in_cpu": 0,
+            }  # fmt: skip
+        return {"zero_optimization": zero}
+
+
+def swap_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*.swp"))
+
+
+CASES = [
+    Swapped(None, 2, "bf16"),
+    pytest.param(Swapped(None, 1, optimizer="lamb"), marks=pytest.mark.soak),
+    Swapped(None, 1, parameters=True),
+    pytest.param(Swapped(None, 2), marks=pytest.mark.soak),
+    pytest.param(Swapped(None, 2, "bf16", "lamb", parameters=True), marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.parametrize("memory", CASES, ids=str)
+def test_losses_and_weights_are_those_of_memory(tmp_path: Path, memory: Swapped) -> None:
+    disk = Swapped(tmp_path, memory.world_size, memory.precision, memory.optimizer, memory.parameters)
+    results = [
+        run_ranks(train, run.world_size, run.config(tmp_path / "run"), run.user_json(), STEPS, timeout_s=120)[0]
+        for run in (memory, disk)
+    ]
+    assert results[1]["losses"] == pytest.approx(results[0]["losses"], rel=1e-6)
+    assert results[1]["norms"] == pytest.approx(results[0]["norms"], rel=1e-6)
+    for name, weight in results[0]["weights"].items():
+        torch.testing.assert_close(results[1]["weights"][name], weight, rtol=1e-6, atol=1e-7, msg=name)
+    files = swap_files(tmp_path)
+    assert {name.split("-")[0] for name in files if name.startswith("exp_avg")} == {"exp_avg", "exp_avg_sq"}
+    assert any("param" in name for name in files) == memory.parameters
+
+
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_a_checkpoint_goes_on_bitwise(tmp_path: Path, world_size: int) -> None:
+    run = Swapped(tmp_path, world_size, parameters=True)
+    config = run.config(tmp_path / "run")
+    arguments = (config, tmp_path / "run", SAVED_STEP + 2)
+    saved = run_ranks(train_and_save, world_size, run, *arguments, timeout_s=120)[0]
+    resumed = run_ranks(resume_and_train, world_size, run, *arguments, timeout_s=120)[0]
+    assert_states_equal(saved, resumed)
+    assert resumed["losses"] == saved["losses"]
+    in_memory = run_ranks(resume_and_train, world_size, Swapped(None), *arguments, timeout_s=120)[0]
+    assert in_memory["losses"] == pytest.approx(saved["losses"], rel=1e-6)
+
+
+def read_after_updates(rank: int, world_size: int, run: Swapped, config: RunConfig) -> bool:
+    """Whether reading states in the middle of training leaves it as it is."""
+    quiet, read = (_trained(run, config, reads) for reads in (False, True))
+    return all(torch.equal(quiet[name], read[name]) for name in quiet)
+
+
+def _trained(run: Swapped, config: RunConfig, reads: bool) -> dict[str, torch.Tensor]:
+    engine: Engine = build_engine(config, run.user_json())
+    for step in range(STEPS):
+        engine.train_step(step_of(engine, step), step, 0.01)
+        if reads:
+            gather_weights(engine)
+    return gather_weights(engine)
+
+
+def test_reading_states_does_not_change_them(tmp_path: Path) -> None:
+    run = Swapped(tmp_path, 1)
+    assert run_ranks(read_after_updates, 1, run, run.config(tmp_path / "run"), timeout_s=120) == [True]
+
+
+def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
+    section = {"device": "nvme", "nvme_path": str(tmp_path / "not_mounted" / "run-1")}
+    with pytest.raises(ConfigError, match=r"not_mounted: no such folder on this host.*NVME_PATH"):
+        prepare_folders({"zero_optimization": {"offload_optimizer": section}})
+    assert not prepare_folders({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+
+
+def test_missing_headers_are_said_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    from ctxlm_ds.training.runtime import load_async_io
+
+    monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda self, verbose=False: False)
+    with pytest.raises(KernelError, match="apt-get install libaio-dev"):
+        load_async_io()

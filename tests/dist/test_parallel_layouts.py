@@ -1,0 +1,204 @@
+"""Losses and gradient norms are those of one rank under tensor, pipeline and data parallelism, every ZeRO stage."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.config.schema import ModelConfig, ParallelConfig, RunConfig, TrainingConfig
+from tests.dist.runner import run_ranks
+from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config, train
+
+pytestmark = pytest.mark.dist
+STEPS = 20
+FAMILIES = ("bert", "roberta", "gpt2", "gpt1")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout and what else may change nothing."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    stage: int
+    micro_batch_size: int = 4
+    sequence_parallel: bool = False
+    recompute: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        words = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{self.data}", f"zero{self.stage}"]
+        words += [f"mb{self.micro_batch_size}"] + ["sp"] * self.sequence_parallel + ["recompute"] * self.recompute
+        return "-".join(words)
+
+    def config(self, family: str, dropout: float = 0.0, **parallel: Any) -> RunConfig:
+        config = tiny_config(
+            family,
+            training=TrainingConfig(
+                global_batch_size=GLOBAL_BATCH, micro_batch_size=self.micro_batch_size, precision="fp32",
+                activation_checkpointing=self.recompute,
+            ),
+            parallel=ParallelConfig(
+                tensor_parallel_size=self.tensor, pipeline_parallel_size=self.pipeline,
+                sequence_parallel=self.sequence_parallel, **parallel,
+            ),
+        )  # fmt: skip
+        return config.model_copy(update={"model": four_by_four(config.model, dropout)})
+
+    @property
+    def user_json(self) -> dict[str, Any]:
+        return {"zero_optimization": {"stage": self.stage}}
+
+
+def four_by_four(model: ModelConfig, dropout: float = 0.0) -> ModelConfig:
+    """Four layers of four heads, so that four stages and four tensor-parallel ranks have something to hold."""
+    size = {"num_layers": 4, "num_attention_heads": 4, "hidden_dropout": dropout}
+    return model.model_copy(update=size)
+
+
+def every_case() -> list[Case]:
+    """Every layout of at most 8 ranks with each stage it allows; batch splits and recomputation take turns."""
+    cases = []
+    for tensor, pipeline, data in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
+        if tensor * pipeline * data > 8:
+            continue
+        for stage in range(4 if pipeline == 1 else 2):
+            for turn, sequence_parallel in enumerate([False, True][: 1 + (tensor > 1)]):
+                micro = (4, 2, 8, 1)[(stage + data + turn + pipeline) % 4]
+                recompute = (stage + tensor + turn) % 2 == 1
+                cases.append(Case(tensor, pipeline, data, stage, micro, sequence_parallel, recompute))
+    return cases
+
+
+EVERY_CASE = every_case()
+ALWAYS = {
+    "bert": [
+        Case(2, 1, 1, 0, 4), Case(2, 1, 2, 3, 2, sequence_parallel=True), Case(4, 1, 1, 1, 8, recompute=True),
+        Case(1, 2, 2, 0, 1), Case(1, 4, 1, 1, 2), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
+        Case(4, 2, 1, 0, 4),
+    ],
+    "roberta": [Case(2, 1, 2, 2, 4), Case(2, 2, 1, 1, 2, sequence_parallel=True)],
+    "gpt2": [Case(2, 1, 2, 3, 4, sequence_parallel=True), Case(2, 2, 2, 1, 2), Case(1, 4, 2, 0, 2, recompute=True)],
+    "gpt1": [Case(4, 1, 2, 2, 2), Case(2, 2, 1, 0, 4, sequence_parallel=True)],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[str, dict[str, Any]]:
+    """One rank, ZeRO 0, the whole batch at once; by family, filled when it is asked for."""
+    return {}
+
+
+def reference_of(family: str, references: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    if family not in references:
+        case = Case(1, 1, 1, 0, GLOBAL_BATCH)
+        references[family] = run_ranks(train, 1, case.config(family), case.user_json, STEPS, timeout_s=120)[0]
+    return references[family]
+
+
+def parameters() -> list[Any]:
+    chosen = [pytest.param(family, case, id=f"{family}-{case}") for family in FAMILIES for case in ALWAYS[family]]
+    rest = [
+        pytest.param(family, case, id=f"{family}-{case}", marks=pytest.mark.soak)
+        for family in FAMILIES
+        for case in EVERY_CASE
+        if case not in ALWAYS[family]
+    ]
+    return chosen + rest
+
+
+@pytest.mark.parametrize(("family", "case"), parameters())
+def test_a_layout_gives_the_numbers_of_one_rank(
+    family: str, case: Case, references: dict[str, dict[str, Any]], record_property: Any
+) -> None:
+    reference = reference_of(family, references)
+    results = run_ranks(train, case.world_size, case.config(family), case.user_json, STEPS, timeout_s=200)
+    worst = 0.0
+    for result, figure in itertools.product(results, ("losses", "norms")):
+        assert result[figure] == pytest.approx(reference[figure], rel=1e-5)
+        worst = max(worst, *(abs(a / b - 1) for a, b in zip(result[figure], reference[figure], strict=True)))
+    for name, weight in reference["weights"].items():
+        torch.testing.assert_close(results[0]["weights"][name], weight, rtol=1e-3, atol=1e-4, msg=name)
+    record_property("largest_relative_difference", worst)
+
+
+SAME_MASKS = [Case(1, 2, 2, 1, 2), Case(1, 4, 1, 0, 2, recompute=True), Case(2, 1, 1, 2, 2), Case(2, 2, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("case", SAME_MASKS, ids=str)
+def test_hidden_dropout_does_not_depend_on_the_layout(case: Case) -> None:
+    """Whole activations are dropped alike by every rank, stage and recomputation (for one micro-batch size)."""
+    reference = run_ranks(train, 1, Case(1, 1, 1, 0, 2).config("bert", 0.2), case.user_json, 5, timeout_s=120)[0]
+    plain = run_ranks(train, 1, Case(1, 1, 1, 0, 2).config("bert"), case.user_json, 5, timeout_s=120)[0]
+    results = run_ranks(train, case.world_size, case.config("bert", 0.2), case.user_json, 5, timeout_s=120)
+    assert results[0]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    assert results[0]["losses"] != pytest.approx(plain["losses"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [{"pipeline_layers": [1, 3]}, {"pipeline_partition": "uniform"}, {"pipeline_partition": "time"}],
+    ids=["by hand", "uniform", "by time"],
+)
+def test_where_a_pipeline_is_cut_changes_nothing(
+    parallel: dict[str, Any], references: dict[str, dict[str, Any]]
+) -> None:
+    reference = reference_of("bert", references)
+    case = Case(1, 2, 1, 1)
+    results = run_ranks(train, 2, case.config("bert", **parallel), case.user_json, 5, timeout_s=120)
+    assert results[0]["losses"] == pytest.approx(reference["losses"][:5], rel=1e-5)
+
+
+def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[list[float], int, float]:
+    """Losses, rows of this rank's word embedding, and the largest number in the rows of padding after training."""
+    engine = build_engine(config, {"zero_optimization": {"stage": 1}})
+    losses = [engine.train_step(step_of(engine, step), step, 0.01).loss for step in range(5)]
+    weight = dict(engine.named_parameters())["word_embeddings.weight"].detach()
+    words = engine.fragments()[0].shard.num_rows
+    return losses, weight.shape[0], float(weight[words:].abs().sum())
+
+
+@pytest.mark.parametrize(("tensor", "multiple", "rows"), [(1, 8, 64), (2, 16, 32), (4, 8, 16), (4, 32, 32)])
+def test_rows_that_pad_the_vocabulary_stay_zero(
+    tensor: int, multiple: int, rows: int, references: dict[str, dict[str, Any]]
+) -> None:
+    """61 words; with 4 ranks of 32 rows the last two hold nothing but padding."""
+    config = Case(tensor, 1, 1, 1).config("bert", vocab_multiple=multiple)
+    for losses, num_rows, padding in run_ranks(vocabulary_padding, tensor, config, timeout_s=120):
+        assert losses == pytest.approx(reference_of("bert", references)["losses"][:5], rel=1e-5)
+        assert (num_rows, padding) == (rows, 0.0)
+
+
+def evaluate(rank: int, world_size: int, case: Case, family: str) -> list[dict[str, float]]:
+    """Held-out figures before and after a training step, which evaluation must not disturb."""
+    engine = build_engine(case.config(family), case.user_json)
+    figures = [engine.evaluate(step_of(engine, 7).micro_batches)]
+    engine.train_step(step_of(engine, 0), 0, 0.01)
+    figures.append(engine.evaluate(step_of(engine, 8).micro_batches))
+    engine.train_step(step_of(engine, 1), 1, 0.01)
+    figures.append(engine.evaluate(step_of(engine, 7).micro_batches))
+    return figures
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_evaluation_gives_the_same_figures(family: str) -> None:
+    expected = run_ranks(evaluate, 1, Case(1, 1, 1, 0), family, timeout_s=120)[0]
+    for case in (Case(1, 2, 2, 1), Case(2, 1, 2, 3), Case(2, 2, 1, 0, sequence_parallel=True)):
+        for figures in run_ranks(evaluate, case.world_size, case, family, timeout_s=120):
+            for got, wanted in zip(figures, expected, strict=True):
+                assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_comparison_can_fail(references: dict[str, dict[str, Any]]) -> None:
+    """Steps differ from one another, and families from one another, by far more than the tolerance."""
+    losses = reference_of("bert", references)["losses"]
+    assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2

@@ -1,0 +1,95 @@
+"""DeepSpeed's profilers, monitors and scaling from a user's own JSON, through ctxlm_ds.pretrain on CPU ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Prepared
+from tests.integration.route import Finished, call, launcher, metrics
+
+STEPS = 3
+
+
+def run_with(route: Prepared, folder: Path, name: str, user_json: dict[str, Any]) -> Finished:
+    """A run of 3 steps on 2 ranks in folder/NAME."""
+    recipe = route.recipe(
+        folder / f"{name}.yaml", training={"max_steps": STEPS, "micro_batch_size": 2}, schedule={"warmup_steps": 1},
+        evaluation={"interval_steps": 0, "max_rows": 4},
+    )  # fmt: skip
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, **user_json}))
+    words = ["--config", recipe, "--deepspeed_config", path, "--set", f"run_dir={folder / name}"]
+    return call(*launcher("torchrun", 2), *words, FEATURES_FOLDER=str(folder))
+
+
+@pytest.fixture(scope="module")
+def plain(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    folder = tmp_path_factory.mktemp("plain")
+    run_with(bert_route, folder, "plain", {})
+    return metrics(folder / "plain")
+
+
+@pytest.fixture(scope="module")
+def reported(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    folder = tmp_path_factory.mktemp("reported")
+    wanted = {
+        "flops_profiler": {"enabled": True, "profile_step": 2, "output_file": "${FEATURES_FOLDER}/flops.txt"},
+        "comms_logger": {"enabled": True, "prof_all": True},
+        "wall_clock_breakdown": True,
+        "steps_per_print": 1,
+        "csv_monitor": {"enabled": True, "output_path": "${FEATURES_FOLDER}/csv", "job_name": "job"},
+        "tensorboard": {"enabled": True, "output_path": "${FEATURES_FOLDER}/events", "job_name": "job"},
+        "gradient_predivide_factor": 2.0,
+        "prescale_gradients": True,
+    }
+    return folder, run_with(bert_route, folder, "reported", wanted)
+
+
+def test_reports_leave_the_losses_alone(reported: tuple[Path, Finished], plain: dict[int, float]) -> None:
+    assert metrics(reported[0] / "reported") == pytest.approx(plain, rel=1e-6)
+
+
+def test_the_flops_profiler_counts_the_model(reported: tuple[Path, Finished]) -> None:
+    text = (reported[0] / "flops.txt").read_text()
+    assert "DeepSpeed Flops Profiler" in text
+    assert "Profile Summary at step" in text
+    assert "params of model" in text or "params per" in text
+
+
+def test_the_comms_logger_tells_its_table_once(reported: tuple[Path, Finished]) -> None:
+    output = reported[1].stdout
+    assert output.count("Comm. Op ") == 1
+    assert "all_reduce" in output
+
+
+def test_the_clock_reports_rank_0_alone(reported: tuple[Path, Finished]) -> None:
+    lines = [line for line in reported[1].stdout.splitlines() if "time (ms)" in line]
+    assert any("fwd" in line and "bwd" in line and "step" in line for line in lines)
+    assert all(line.startswith("[Rank 0]") for line in lines)
+    assert len(lines) <= 10 * STEPS
+
+
+def test_monitors_write_where_they_are_told(reported: tuple[Path, Finished]) -> None:
+    names = {path.name for path in (reported[0] / "csv" / "job").iterdir()}
+    assert "Train_Samples_lr.csv" in names
+    assert list((reported[0] / "events" / "job").glob("events.out.tfevents.*"))
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", optimizer={"name": "from_ds_config"})
+    user_json = {
+        "zero_optimization": {"stage": 2, "round_robin_gradients": True},
+        "optimizer": {"type": "OneBitAdam", "params": {}},
+        "activation_checkpointing": {"partition_activations": True},
+    }
+    (tmp_path / "my.json").write_text(json.dumps(user_json))
+    words = ["--config", recipe, "--deepspeed_config", tmp_path / "my.json", "--check"]
+    done = call(*launcher("python", 1), *words, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for key in ("optimizer.type: OneBitAdam", "round_robin_gradients: true", "partition_activations: true"):
+        assert key in done.stderr

@@ -1,0 +1,191 @@
+"""Our decoders against transformers' GPT2LMHeadModel and OpenAIGPTLMHeadModel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.data.collate import BatchShape, collate
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
+from ctxlm_ds.data.samples.blocks import block_sample
+from ctxlm_ds.export.key_maps import KeyMap, build_key_map
+from ctxlm_ds.models.flops import parameter_count
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.causal_lm import CausalLM
+from tests.encoder_batches import PAD_ID, tiny_model
+from tests.parity.mapping import copy_weights, our_model, randomize
+
+SEQ_LENGTH = 20
+LENGTHS = [[20], [13], [4], [9]]
+TERMS = ("causal_lm",)
+GPT2 = {"family": "gpt2", "pre_layer_norm": True, "layer_norm_eps": 1e-5, "intermediate_size": 128}
+GPT1 = {"family": "gpt1", "layer_norm_eps": 1e-5, "intermediate_size": 128}
+MODELS = {
+    "gpt2": tiny_model(hidden_activation="gelu_tanh", **GPT2),
+    "gpt2 erf": tiny_model(hidden_activation="gelu", **GPT2),
+    "gpt2 relu, narrow": tiny_model(hidden_activation="relu", **GPT2 | {"intermediate_size": 48}),
+    "gpt1": tiny_model(hidden_activation="gelu_tanh", **GPT1),
+    "gpt1 relu": tiny_model(hidden_activation="relu", **GPT1),
+}
+
+
+def their_model(config: ModelConfig) -> nn.Module:
+    """The class that the model is exported as, its weights drawn by transformers."""
+    settings = {
+        "vocab_size": config.vocab_size, "n_positions": config.max_position_embeddings, "n_embd": config.hidden_size,
+        "n_layer": config.num_layers, "n_head": config.num_attention_heads, "layer_norm_epsilon": config.layer_norm_eps,
+        "resid_pdrop": config.hidden_dropout, "embd_pdrop": config.hidden_dropout,
+        "attn_pdrop": config.attention_dropout, "initializer_range": config.initializer_range,
+    }  # fmt: skip
+    if config.family == "gpt1":
+        name = {"gelu_tanh": "gelu", "relu": "relu"}[config.hidden_activation]
+        return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(afn=name, **settings))
+    name = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}[config.hidden_activation]
+    gpt2 = transformers.GPT2Config(activation_function=name, n_inner=config.intermediate_size, **settings)
+    return transformers.GPT2LMHeadModel(gpt2)
+
+
+def pair(config: ModelConfig) -> tuple[LayerSequence, nn.Module, KeyMap]:
+    """Our model and theirs with the same weights, in evaluation mode."""
+    theirs = their_model(config).eval()
+    randomize(theirs)
+    ours = our_model(config, TERMS).eval()
+    key_map = build_key_map(config, TERMS, PAD_ID)
+    copy_weights(theirs, ours, key_map)
+    return ours, theirs, key_map
+
+
+def examples(lengths: list[list[int]], seed: int = 0) -> list[list[Example]]:
+    """Rows of random texts with so many inputs each."""
+    rng = np.random.default_rng(seed)
+    samples = [[block_sample(rng.integers(2, 61, length + 1)) for length in row] for row in lengths]
+    return [CausalLM().corrupt_batch(row, None, None) for row in samples]  # type: ignore[arg-type]
+
+
+def batch_of(rows: list[list[Example]], seq_length: int = SEQ_LENGTH) -> Batch:
+    return collate(rows, BatchShape(seq_length, seq_length, max(map(len, rows)), PAD_ID, TERMS))
+
+
+def their_output(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits [b, s, v], and the loss with the labels shifted back to where transformers expects them."""
+    labels = batch.input_ids.masked_fill(batch.sequence_ids == 0, IGNORE_LABEL)
+    last = (batch.sequence_ids > 0).sum(dim=1, keepdim=True)
+    padded = torch.cat([labels, torch.full_like(last, IGNORE_LABEL)], dim=1)
+    padded.scatter_(1, last, batch.labels["causal_lm"].gather(1, last - 1))
+    inputs = torch.cat([batch.input_ids, torch.full_like(last, PAD_ID)], dim=1)
+    mask = torch.cat([batch.sequence_ids > 0, torch.zeros_like(last, dtype=torch.bool)], dim=1)
+    output = model(input_ids=inputs, attention_mask=mask.long(), labels=padded)
+    return output.logits[:, :-1], output.loss
+
+
+def our_loss(logits: Tensor, batch: Batch) -> Tensor:
+    labels = batch.labels["causal_lm"]
+    factors = 1.0 / (labels != IGNORE_LABEL).sum().float()[None]
+    return CausalLM().loss([logits], [labels], factors)[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_loss_and_all_gradients(name: str) -> None:
+    config = MODELS[name]
+    ours, theirs, key_map = pair(config)
+    batch = batch_of(examples(LENGTHS))
+    (logits,) = ours(batch.model_inputs())
+    their_logits, their_loss = their_output(theirs, batch)
+    real = batch.sequence_ids > 0
+    torch.testing.assert_close(logits[real], their_logits[real], rtol=1e-5, atol=1e-5)
+    loss = our_loss(logits, batch)
+    torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
+    loss.backward()
+    their_loss.backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for parameter_name, parameter in ours.named_parameters():
+        row = next(row for row in key_map.rows if row.ours == parameter_name)
+        expected = gradients.pop(row.theirs[0])
+        expected = expected.t() if row.kind == "transposed" and expected.dim() == 2 else expected
+        assert expected.abs().max() > 0, parameter_name
+        assert torch.allclose(parameter.grad, expected, rtol=1e-5, atol=1e-5), parameter_name
+    assert gradients == {}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt1"])
+def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
+    config = MODELS[name].model_copy(update={"hidden_dropout": 0.3, "attention_dropout": 0.2})
+    theirs = their_model(config)
+    theirs.set_attn_implementation("eager")
+    randomize(theirs)
+    ours = our_model(config, TERMS, asked=KernelsConfig(attention="reference"))
+    copy_weights(theirs, ours, build_key_map(config, TERMS, PAD_ID))
+    batch = batch_of(examples([[20], [20], [20]]))
+    torch.manual_seed(7)
+    (logits,) = ours.train()(batch.model_inputs())
+    torch.manual_seed(7)
+    their_logits = theirs.train()(input_ids=batch.input_ids).logits
+    torch.testing.assert_close(logits, their_logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt1"])
+def test_thirty_steps_of_training_give_the_same_losses(name: str) -> None:
+    ours, theirs, _ = pair(MODELS[name])
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-6) for model in (ours, theirs)]
+    batches = [batch_of(examples([*LENGTHS[seed:], *LENGTHS[:seed]], seed)) for seed in range(3)]
+    losses: list[tuple[float, float]] = []
+    for step in range(30):
+        batch = batches[step % len(batches)]
+        values = our_loss(ours(batch.model_inputs())[0], batch), their_output(theirs, batch)[1]
+        for value, optimizer in zip(values, optimizers, strict=True):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        losses.append((values[0].item(), values[1].item()))
+    assert losses[-1][1] < 0.7 * losses[0][1]
+    for got, wanted in losses:
+        assert got == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "reference"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt1"])
+def test_documents_of_a_row_give_transformers_logits_of_each_alone(name: str, attention: str) -> None:
+    """Attention and positions restart: what stands before a document in its row changes nothing."""
+    config = MODELS[name]
+    _, theirs, key_map = pair(config)
+    ours = our_model(config, TERMS, packing=True, asked=KernelsConfig.model_validate({"attention": attention})).eval()
+    copy_weights(theirs, ours, key_map)
+    rows = examples([[7, 5, 8], [6, 3], [1, 19]], seed=3)
+    batch = batch_of(rows)
+    (logits,) = ours(batch.model_inputs())
+    for row, sequences in enumerate(rows):
+        for number, example in enumerate(sequences, start=1):
+            alone = theirs(input_ids=torch.from_numpy(example.input_ids)[None]).logits[0]
+            torch.testing.assert_close(logits[row][batch.sequence_ids[row] == number], alone, rtol=1e-5, atol=1e-5)
+
+
+SMALL = {"hidden_size": 768, "num_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+MEDIUM = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+
+
+@pytest.mark.parametrize(
+    ("family", "vocab_size", "positions", "size", "published"),
+    [
+        ("gpt2", 50257, 1024, SMALL, 124_439_808),
+        ("gpt2", 50257, 1024, MEDIUM, 354_823_168),
+        ("gpt1", 40478, 512, SMALL, 116_534_784),
+    ],
+)
+def test_published_sizes(
+    family: str, vocab_size: int, positions: int, size: dict[str, int], published: int
+) -> None:
+    """The sizes of openai-community's gpt2, gpt2-medium and openai-gpt."""
+    config = ModelConfig.model_validate(
+        {
+            "family": family, "vocab_size": vocab_size, "max_position_embeddings": positions,
+            "pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", **size,
+        }
+    )  # fmt: skip
+    with torch.device("meta"):
+        ours, theirs = our_model(config, TERMS), their_model(config)
+    count = sum(parameter.numel() for parameter in ours.parameters())
+    assert count == parameter_count(config, TERMS) == published == theirs.num_parameters()

@@ -1,0 +1,197 @@
+"""What is not a universal checkpoint of the recipe's model is refused by name, and nothing in it is executed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ctxlm_ds.checkpoint.future_ranks import Layout
+from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.checkpoint.universal import cut_marks, to_universal
+from ctxlm_ds.checkpoint.universal_import import from_universal
+from ctxlm_ds.config.load import dump_config
+from ctxlm_ds.config.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import make_config, make_tokenizer
+from tests.rank_files import STEP, Values, checkpoint_of, random_states, write_as_ranks
+
+TOOL = Path(__file__).parents[3] / "tools" / "convert_checkpoint.py"
+TAG = f"global_step{STEP}"
+NAME = "encoder.1.mlp.up.weight"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    tokenizer = make_tokenizer("wordpiece", tmp_path_factory.mktemp("tokenizer") / "t")
+    return make_config("bert", tokenizer, load_tokenizer(tokenizer).vocab_size)
+
+
+@pytest.fixture(scope="module")
+def values(config: RunConfig) -> Values:
+    return random_states(config)
+
+
+@pytest.fixture(scope="module")
+def run(config: RunConfig, values: Values, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ours") / "run"
+    return write_as_ranks(folder, config, values, Layout(2, 1, 2, 1), Path(str(config.tokenizer.path)))
+
+
+@pytest.fixture(scope="module")
+def written(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("universal") / "out"
+    to_universal(run, folder)
+    return folder
+
+
+@pytest.fixture
+def universal(written: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(written, tmp_path / "universal")
+    return tmp_path / "universal"
+
+
+@pytest.fixture
+def recipe(config: RunConfig, tmp_path: Path) -> Path:
+    (tmp_path / "recipe.yaml").write_text(dump_config(config))
+    return tmp_path / "recipe.yaml"
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("file", [f"zero/{NAME}/fp32.pt", f"zero/{NAME}/step.pt", "mp_rank_00_model_states.pt"])
+def test_nothing_in_a_pickle_is_run(universal: Path, recipe: Path, tmp_path: Path, file: str) -> None:
+    mark = tmp_path / "executed"
+    torch.save({"param": Malicious(mark)}, universal / TAG / file)
+    with pytest.raises(CheckpointError, match="holds more than tensors and plain values"):
+        from_universal(universal, tmp_path / "new", recipe)
+    assert not mark.exists() and not (tmp_path / "new").exists()
+    # The file does what it is meant to where it is trusted.
+    torch.load(universal / TAG / file, weights_only=False)
+    assert mark.exists()
+
+
+def _save(file: str, value: object) -> Callable[[Path], object]:
+    return lambda folder: torch.save(value, folder / TAG / file)
+
+
+DAMAGE: list[tuple[Callable[[Path], object], str]] = [
+    (lambda f: shutil.rmtree(f / TAG / "zero"), "no folder `zero`, so this is not DeepSpeed's universal format"),
+    (lambda f: (f / "latest_universal").write_text("../../etc"), "names no folder beside it"),
+    (lambda f: (f / "latest_universal").write_text(""), "names no folder beside it"),
+    (lambda f: shutil.rmtree(f / TAG / "zero" / NAME), f"{NAME} is missing"),
+    (lambda f: (f / TAG / "zero" / "adapter").mkdir(), "adapter is unknown"),
+    (lambda f: (f / TAG / "zero" / NAME / "fp32.pt").unlink(), "fp32.pt: missing"),
+    (lambda f: os.truncate(f / TAG / "zero" / NAME / "exp_avg.pt", 300), "exp_avg.pt: cannot be read"),
+    (lambda f: (f / TAG / "zero" / NAME / "exp_avg.pt").write_bytes(b""), "exp_avg.pt: (cannot be read|holds more)"),
+    (_save(f"zero/{NAME}/fp32.pt", {"param": torch.zeros(3, 3)}), r"shape \(3, 3\), the recipe's model has \(48, 32\)"),
+    (_save(f"zero/{NAME}/fp32.pt", {"param": torch.zeros(48, 32).long()}), "holds no tensor of numbers"),
+    (_save(f"zero/{NAME}/fp32.pt", [1, 2]), "holds no tensor of numbers"),
+    (_save(f"zero/{NAME}/step.pt", 41), f"{NAME} has had 41 updates, others 40"),
+    (_save(f"zero/{NAME}/step.pt", float("inf")), "inf is not a number of updates"),
+    (_save(f"zero/{NAME}/step.pt", torch.tensor(1.5)), "1.5 is not a number of updates"),
+    (_save("mp_rank_00_model_states.pt", {"global_steps": "many"}), "global_steps, skipped_steps"),
+    (_save("mp_rank_00_model_states.pt", [1]), "holds no state of a run"),
+    (_save("mp_rank_00_model_states.pt", {"global_steps": 1, "ctxlm_ds": torch.zeros(2)}), "is not plain data"),
+    (_save("mp_rank_00_model_states.pt", {"global_steps": 1, "ctxlm_ds": [1]}), "is not the state of a run"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE, ids=range(len(DAMAGE)))
+def test_damage_is_named(
+    universal: Path, recipe: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(universal)
+    with pytest.raises(CheckpointError, match=message):
+        from_universal(universal, tmp_path / "new", recipe)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "universal"]
+
+
+def test_a_recipe_that_does_not_fit_is_refused(universal: Path, config: RunConfig, tmp_path: Path) -> None:
+    wide = config.model.model_copy(update={"vocab_size": 7})
+    deep = config.model.model_copy(update={"num_layers": 3})
+    cases: list[tuple[dict[str, object], type[Exception], str]] = [
+        ({"model": wide}, CheckpointError, "the recipe's model has 7 x 32"),
+        ({"model": deep}, CheckpointError, "encoder.2.attention.qkv.weight is missing"),
+        ({"tokenizer": TokenizerConfig()}, ConfigError, "tokenizer.path is not set"),
+    ]
+    for changes, error, message in cases:
+        (tmp_path / "recipe.yaml").write_text(dump_config(config.model_copy(update=changes)))
+        with pytest.raises(error, match=message):
+            from_universal(universal, tmp_path / "new", tmp_path / "recipe.yaml")
+
+
+def test_moments_that_were_never_made_are_zeros(universal: Path, recipe: Path, tmp_path: Path, values: Values) -> None:
+    """DeepSpeed writes none for a parameter that never had a gradient."""
+    for kind in ("exp_avg", "exp_avg_sq", "step"):
+        (universal / TAG / "zero" / NAME / f"{kind}.pt").unlink()
+    from_universal(universal, tmp_path / "new", recipe)
+    reader = CheckpointReader(checkpoint_of(tmp_path / "new"))
+    assert torch.equal(reader.read_full(NAME), values[NAME]["weight"])
+    assert not reader.read_full(NAME, "exp_avg").any()
+    assert torch.equal(reader.read_full("mlm_bias.bias", "exp_avg"), values["mlm_bias.bias"]["exp_avg"])
+
+
+def test_weights_alone_are_not_exported(config: RunConfig, values: Values, tmp_path: Path) -> None:
+    writer = PieceWriter(tmp_path, 0)
+    for name, kinds in values.items():
+        writer.add(name, "weight", kinds["weight"].shape, 0, kinds["weight"].flatten())
+    merge_index(tmp_path, [writer.close()], {})
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    write_manifest(tmp_path, 0, hash_files(tmp_path, list_files(tmp_path)))
+    with pytest.raises(CheckpointError, match="holds weights alone"):
+        to_universal(tmp_path, tmp_path.parent / "universal-of-weights")
+
+
+@pytest.mark.parametrize(("form", "kind"), [("tensor", torch.Tensor), ("int", int), ("auto", torch.Tensor)])
+def test_the_form_of_the_step_count(run: Path, tmp_path: Path, form: str, kind: type) -> None:
+    to_universal(run, tmp_path / "out", form)
+    step = torch.load(tmp_path / "out" / TAG / "zero" / NAME / "step.pt", weights_only=True)
+    assert isinstance(step, kind) and float(step) == STEP
+
+
+def test_marks_for_deepspeeds_cuts() -> None:
+    assert cut_marks("encoder.0.attention.qkv.bias") == {"cat_dim": 0, "param_n_sub_params": 3}
+    assert cut_marks("decoder.3.mlp.down.weight") == {"cat_dim": 1}
+    assert cut_marks("word_embeddings.weight") == {"cat_dim": 0, "vocab_tensor": True}
+    assert cut_marks("mlm_bias.bias") == cut_marks("heads.mlm_transform.weight") == {"cat_dim": 0}
+
+
+def test_the_tool_there_and_back_without_deepspeed(run: Path, recipe: Path, tmp_path: Path) -> None:
+    script = (
+        "import runpy, sys\nsys.argv = sys.argv[1:]\n"
+        "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally:\n    sys.stderr.write('|'.join(n for n in ('deepspeed', 'megatron') if n in sys.modules))\n"
+    )
+
+    def convert(*arguments: object) -> str:
+        command = [sys.executable, "-c", script, str(TOOL), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert "deepspeed" not in done.stderr.splitlines()[-1] and "megatron" not in done.stderr.splitlines()[-1]
+        return done.stdout
+
+    out = convert("to-universal", "--checkpoint", run, "--output", tmp_path / "u")
+    assert "load_universal" in out
+    out = convert("from-universal", "--checkpoint", tmp_path / "u", "--output", tmp_path / "new", "--config", recipe)
+    assert f"next: --set run_dir={tmp_path / 'new'}" in out
+    before, after = (CheckpointReader(checkpoint_of(folder)) for folder in (run, tmp_path / "new"))
+    assert all(torch.equal(before.read_full(name, k), after.read_full(name, k))
+               for name in before.names() for k in before.kinds(name))  # fmt: skip

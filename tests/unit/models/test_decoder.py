@@ -1,0 +1,108 @@
+"""GPT-2 and GPT as lists of layers: what a position sees, what travels between layers, what recomputing changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.data.collate import BatchShape, collate
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.samples.blocks import block_sample
+from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
+from ctxlm_ds.models.build import build_layer_list, build_model
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.causal_lm import CausalLM
+from tests.encoder_batches import tiny_model
+
+TERMS = ("causal_lm",)
+SEQ_LENGTH = 12
+CONFIGS = {
+    "gpt2": tiny_model(family="gpt2", pre_layer_norm=True, hidden_activation="gelu_tanh"),
+    "gpt1": tiny_model(family="gpt1", hidden_activation="gelu_tanh"),
+}
+
+
+@pytest.fixture(params=list(CONFIGS))
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    return CONFIGS[request.param]
+
+
+def kernels() -> KernelSet:
+    return choose_kernels(KernelsConfig(), "cpu", torch.float32, packing=True, causal=True)
+
+
+def batch(lengths: list[list[int]], seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    rows = [
+        CausalLM().corrupt_batch([block_sample(rng.integers(2, 61, n + 1)) for n in row], None, None)  # type: ignore[arg-type]
+        for row in lengths
+    ]
+    return collate(rows, BatchShape(SEQ_LENGTH, SEQ_LENGTH, max(map(len, lengths)), 1, TERMS))
+
+
+def logits(model: LayerSequence, given: Batch) -> Tensor:
+    with torch.no_grad():
+        (values,) = model(given.model_inputs())
+    return values
+
+
+def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: ModelConfig) -> None:
+    model = build_model(config, TERMS, kernels(), seed=1).eval()
+    given = batch([[5, 7]])
+    before = logits(model, given)
+    assert before.shape == (1, SEQ_LENGTH, 61)
+    for changed in range(SEQ_LENGTH):
+        other = batch([[5, 7]])
+        other.input_ids[0, changed] = 60 if given.input_ids[0, changed] != 60 else 59
+        differs = (logits(model, other) != before).any(dim=-1)[0].tolist()
+        end = 5 if changed < 5 else SEQ_LENGTH
+        assert differs == [changed <= position < end for position in range(SEQ_LENGTH)]
+
+
+def test_positions_restart_at_documents(config: ModelConfig) -> None:
+    model = build_model(config, TERMS, kernels(), seed=1).eval()
+    given = batch([[5, 7]])
+    alone = Batch(
+        input_ids=given.input_ids[:, 5:], token_type_ids=given.token_type_ids[:, 5:],
+        position_ids=torch.arange(7)[None], sequence_ids=torch.ones(1, 7, dtype=torch.long),
+        sequence_starts=torch.tensor([[0, 7, 7]]), prediction_positions=torch.arange(7)[None],
+        cls_positions=torch.zeros(1, 2, dtype=torch.long), labels={},
+    )  # fmt: skip
+    torch.testing.assert_close(logits(model, given)[:, 5:], logits(model, alone), rtol=1e-5, atol=1e-5)
+
+
+def test_what_travels_between_layers(config: ModelConfig) -> None:
+    """From the embeddings on hidden states, sequence ids and starts; the last layers get hidden states alone."""
+    descriptions = build_layer_list(config, TERMS, kernels())
+    names = [description.name for description in descriptions]
+    final = ["final_layer_norm"] if config.family == "gpt2" else []
+    assert names == [
+        "word_embeddings", "embeddings", "decoder.0", "decoder.1", *final, "output", "word_embeddings"
+    ]  # fmt: skip
+    assert [description.block for description in descriptions].count(True) == config.num_layers
+    tensors = batch([[5, 7], [3]]).model_inputs()
+    model = build_model(config, TERMS, kernels(), seed=1).eval()
+    for description, module in model._steps:
+        tensors = module(tensors, **description.call_kwargs)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if description.name in ("embeddings", "decoder.0", "decoder.1", "final_layer_norm"):
+            assert shapes == [(2, SEQ_LENGTH, 32), (2, SEQ_LENGTH), (2, 3)]
+        elif description.name == "output":
+            assert shapes == [(2, SEQ_LENGTH, 32)]
+    assert shapes == [(2, SEQ_LENGTH, 61)]
+
+
+def test_recomputing_changes_no_gradient(config: ModelConfig) -> None:
+    given = batch([[5, 7], [4, 4]])
+    gradients = []
+    for recompute in (False, True):
+        model = build_model(config, TERMS, kernels(), 1, activation_checkpointing=recompute).train()
+        loss, _ = CausalLM().loss(model(given.model_inputs()), [given.labels["causal_lm"]], torch.ones(1))
+        loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert gradient is not None and gradient.abs().max() > 0 and torch.equal(gradient, gradients[1][name]), name

@@ -1,0 +1,65 @@
+"""Tables: readable on an ordinary terminal, aligned in a file."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from ctxlm_ds.config.deepspeed import load_deepspeed_json
+from ctxlm_ds.config.load import load_config
+from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.planning.plan import Planner
+from ctxlm_ds.planning.report import (
+    COLUMNS,
+    NARROW_COLUMNS,
+    WIDE_TERMINAL,
+    describe_recommendation,
+    plan_rows,
+    rich_table,
+    text_table,
+)
+from ctxlm_ds.planning.search import Search, search_layouts
+
+
+@pytest.fixture(scope="module")
+def found() -> Search:
+    jsons = {stage: load_deepspeed_json(f"zero{stage}") for stage in (1, 2, 3)}
+    cluster = Cluster(find_gpu("A100-80"), 16, 8)
+    return search_layouts(Planner(load_config("roberta-large"), cluster, jsons))
+
+
+def rendered(found: Search, width: int) -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(rich_table(COLUMNS, plan_rows(found.plans), width))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_an_ordinary_terminal_cuts_nothing_off(found: Search) -> None:
+    text = rendered(found, 80)
+    assert "…" not in text
+    header = next(line for line in text.splitlines() if "GiB/GPU" in line)
+    assert header.split() == list(NARROW_COLUMNS)
+    assert len([line for line in text.splitlines() if "%" in line]) == len(found.plans)
+
+
+def test_a_wide_terminal_has_every_column(found: Search) -> None:
+    text = rendered(found, WIDE_TERMINAL)
+    assert "…" not in text
+    assert all(name in text for name in COLUMNS)
+
+
+def test_columns_of_a_file_are_aligned(found: Search) -> None:
+    lines = text_table(COLUMNS, plan_rows(found.plans))
+    assert len(lines) == len(found.plans) + 1
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_the_recommendation_names_what_moves_and_what_fills(found: Search) -> None:
+    plan = found.recommended
+    assert plan is not None
+    text = "\n".join(describe_recommendation(plan, "the command", load_config("roberta-large")))
+    for words in ("the command", "optimizer", "activations", "data all-reduce", "MB", "days for 500,000 steps"):
+        assert words in text

@@ -1,0 +1,185 @@
+"""Layouts found: possible ones only, each fitting, the counts complete, the recommended one loadable as printed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.config.check import check_config
+from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.config.load import load_config
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.models.flops import training_flops_per_row
+from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.planning.layouts import Layout, launch_command
+from ctxlm_ds.planning.plan import Plan, Planner
+from ctxlm_ds.planning.search import Search, candidates, require_plan, search_layouts
+from ctxlm_ds.planning.shapes import objective_terms, with_vocabulary
+
+JSONS = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
+
+
+def cluster_of(nodes: int = 1, gpus: int = 8, gpu: str = "A100-80") -> Cluster:
+    return Cluster(find_gpu(gpu), nodes, gpus)
+
+
+def planner_of(recipe: str, cluster: Cluster, *changes: str) -> Planner:
+    return Planner(load_config(recipe, changes), cluster, JSONS)
+
+
+def gpt3(cluster: Cluster, **changes: Any) -> Planner:
+    model = {
+        "hidden_size": 12288, "num_layers": 96, "num_attention_heads": 96, "intermediate_size": 49152,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    settings = [f"model.{name}={value}" for name, value in model.items()]
+    settings += ["data.seq_length=2048", "training.global_batch_size=1536", "training.micro_batch_size=1"]
+    settings += [f"{name}={value}" for name, value in changes.items()]
+    return planner_of("gpt2-small", cluster, *settings)
+
+
+@pytest.fixture(scope="module")
+def roberta_on_two_nodes() -> tuple[Planner, Search]:
+    planner = planner_of("roberta-large", cluster_of(2))
+    return planner, search_layouts(planner)
+
+
+def test_every_candidate_is_counted_once(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
+    planner, found = roberta_on_two_nodes
+    refused = sum(item.count for item in found.refused.values())
+    assert len(found.plans) + len(found.too_large) + refused == len(list(candidates(planner)))
+    assert len(found.plans) > 50
+
+
+def test_every_plan_is_possible_and_fits(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
+    planner, found = roberta_on_two_nodes
+    for plan in found.plans:
+        check_config(plan.layout.apply(planner.config), 16)
+        assert plan.layout.world_size == 16
+        assert plan.memory.total <= planner.cluster.usable_bytes
+        assert 0 < plan.mfu < planner.cluster.gpu.matrix_efficiency
+    assert all(slow.time.total >= fast.time.total for fast, slow in pairwise(found.plans))
+
+
+def test_the_recommended_layout_is_what_its_settings_load(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
+    planner, found = roberta_on_two_nodes
+    plan = require_plan(found, planner.cluster)
+    settings = plan.layout.settings(planner.config)
+    words = shlex.split(launch_command("roberta-large", f"zero{plan.layout.zero_stage}", settings, 2, 8))
+    config = load_config(words[words.index("--config") + 1], words[words.index("--set") + 1 :])
+    assert config == plan.layout.apply(planner.config)
+    name = words[words.index("--deepspeed_config") + 1]
+    settings_of_engine = build_deepspeed_config(config, load_deepspeed_json(name), 16)
+    assert settings_of_engine["zero_optimization"]["stage"] == plan.layout.zero_stage
+    assert settings_of_engine["gradient_accumulation_steps"] == plan.layout.num_micro_batches(
+        config.training.global_batch_size
+    )
+
+
+def test_a_small_model_needs_no_splitting(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
+    """It fits one GPU, so that splitting layers would only add communication."""
+    plan = require_plan(roberta_on_two_nodes[1], cluster_of(2))
+    assert (plan.layout.tensor, plan.layout.pipeline) == (1, 1)
+    assert plan.layout.zero_stage < 3
+
+
+def test_a_model_of_175_billion_parameters_is_split() -> None:
+    cluster = cluster_of(64)
+    plan = require_plan(search_layouts(gpt3(cluster)), cluster)
+    assert plan.layout.tensor * plan.layout.pipeline >= 8
+    assert plan.memory.total <= cluster.usable_bytes
+
+
+def test_refusals_have_their_reason() -> None:
+    found = search_layouts(planner_of("bert-base", cluster_of()))
+    assert "model.num_attention_heads 12" in found.refused["parallel.tensor_parallel_size"].text
+    found = search_layouts(planner_of("bert-base", cluster_of(1, 5)))
+    assert "1024 is not a multiple" in found.refused["training.global_batch_size"].text
+
+
+def test_nothing_fits() -> None:
+    cluster = cluster_of(1, 1, "V100-32")
+    changes = {"training.precision": "fp16"}
+    found = search_layouts(gpt3(cluster, **changes))
+    with pytest.raises(ConfigError) as caught:
+        require_plan(found, cluster)
+    for words in ("no layout fits", "GiB are missing", "times as many"):
+        assert words in str(caught.value)
+    offload = Planner(gpt3(cluster, **changes).config, cluster, {3: load_deepspeed_json("zero3-offload")})
+    with pytest.raises(ConfigError, match="even with zero3-offload it needs"):
+        require_plan(found, cluster, search_layouts(offload))
+
+
+def test_offload_is_named_where_it_is_the_way_out() -> None:
+    shape = ["model.hidden_size=2048", "model.num_layers=48", "model.intermediate_size=8192"]
+    changes = ["training.precision=fp16", *shape]
+    cluster = cluster_of(1, 1, "V100-32")
+    planner = planner_of("roberta-large", cluster, *changes)
+    offload = Planner(planner.config, cluster, {3: load_deepspeed_json("zero3-offload")})
+    found, offloaded = search_layouts(planner), search_layouts(offload)
+    assert offloaded.plans
+    with pytest.raises(ConfigError, match="with --deepspeed-config zero3-offload it fits"):
+        require_plan(found, cluster, offloaded)
+
+
+def test_nothing_is_possible() -> None:
+    cluster = cluster_of(1, 7)
+    found = search_layouts(planner_of("bert-base", cluster, "model.num_layers=2"))
+    with pytest.raises(ConfigError, match="no layout is possible on 7 GPUs: .*1024 is not a multiple"):
+        require_plan(found, cluster)
+
+
+def weigh(config: RunConfig, layout: Layout) -> Plan:
+    nodes = max(1, layout.world_size // 8)
+    return Planner(config, cluster_of(nodes, layout.world_size // nodes), JSONS).weigh(layout)
+
+
+def test_memory_falls_as_theory_says() -> None:
+    config = load_config("bert-large", ["training.global_batch_size=256"])
+    whole = weigh(config, Layout(8, micro_batch_size=4)).memory
+    two = weigh(config, Layout(8, micro_batch_size=4, zero_stage=2)).memory
+    three = weigh(config, Layout(8, micro_batch_size=4, zero_stage=3)).memory
+    assert (two.parameters, two.optimizer) == (whole.parameters, whole.optimizer)
+    assert two.gradients == pytest.approx(whole.gradients / 8, rel=1e-3)
+    assert three.parameters == pytest.approx(whole.parameters / 8, rel=1e-3)
+    split = weigh(config, Layout(8, 4, micro_batch_size=4)).memory
+    assert whole.parameters / 4 < split.parameters < 1.05 * whole.parameters / 4
+    recomputed = weigh(config, Layout(8, micro_batch_size=4, recompute=True)).memory
+    assert recomputed.activations < 0.35 * whole.activations
+    assert recomputed.parameters == whole.parameters
+
+
+def test_a_pipelines_first_stage_holds_a_micro_batch_for_every_stage() -> None:
+    config = load_config("bert-large", ["training.global_batch_size=256", "parallel.pipeline_partition=uniform"])
+    few = weigh(config, Layout(1, 1, 4, 1, 128)).memory
+    many = weigh(config, Layout(1, 1, 4, 1, 16)).memory
+    # Two micro-batches of 128 rows are held at most, and four of 16.
+    assert few.activations / many.activations == pytest.approx(2 * 128 / (4 * 16), rel=0.05)
+
+
+def test_the_pipelines_idle_time() -> None:
+    config = load_config("bert-large", ["training.global_batch_size=64", "parallel.pipeline_partition=uniform"])
+    time = weigh(config, Layout(1, 1, 8, 1, 4)).time
+    assert time.bubble == pytest.approx((time.compute + time.pipeline) * 7 / 16)
+
+
+def test_recomputation_adds_a_forward_pass() -> None:
+    config = load_config("bert-large", ["training.global_batch_size=256"])
+    layout = Layout(8, micro_batch_size=32)
+    kept, again = weigh(config, layout), weigh(config, replace(layout, recompute=True))
+    assert 1.25 < again.time.compute / kept.time.compute < 4 / 3
+    assert again.mfu < kept.mfu
+
+
+def test_days_and_utilisation_follow_from_the_step() -> None:
+    config = load_config("bert-base")
+    plan = weigh(config, Layout(8, micro_batch_size=32))
+    assert plan.days == pytest.approx(plan.time.total * config.training.max_steps / 86_400)
+    slots = 20
+    per_row = training_flops_per_row(with_vocabulary(config.model), objective_terms(config), 128, slots)
+    assert plan.mfu == pytest.approx(1024 * per_row / plan.time.total / (8 * 312e12), rel=1e-3)
