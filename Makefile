@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 # DeepSpeed builds its CPU operators with the ninja of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -27,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 pretrain: install ## text to a model that fills masks, on 2 CPU ranks; CORPUS=path takes your own text
 	@$(BIN)/python tools/pretrain_default.py $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
 
-test: install ## every test but the long ones; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -m 'not soak' $(ARGS)
+test: install ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
+	@$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: install ## lint, types, the order of imports, and whether docs/config.md is up to date
 	@$(BIN)/ruff check .

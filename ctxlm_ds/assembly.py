@@ -16,7 +16,9 @@ from ctxlm_ds.checkpoint.run_lock import RunLock
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.config.load import dump_config
 from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.loader import EvalLoader, TrainLoader
+from ctxlm_ds.data.idle import IdleEvalLoader, IdleTrainLoader
+from ctxlm_ds.data.loader import EvalLoader, Step, TrainLoader
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.samples.build import build_rows
 from ctxlm_ds.data.samples.index import RowSource
 from ctxlm_ds.errors import ConfigError
@@ -85,19 +87,32 @@ def build_run(
     if state is None:
         initialize_weights(config, engine, objective)
         state = TrainState()
-    ranks = (topology.data_parallel_rank, topology.data_parallel_size)
+    steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
     return Trainer(
         config=config,
         engine=engine,
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
-        steps=TrainLoader(rows.train, objective, config, *ranks, start_row=state.rows_consumed),
-        validation={name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()},
+        steps=steps,
+        validation=validation,
         save=checkpoints.save,
         hooks=build_hooks(config, run_dir, topology),
         topology=topology,
         stop_signal=stop_signal,
         state=state,
     )
+
+
+def build_loaders(
+    config: RunConfig, rows: Rows, objective: TrainingObjective, topology: Topology, start_row: int
+) -> tuple[Iterable[Step], Mapping[str, Iterable[Batch | None]]]:
+    """Training steps from `start_row` on, and held-out batches by source; idle ones where a rank sees no data."""
+    size = topology.data_parallel_size
+    if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
+        idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
+        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
+    ranks = (topology.data_parallel_rank, size)
+    held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
+    return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:

@@ -81,7 +81,7 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
-    prepare_process(ranks, deterministic=config.training.deterministic)
+    prepare_process(ranks, config.training.deterministic, config.parallel.tensor_parallel_size > 1)
 
     from torch import distributed
 

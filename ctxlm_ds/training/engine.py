@@ -341,7 +341,7 @@ class Engine:
     # Evaluation.
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(self, batches: Iterable[Batch | None]) -> dict[str, float]:
         """Mean loss and accuracy of each term over the batches of all ranks: `loss`, `TERM_loss`, `TERM_accuracy`, and
         `perplexity` of a causal model.
         """

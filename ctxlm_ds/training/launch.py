@@ -114,12 +114,13 @@ def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = Non
     )
 
 
-def prepare_process(ranks: RankInfo, deterministic: bool = False) -> int:
+def prepare_process(ranks: RankInfo, deterministic: bool = False, tensor_parallel: bool = False) -> int:
     """Everything between knowing the rank and joining the others; imports torch last.
 
     Args:
         ranks: from discover_ranks().
         deterministic: deterministic algorithms on the accelerator.
+        tensor_parallel: ranks share layers, whose all-reduces are to start before the products beside them.
 
     Returns:
         The number of threads that torch now uses.
@@ -134,6 +135,9 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False) -> int:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if tensor_parallel:
+        # Read when CUDA starts: with one queue kernels run in the order of their launch (as Megatron-LM asks for).
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import torch
 
     torch.set_num_threads(threads)

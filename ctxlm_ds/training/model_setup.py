@@ -80,6 +80,8 @@ def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeli
         # DeepSpeed's halving of what crosses stages takes tensor-parallel ranks to hold equal tensors.
         unpartitioned = {"pipe_partitioned": False, "grad_partitioned": False}
         settings["pipeline"] = {**settings.get("pipeline", {}), **unpartitioned}
+        # It would be switched off with a warning from every rank.
+        settings["zero_optimization"] = {**settings.get("zero_optimization", {}), "overlap_comm": False}
         if settings.get("steps_per_print") == NEVER_PRINT_STEPS:
             # It prints at every multiple, 0 among them.
             settings["steps_per_print"] = None

@@ -81,11 +81,12 @@ class PlainPasses:
         """Apply the gradients."""
         self._deepspeed.step()
 
-    def evaluate(self, batches: Iterable[Batch], factors: torch.Tensor) -> Sums:
+    def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:
         """The sums of this rank's batches in evaluation mode."""
         self._deepspeed.eval()
         sums: Sums = {}
         for batch in batches:
+            assert batch is not None
             add_into(sums, self._forward(batch, factors)[1])
         self._deepspeed.train()
         return sums

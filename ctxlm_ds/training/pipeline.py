@@ -116,7 +116,7 @@ class PipelinePasses:
         """Apply the gradients."""
         PipelineEngine._exec_optimizer_step(self._deepspeed)
 
-    def evaluate(self, batches: Iterable[Batch], factors: torch.Tensor) -> Sums:
+    def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:
         """The last stage's sums over this rank's batches, of the training's shape, in evaluation mode."""
         listed = list(batches)
         self._begin(0)
@@ -134,9 +134,10 @@ class PipelinePasses:
     def _begin(self, step_index: int) -> None:
         self._sums, self._forward_index, self._step_index = {}, 0, step_index
 
-    def _feed(self, batches: Iterable[Batch], factors: torch.Tensor) -> Iterator[tuple[Tensors, Tensors]]:
+    def _feed(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Iterator[tuple[Tensors, Tensors]]:
         """Inputs for the first stage; labels, with the factors beside them, for the last."""
         for batch in batches:
+            assert batch is not None  # stages between the first and the last ask for nothing
             labels = tuple(batch.labels[term] for term in self._settings.objective.terms)
             yield batch.model_inputs(), (*labels, factors)
 

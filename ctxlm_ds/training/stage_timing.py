@@ -53,7 +53,7 @@ def _measure(config: RunConfig, descriptions: Sequence[LayerDescription], device
 def synthetic_inputs(config: RunConfig, device: torch.device) -> Tensors:
     """What the first layer takes for one micro-batch of full rows: Batch.model_inputs()."""
     rows, length = config.training.micro_batch_size, config.data.seq_length
-    sequences = config.data.max_sequences_per_row if config.data.packing else 1
+    sequences = config.data.sequences_per_row
     starts = torch.full((rows, sequences + 1), length, device=device)
     starts[:, 0] = 0
 

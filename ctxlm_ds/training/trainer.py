@@ -32,8 +32,8 @@ class Trainer:
     engine: Engine
     schedule: LearningRateSchedule
     steps: Iterable[Step]
-    validation: Mapping[str, Iterable[Batch]]
-    """Held-out batches of this rank, by source name."""
+    validation: Mapping[str, Iterable[Batch | None]]
+    """Held-out batches of this rank, by source name; None for each where a pipeline stage sees no data."""
     save: Callable[[TrainState], None]
     hooks: list[Hook]
     topology: Topology

@@ -73,7 +73,7 @@ def every_case() -> list[Case]:
             continue
         for stage in range(4 if pipeline == 1 else 2):
             for turn, sequence_parallel in enumerate([False, True][: 1 + (tensor > 1)]):
-                micro = (4, 2, 8, 1)[(stage + data + turn + pipeline) % 4]
+                micro = (4, 2, 8)[(stage + data + turn + pipeline) % 3]
                 recompute = (stage + tensor + turn) % 2 == 1
                 cases.append(Case(tensor, pipeline, data, stage, micro, sequence_parallel, recompute))
     return cases
@@ -121,7 +121,7 @@ def test_a_layout_gives_the_numbers_of_one_rank(
     family: str, case: Case, references: dict[str, dict[str, Any]], record_property: Any
 ) -> None:
     reference = reference_of(family, references)
-    results = run_ranks(train, case.world_size, case.config(family), case.user_json, STEPS, timeout_s=200)
+    results = run_ranks(train, case.world_size, case.config(family), case.user_json, STEPS, timeout_s=280)
     worst = 0.0
     for result, figure in itertools.product(results, ("losses", "norms")):
         assert result[figure] == pytest.approx(reference[figure], rel=1e-5)

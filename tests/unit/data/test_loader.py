@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.idle import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.loader import EvalLoader, Step, TrainLoader
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.sampler import BatchPlan, RowOrder, TrainSampler
@@ -265,3 +266,18 @@ def test_order_of_a_huge_row_space_needs_no_memory() -> None:
     planned = list(itertools.islice(sampler, 4))
     assert {int(epoch) for batch in planned for epoch in batch.epochs} == {7}
     assert all(0 <= row < 10**12 for batch in planned for row in batch.rows.tolist())
+
+
+@pytest.mark.parametrize(("size", "start_row"), [(1, 0), (2, 8), (4, 72)])
+def test_a_rank_without_data_keeps_step_with_the_others(tmp_path: Path, size: int, start_row: int) -> None:
+    """A pipeline stage between the first and the last: the same rows and epochs a step, the same number of batches."""
+    rows, objective, config = made = setup(tmp_path, data={"num_workers": 0}, training={"micro_batch_size": 2})
+    idle = itertools.islice(IdleTrainLoader(rows, objective.terms, config, size, start_row), 40)
+    real = steps_of(made, 40, 0, size, start_row)
+    assert real[-1].epoch > real[0].epoch
+    for ours, theirs in zip(idle, real, strict=True):
+        assert (ours.rows_consumed, ours.epoch) == (theirs.rows_consumed, theirs.epoch)
+        assert not ours.micro_batches and not ours.num_tokens and not any(ours.counts.values())
+        assert ours.counts.keys() == theirs.counts.keys()
+    held_out = EvalLoader(rows, objective, config, 0, size)
+    assert len(list(IdleEvalLoader(rows, config, size))) == len(list(held_out)) > 0

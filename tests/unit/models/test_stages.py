@@ -1,0 +1,77 @@
+"""Where a pipeline is cut: the dearest stage is as cheap as any cut can make it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import build_layer_list
+from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
+from ctxlm_ds.models.stages import block_costs, bounds_of_counts, parameter_costs, stage_bounds
+from tests.dist.training import tiny_config
+
+
+def layers(num_blocks: int, before: int = 2, after: int = 3) -> list[LayerDescription]:
+    names = [*(f"first{i}" for i in range(before)), *(f"encoder.{i}" for i in range(num_blocks))]
+    names += [f"last{i}" for i in range(after)]
+    return [LayerDescription(name, nn.Identity, block=name.startswith("encoder.")) for name in names]
+
+
+def cheapest(costs: list[float], descriptions: list[LayerDescription], num_stages: int) -> float:
+    """The dearest stage of the best of all cuts before blocks, the first block's stage having what precedes it."""
+    blocks = [index for index, description in enumerate(descriptions) if description.block]
+    cuts = itertools.combinations(blocks[1:], num_stages - 1)
+    return min(
+        max(sum(costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(costs)])) for cut in cuts
+    )
+
+
+@given(
+    blocks=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8),
+    ends=st.tuples(*[st.floats(0.0, 30.0)] * 5),
+    num_stages=st.integers(1, 8),
+)
+def test_no_cut_has_a_cheaper_dearest_stage(blocks: list[float], ends: tuple[float, ...], num_stages: int) -> None:
+    descriptions = layers(len(blocks))
+    costs = [*ends[:2], *blocks, *ends[2:]]
+    if num_stages > len(blocks):
+        with pytest.raises(ConfigError, match=f"{num_stages} stages for {len(blocks)} transformer layers"):
+            stage_bounds(descriptions, costs, num_stages)
+        return
+    bounds = stage_bounds(descriptions, costs, num_stages)
+    stages = list(itertools.pairwise(bounds))
+    assert (bounds[0], bounds[-1], len(stages)) == (0, len(costs), num_stages)
+    assert all(any(d.block for d in descriptions[a:b]) for a, b in stages)
+    dearest = max(sum(costs[a:b]) for a, b in stages)
+    assert dearest == pytest.approx(cheapest(costs, descriptions, num_stages), rel=1e-9)
+
+
+def test_equal_layers_are_dealt_out_equally() -> None:
+    descriptions = layers(8)
+    assert stage_bounds(descriptions, block_costs(descriptions), 4) == [0, 4, 6, 8, 13]
+
+
+def test_by_hand() -> None:
+    assert bounds_of_counts(layers(6), [1, 2, 3]) == [0, 3, 5, 11]
+    for counts in ([3, 2], [6, 0], [3, 4]):
+        with pytest.raises(ConfigError, match="pipeline_layers"):
+            bounds_of_counts(layers(6), counts)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "gpt1"])
+def test_parameters_are_those_of_the_modules(family: str) -> None:
+    """The tied word embedding counts where it looks up and where it decodes."""
+    config = tiny_config(family)
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32, False)
+    descriptions = build_layer_list(config.model, config.objective.name.split(), kernels)
+    model = LayerSequence(descriptions)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    expected = [float(sum(p.numel() for p in module.parameters())) for _, module in model._steps]
+    assert parameter_costs(descriptions, shapes) == expected
