@@ -1,7 +1,7 @@
 """A run's whole state to a checkpoint and back, in the layout-free form.
 
 In: an engine's fragments, the train state, the resolved recipe, the tokenizer's folder. Out: a checkpoint folder.
-Any ZeRO stage and any number of ranks reads what any other wrote.
+Any layout over ranks and any ZeRO stage reads what any other wrote.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ FIXED_SETTINGS = (
     "model", "objective", "data.seq_length", "data.sample_format", "data.short_seq_prob", "data.num_duplicates",
     "data.packing", "data.max_sequences_per_row", "data.reset_at_documents", "training.seed", "optimizer.name",
 )  # fmt: skip
+
+UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
+"""How checkpoints of version 0.1.0 were written, which do not say so."""
 
 
 class TrainingCheckpoints:
@@ -161,7 +164,8 @@ class TrainingCheckpoints:
 
     def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:
         now = self._environment()
-        different = [f"{key} {saved.get(key)} -> {value}" for key, value in now.items() if saved.get(key) != value]
+        before = {**UNSPLIT, **saved}
+        different = [f"{key} {before.get(key)} -> {value}" for key, value in now.items() if before.get(key) != value]
         if now["device"] == "cuda" and not self._config.training.deterministic:
             different.append("training.deterministic is false on CUDA")
         if different:

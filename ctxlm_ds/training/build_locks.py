@@ -31,6 +31,10 @@ def use_own_build_folder() -> Path:
 
     A folder that a person named in TORCH_EXTENSIONS_DIR stays.
     """
+    # This environment's ninja, not another version that takes what it built for outdated and builds it anew.
+    own, others = Path(sys.executable).parent, os.environ.get("PATH", "").split(os.pathsep)
+    if others[:1] != [str(own)]:
+        os.environ["PATH"] = os.pathsep.join([str(own), *others])
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ctxlm_ds"
         parts = [sys.prefix, sys.version, metadata.version("torch"), metadata.version("deepspeed")]
