@@ -204,7 +204,8 @@ def initialize_weights(config: RunConfig, engine: Engine, objective: TrainingObj
     def fresh(name: str) -> torch.Tensor:
         return initial_value(name, shapes[name], config.model, config.training.seed)
 
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in shapes)
+    held = engine.held_names()
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in shapes if name in held)
     if config.initialize_from is not None:
         source = config.initialize_from
         values = engine.topology.run_on_rank_0_first(

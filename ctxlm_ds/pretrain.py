@@ -81,7 +81,9 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
-    prepare_process(ranks, config.training.deterministic, config.parallel.tensor_parallel_size > 1)
+    # ZeRO 3 gathers weights beside the computation, for which one queue is too few.
+    one_queue = config.parallel.tensor_parallel_size > 1 and _zero_stage(deepspeed_config) < 3
+    prepare_process(ranks, config.training.deterministic, one_queue)
 
     from torch import distributed
 
@@ -103,6 +105,10 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
     finally:
         lock.release()
     distributed.destroy_process_group()
+
+
+def _zero_stage(deepspeed_config: dict[str, Any]) -> int:
+    return int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
 
 
 def run(

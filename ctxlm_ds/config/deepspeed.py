@@ -136,6 +136,8 @@ def build_deepspeed_config(
     _separate_runs(result, config)
     result.setdefault("steps_per_print", NEVER_PRINT_STEPS)
     result.setdefault("wall_clock_breakdown", False)
+    # It would synchronise the device twice a micro-batch for a figure that the run's own metrics have.
+    result.setdefault("timers", {"throughput": {"enabled": False}})
     result.setdefault("zero_allow_untested_optimizer", True)
     result.setdefault("zero_force_ds_cpu_optimizer", False)
     return result

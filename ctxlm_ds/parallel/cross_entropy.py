@@ -47,8 +47,8 @@ def classification_sums(logits: Tensor, labels: Tensor) -> Sums:
 def _first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:
     """logits [k, v / n] -> [k] the word with the largest one over all ranks, the first of equals (as argmax)."""
     words_per_rank = logits.shape[-1]
-    largest, word = logits.float().max(dim=-1)
-    word = word + parallel.rank * words_per_rank
+    largest, word = logits.max(dim=-1)
+    largest, word = largest.float(), word + parallel.rank * words_per_rank
     overall = all_reduce(largest.clone(), parallel, dist.ReduceOp.MAX)
     beyond = parallel.size * words_per_rank
     return all_reduce(word.where(largest == overall, beyond), parallel, dist.ReduceOp.MIN)

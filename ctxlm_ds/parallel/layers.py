@@ -125,7 +125,7 @@ class VocabParallelEmbedding(nn.Module):
         if self.num_words == self.num_rows:
             return scores
         is_padding = torch.arange(self.num_rows, device=scores.device) >= self.num_words
-        return scores.masked_fill(is_padding, float("-inf"))
+        return scores.masked_fill_(is_padding, float("-inf"))
 
 
 class VocabParallelBias(nn.Module):

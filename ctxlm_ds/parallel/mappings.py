@@ -20,15 +20,9 @@ from ctxlm_ds.parallel.context import ParallelContext
 
 
 @torch.compiler.disable
-def copy_to_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
-    """x as it is; backward adds up the ranks' gradients. Before a layer whose outputs are split."""
-    return _CopyToRanks.apply(x, parallel) if parallel.size > 1 else x
-
-
-@torch.compiler.disable
 def reduce_from_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
-    """Sum of the ranks' x; backward hands the gradient to each. After a layer whose inputs are split."""
-    return _ReduceFromRanks.apply(x, parallel) if parallel.size > 1 else x
+    """Sum of the ranks' x, in its place; backward hands the gradient to each. After a layer whose inputs are split."""
+    return _ReduceFromRanks.apply(x.contiguous(), parallel) if parallel.size > 1 else x
 
 
 @torch.compiler.disable
@@ -80,21 +74,11 @@ class ColumnParallelProduct:
         return _ColumnProduct.apply(x, weight, bias, self)
 
 
-class _CopyToRanks(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
-        ctx.parallel = parallel
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_reduce(gradient.clone(), ctx.parallel), None
-
-
 class _ReduceFromRanks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
-        return all_reduce(x.clone(), parallel)
+        ctx.mark_dirty(x)
+        return all_reduce(x, parallel)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -3,7 +3,7 @@
 The key is (seed, step, global micro-batch, layer), so a resume, a recomputed layer, another number of data-parallel
 ranks or another cut into pipeline stages draws the same masks. Where tensor-parallel ranks hold the same activations
 they draw the same mask; where each holds a part of its own (heads of the attention, tokens under sequence parallelism)
-the rank joins the key. Works alike on the CPU and on CUDA: torch.manual_seed seeds the generators of both.
+the rank joins the key. Works alike on the CPU and on CUDA: the default generators of both are seeded.
 """
 
 from __future__ import annotations
@@ -55,4 +55,8 @@ class DropoutStreams:
 @torch.compiler.disable
 def _seed_generators(key: str) -> None:
     digest = hashlib.blake2b(f"dropout:{key}".encode(), digest_size=8).digest()
-    torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+    seed = int.from_bytes(digest, "little") >> 1
+    # Not torch.manual_seed: it also walks through backends that are not there, a millisecond each time.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)

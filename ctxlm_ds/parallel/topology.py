@@ -7,6 +7,7 @@ need it. Not here: discovering ranks from the environment (training/launch.py), 
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -145,6 +146,18 @@ class Topology:
         _raise(error, shared)
         return cast("T", result)
 
+    def run_together(self, action: Callable[[], T]) -> T:
+        """Each rank's own result of `action`, which holds no collective; one rank's exception is raised on every rank.
+
+        For what may fail on one host only (a folder, a compiler), which the others would wait for without end.
+        """
+        result, own = _attempt(action)
+        if own is not None and self.world_size > 1 and own.args:
+            own.args = (f"{own.args[0]} (on {socket.gethostname()})", *own.args[1:])
+        errors = self.all_gather_object(_portable(own))
+        _raise(own, next((error for error in errors if error is not None), None))
+        return cast("T", result)
+
     def run_on_rank_0_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0, then on the first rank of every other node, then on the rest; each gets its result.
 
@@ -222,8 +235,13 @@ def build_topology(
 
 def _megatron_groups(tensor_parallel_size: int, pipeline_parallel_size: int) -> tuple[Any, Any]:
     """megatron-core's groups, which its layers and its cross entropy look up: tensor, and tensor x data."""
-    from ctxlm_ds.parallel.megatron import parallel_state
-
+    try:
+        from ctxlm_ds.parallel.megatron import parallel_state
+    except ImportError as error:
+        raise ConfigError(
+            f"parallel.tensor_parallel_size: {tensor_parallel_size} needs megatron-core, which cannot be imported "
+            f"({error}); pip install 'megatron-core>=0.16.1,<0.17'"
+        ) from error
     if not parallel_state.is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel_size,

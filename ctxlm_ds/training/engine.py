@@ -92,8 +92,7 @@ class Engine:
                 f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
                 "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
             )
-        if prepare_folders(deepspeed_config):
-            load_async_io()
+        topology.run_together(lambda: _prepare_nvme(deepspeed_config))
         self.parallel = parallel_context(config, topology)
         self.passes = PassSettings(objective, self.parallel, topology, config.training.precision == "fp16")
         self._mpu = self._find_mpu()
@@ -137,8 +136,9 @@ class Engine:
         offload = deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
         offloaded = offload.get("device", "none") != "none"
         place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
-        return build_optimizer(
-            self.config.optimizer, self.config.kernels.optimizer, self._named, place, deepspeed_adam
+        settings, kernel = self.config.optimizer, self.config.kernels.optimizer
+        return self.topology.run_together(
+            lambda: build_optimizer(settings, kernel, self._named, place, deepspeed_adam)
         )
 
     def _initialize(
@@ -210,6 +210,10 @@ class Engine:
         """This rank's pieces of every parameter's fp32 weights."""
         return list_fragments(self._zero, self._named, self._holdings)
 
+    def held_names(self) -> set[str]:
+        """Parameters of which this rank holds a piece."""
+        return {fragment.name for fragment in self.fragments()}
+
     def optimizer_state(self, owner: torch.Tensor) -> Mapping[str, Any]:
         """The inner optimizer's state of one owner tensor; empty before the first update."""
         return self._inner.state.get(owner, {})
@@ -229,13 +233,13 @@ class Engine:
         restore_state(self._inner, loaded_owners(self._zero, owners.values()), updates, kinds)
 
     def load_weights(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write whole fp32 parameters into this rank's fragments; every parameter must come exactly once."""
+        """Write whole fp32 parameters into this rank's fragments; every one that it holds must come exactly once."""
         pieces: dict[str, list[Fragment]] = {}
         for fragment in self.fragments():
             pieces.setdefault(fragment.name, []).append(fragment)
-        missing = set(self.parameter_names)
+        missing = set(pieces)
         for name, tensor in named:
-            missing.remove(name)
+            missing.discard(name)
             for fragment in pieces.get(name, []):
                 flat = tensor.reshape(-1) if fragment.shard.is_whole else fragment.shard.extract(tensor)
                 fragment.weight().copy_(flat.narrow(0, fragment.start, fragment.length))
@@ -352,3 +356,8 @@ class Engine:
         figures.update({f"{term}_accuracy": value for term, value in accuracy.items()})
         figures.update(perplexity(terms))
         return figures
+
+
+def _prepare_nvme(deepspeed_config: dict[str, Any]) -> None:
+    if prepare_folders(deepspeed_config):
+        load_async_io()

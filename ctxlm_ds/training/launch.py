@@ -6,7 +6,9 @@ Not here: joining the process group (engine.py), agreeing to stop over all ranks
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 from collections.abc import Mapping, MutableMapping
@@ -114,13 +116,14 @@ def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = Non
     )
 
 
-def prepare_process(ranks: RankInfo, deterministic: bool = False, tensor_parallel: bool = False) -> int:
+def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: bool = False) -> int:
     """Everything between knowing the rank and joining the others; imports torch last.
 
     Args:
         ranks: from discover_ranks().
         deterministic: deterministic algorithms on the accelerator.
-        tensor_parallel: ranks share layers, whose all-reduces are to start before the products beside them.
+        one_queue: launch CUDA kernels in one queue, so that a collective starts before the product beside it
+            (tensor parallelism).
 
     Returns:
         The number of threads that torch now uses.
@@ -135,8 +138,9 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, tensor_paralle
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if tensor_parallel:
-        # Read when CUDA starts: with one queue kernels run in the order of their launch (as Megatron-LM asks for).
+    _raise_file_limit()
+    if one_queue:
+        # Read when CUDA starts (Megatron-LM asks for it likewise).
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import torch
 
@@ -145,6 +149,14 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, tensor_paralle
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     return threads
+
+
+def _raise_file_limit() -> None:
+    """As many open files as the system allows: gloo keeps a socket to every rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class StopSignal:

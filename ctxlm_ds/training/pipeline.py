@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.pipe import schedule
-from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import nn
 
@@ -110,6 +110,9 @@ class PipelinePasses:
         """Gradients of all micro-batches, reduced; the last stage's sums."""
         self._begin(step_index)
         self._deepspeed.train_batch(self._feed(step.micro_batches, factors))
+        if self._deepspeed.steps_per_print() is None:
+            # Nobody reads it, and it would keep two events of every step.
+            self._deepspeed.timers(TRAIN_BATCH_TIMER).reset()
         return self._sums
 
     def update(self) -> None:
@@ -135,11 +138,16 @@ class PipelinePasses:
         self._sums, self._forward_index, self._step_index = {}, 0, step_index
 
     def _feed(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Iterator[tuple[Tensors, Tensors]]:
-        """Inputs for the first stage; labels, with the factors beside them, for the last."""
+        """Inputs for the first stage; labels, with the factors beside them, for the last; on the device already."""
+        device, engine = self._deepspeed.device, self._deepspeed
         for batch in batches:
             assert batch is not None  # stages between the first and the last ask for nothing
-            labels = tuple(batch.labels[term] for term in self._settings.objective.terms)
-            yield batch.model_inputs(), (*labels, factors)
+            inputs = batch.model_inputs() if engine.is_first_stage() else ()
+            labels = [batch.labels[term] for term in self._settings.objective.terms] if engine.is_last_stage() else []
+            yield (
+                tuple(tensor.to(device, non_blocking=True) for tensor in inputs),
+                (*(tensor.to(device, non_blocking=True) for tensor in labels), factors),
+            )
 
     def _loss(self, outputs: Tensors, labels: Tensors) -> torch.Tensor:
         *label_tensors, factors = labels
@@ -155,6 +163,9 @@ class PipelinePasses:
             self._settings.parallel.dropout.micro_batch = (self._step_index, number)
             self._forward_index += 1
             PipelineEngine._exec_forward_pass(engine, buffer_id)
+            if engine.is_last_stage():
+                # Only the loss is needed from here on; the engine would keep the logits until the buffer's next use.
+                engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
 
         return run
 

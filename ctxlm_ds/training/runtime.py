@@ -19,9 +19,14 @@ def init_process_group() -> None:
     """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU)."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
+    from deepspeed.constants import default_pg_timeout
 
     if device_type() == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if not torch.distributed.is_initialized():
+            # DeepSpeed would bind the device, which makes every further group a split of the whole world's
+            # communicator; unbound, a group's communicator is made when it is first used, by its members alone.
+            torch.distributed.init_process_group("nccl", timeout=default_pg_timeout)
     # Its shared-memory all-reduce serves inference only; building it would cost every first start on a CPU a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.collate import prediction_slots
@@ -25,10 +26,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def measured_costs(config: RunConfig, descriptions: Sequence[LayerDescription], topology: Topology) -> list[float]:
     """Median seconds of each layer's forward and backward pass, the same list on every rank."""
-    costs: list[float] = []
-    if topology.pipeline_parallel_rank == 0 and topology.data_parallel_rank == 0:
-        costs = _measure(config, descriptions, torch.device(device_type()))
-    return topology.broadcast_object(costs)
+    measures = topology.pipeline_parallel_rank == 0 and topology.data_parallel_rank == 0
+
+    def measure() -> list[float]:
+        return _measure(config, descriptions, torch.device(device_type())) if measures else []
+
+    return topology.broadcast_object(topology.run_together(measure))
 
 
 def _measure(config: RunConfig, descriptions: Sequence[LayerDescription], device: torch.device) -> list[float]:
@@ -81,7 +84,10 @@ def _time_layer(description: LayerDescription, module: nn.Module, tensors: Tenso
         inputs = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in tensors)
         _synchronize(inputs[0].device)
         started_s = time.perf_counter()
-        outputs = module(inputs, **description.call_kwargs)
+        if description.recompute:
+            outputs = checkpoint(module, inputs, use_reentrant=False, **description.call_kwargs)
+        else:
+            outputs = module(inputs, **description.call_kwargs)
         floating = [output for output in outputs if output.is_floating_point() and output.requires_grad]
         torch.autograd.backward(floating, [torch.ones_like(output) for output in floating])
         _synchronize(inputs[0].device)
