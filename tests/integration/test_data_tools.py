@@ -155,12 +155,19 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def _as_in_a_foreground() -> None:
+    """Ctrl-C counts, even where these tests run in the background of a shell, which starts its jobs without it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def running(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """preprocess_data with two workers, in the middle of writing."""
     arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
     command = _command("preprocess_data", *arguments, "--split-sentences", "--workers", 2)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_foreground
+    )
     try:
         _wait(lambda: any(path.stat().st_size > 100_000 for path in tmp_path.glob("*.bin.partial-*")))
         assert process.poll() is None
