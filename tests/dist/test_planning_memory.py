@@ -4,6 +4,7 @@ element, under each ZeRO stage and with tensor and pipeline parallelism.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -128,14 +129,18 @@ def test_states_of_a_split_model(world_size: int, stage: int, precision: str, pa
     check(config_of(precision, **parallel), {"zero_optimization": {"stage": stage}}, world_size)
 
 
+STAGES = [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")]
+EVERY_LAYOUT = [
+    (stage, precision, data, pipeline, tensor)
+    for tensor, pipeline, data, (stage, precision) in itertools.product((1, 2), (1, 2), (1, 2, 4), STAGES)
+    if (pipeline == 1 or stage < 2) and data * tensor * pipeline <= 8
+]
+"""A pipeline takes stages 0 and 1."""
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("pipeline", [1, 2])
-@pytest.mark.parametrize("data", [1, 2, 4])
-@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")])
+@pytest.mark.parametrize(("stage", "precision", "data", "pipeline", "tensor"), EVERY_LAYOUT)
 def test_states_of_every_layout(stage: int, precision: str, data: int, pipeline: int, tensor: int) -> None:
-    if (pipeline > 1 and stage > 1) or data * tensor * pipeline > 8:
-        pytest.skip("a pipeline takes stages 0 and 1; 8 ranks are enough")
     training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=2, precision=precision)
     parallel = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     config = tiny_config(training=training, parallel=parallel)
