@@ -25,7 +25,8 @@ def main() -> None:
     config = load_config(args.config, args.set)
     import torch
 
-    from ctxlm_ds.benchmark import compare_loaders, compare_steps
+    from ctxlm_ds.benchmark.loaders import compare_loaders
+    from ctxlm_ds.benchmark.steps import compare_steps
 
     if args.threads:
         torch.set_num_threads(args.threads)

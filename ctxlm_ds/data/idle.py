@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.blend import train_stream
 from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sampler import BatchPlan, RowOrder, TrainSampler, evaluation_rows
 from ctxlm_ds.data.samples.index import RowSource
@@ -21,7 +22,7 @@ class IdleTrainLoader:
     ) -> None:
         training = config.training
         plan = BatchPlan(training.global_batch_size, training.micro_batch_size, 0, data_parallel_size)
-        self._sampler = TrainSampler(RowOrder(len(rows), training.seed), plan, start_row)
+        self._sampler = TrainSampler(train_stream(rows, config), plan, start_row)
         self._terms = terms
 
     def __iter__(self) -> Iterator[Step]:

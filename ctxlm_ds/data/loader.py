@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.blend import train_stream
 from ctxlm_ds.data.collate import (
     BatchShape,
     Objective,
@@ -134,7 +135,7 @@ class TrainLoader:
         self._plan = BatchPlan(
             training.global_batch_size, training.micro_batch_size, data_parallel_rank, data_parallel_size
         )
-        self._sampler = TrainSampler(RowOrder(len(rows), training.seed), self._plan, start_row)
+        self._sampler = TrainSampler(train_stream(rows, config), self._plan, start_row)
         self._num_workers = config.data.num_workers
         self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._plan.micro_batches)
         self._arrays: Iterator[Any] | None = None

@@ -1,70 +1,24 @@
-"""Speed beside the systems people use now, measured as ratios in one process: steps, and samples of the loader.
-
-Both sides run in turn, round by round, on the same rows; a ratio is taken round by round, so that a machine whose
-speed drifts does not favour one side.
-"""
+"""Training steps beside transformers' own, as a ratio."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ctxlm_ds.benchmark.timing import Comparison, in_turn
 from ctxlm_ds.config.schema import ModelConfig, RunConfig
 from ctxlm_ds.data.collate import prediction_slots
-from ctxlm_ds.data.loader import TrainLoader
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.data.samples.build import build_rows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.key_maps import build_key_map
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
-from ctxlm_ds.objectives.build import build_objective, objective_terms
-from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.objectives.build import objective_terms
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Units a second of both sides, and their ratio round by round."""
-
-    unit: str
-    ours: list[float]
-    theirs: list[float]
-
-    def lines(self) -> list[str]:
-        """A small table: median (smallest, largest)."""
-        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
-        rows = (
-            ("ctxlm_ds", self.ours, "{:,.0f}"),
-            ("transformers", self.theirs, "{:,.0f}"),
-            ("ratio", ratios, "{:.2f}"),
-        )
-        return [
-            f"{name:<14}{shown.format(statistics.median(v)):>12} {self.unit if name != 'ratio' else '':<12}"
-            f"({shown.format(min(v))} to {shown.format(max(v))})"
-            for name, v, shown in rows
-        ]
-
-
-def _in_turn(ours: Callable[[], int], theirs: Callable[[], int], rounds: int, unit: str) -> Comparison:
-    """Time both sides one after the other, `rounds` times after one round that is not counted."""
-    speeds: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 1):
-        for side, work in zip(speeds, (ours, theirs), strict=True):
-            started_s = time.perf_counter()
-            units = work()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number > 0:
-                side.append(units / (time.perf_counter() - started_s))
-    return Comparison(unit, *speeds)
 
 
 def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
@@ -99,7 +53,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
         inputs: dict[str, Tensor] = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids}
         return theirs(**inputs, **labels).loss
 
-    return _in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
+    return in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> Callable[[], int]:
@@ -202,49 +156,3 @@ def _dense_labels(batch: Batch) -> dict[str, Tensor]:
     labels.scatter_(1, batch.prediction_positions, batch.labels["masked_lm"])
     pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
     return {"labels": labels} | pairs
-
-
-def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096) -> Comparison:
-    """Rows a second of our loader (reading, masking, collating in one process) and of transformers' collator.
-
-    transformers' DataCollatorForLanguageModeling gets the same sequences ready in memory; ours reads them from its
-    dataset. Both make micro-batches of the recipe's size.
-
-    Raises:
-        ConfigError, DataError, TokenizerError: the recipe is a decoder's, or names no usable data or tokenizer.
-    """
-    from transformers import AutoTokenizer, DataCollatorForLanguageModeling
-
-    if config.model.is_decoder:
-        raise ConfigError(
-            f"model.family {config.model.family}: loaders are compared by their masking, which causal_lm has not; "
-            "give a recipe of a masked language model"
-        )
-    tokenizer = load_tokenizer(config.tokenizer.path or "")
-    objective = build_objective(config.objective, tokenizer)
-    rows = build_rows(config.data.train, tokenizer, config, objective)
-    in_process = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
-    steps = iter(TrainLoader(rows, objective, in_process))
-    global_batch, micro = config.training.global_batch_size, config.training.micro_batch_size
-    hf_tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.path)
-    collator = DataCollatorForLanguageModeling(hf_tokenizer, mlm_probability=config.objective.mask_prob)
-    features = list(_features(rows, min(rows_a_round, len(rows))))
-
-    def ours() -> int:
-        count = max(1, rows_a_round // global_batch)
-        for _ in range(count):
-            next(steps)
-        return count * global_batch
-
-    def theirs() -> int:
-        for start in range(0, len(features), micro):
-            collator(features[start : start + micro])
-        return len(features)
-
-    return _in_turn(ours, theirs, rounds, "rows/s")
-
-
-def _features(rows: Any, count: int) -> Iterator[dict[str, list[int]]]:
-    for number in range(count):
-        index, local = rows.locate(number)
-        yield {"input_ids": [int(token) for sample in index.row(local) for token in sample.input_ids]}

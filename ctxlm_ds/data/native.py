@@ -1,0 +1,63 @@
+"""Keyed random words inside compiled loops (numba): counter-based like randomness.py, at a nanosecond a word.
+
+A stream belongs to (seed, purpose) and three integers; its word j is splitmix64's output function of state + j·gamma
+(Steele 2014), so any word is computed on its own, in any order, on any rank. The state is the triple folded in by the
+same function, one integer at a time. Philox (randomness.py) stays where numpy's distributions are wanted.
+
+Rules for compiled code here: `@compiled` only (cached on disk, no GIL); never numba's own threads, which do not survive
+a fork: parallel loops are threads of the caller, each over its own range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from ctxlm_ds.data.randomness import hash_words
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+FLOAT_SCALE = 2.0**-53
+
+compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
+inlined: Any = numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+
+
+def stream_key(seed: int, *purpose: int | str) -> np.uint64:
+    """The key of all streams of (seed, purpose...)."""
+    return np.uint64(hash_words(1, seed, *purpose)[0])
+
+
+@inlined
+def mix(word: np.uint64) -> np.uint64:
+    """splitmix64's finalizer: a bijection of 64 bits."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@inlined
+def stream(key: np.uint64, first: int, second: int, third: int) -> np.uint64:
+    """State of the stream of three integers under a key."""
+    state = mix(key + np.uint64(first) * GAMMA + GAMMA)
+    state = mix(state ^ (np.uint64(second) * GAMMA + np.uint64(1)))
+    return mix(state ^ (np.uint64(third) * GAMMA + np.uint64(2)))
+
+
+@inlined
+def word_at(state: np.uint64, number: int) -> np.uint64:
+    """Word `number` (from 0) of a stream."""
+    return mix(state + (np.uint64(number) + np.uint64(1)) * GAMMA)
+
+
+@inlined
+def uniform(word: np.uint64) -> float:
+    """A word as a number in [0, 1), 53 bits."""
+    return float(word >> np.uint64(11)) * FLOAT_SCALE
+
+
+@inlined
+def below(word: np.uint64, bound: int) -> int:
+    """A word as a whole number in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
+    return int(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
