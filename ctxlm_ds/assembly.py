@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ import torch
 
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.run_lock import RunLock
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.config.load import dump_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.idle import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.loader import EvalLoader, Step, TrainLoader
+from ctxlm_ds.data.plan_table import plan_lines
+from ctxlm_ds.data.run_rows import RunRows, build_run_rows
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.samples.build import build_rows
-from ctxlm_ds.data.samples.index import RowSource
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list
@@ -30,6 +28,7 @@ from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.objectives.build import TrainingObjective, build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.run_lock import RunLock
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.engine import Engine
@@ -42,22 +41,6 @@ from ctxlm_ds.training.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The sample indexes of a run."""
-
-    train: RowSource
-    validation: Mapping[str, RowSource]
-
-    def describe(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """What a resume must find again to be at the same place of the same stream."""
-        return {
-            "train_indexes": [index.meta["key"] for index in self.train.indexes],
-            "train_rows": len(self.train),
-            "tokenizer_fingerprint": tokenizer.fingerprint,
-        }
 
 
 def build_run(
@@ -79,9 +62,13 @@ def build_run(
     if newest is not None:
         # Before sample indexes are built for a run that is not to be.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
-    rows = topology.run_on_rank_0_first(lambda: open_rows(config, tokenizer, objective))
+    # Every rank at once, on whatever disk: the first one there builds an index, the others wait for it.
+    rows = topology.run_together(lambda: build_run_rows(config, tokenizer, objective))
+    data = agreed_data(rows.describe(config, tokenizer), topology)
+    for line in plan_lines(config, rows.train, rows.validation):
+        logger.info("%s", line)
     engine = build_engine(config, deepspeed_config, objective, kernels, topology)
-    checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", rows.describe(tokenizer))
+    checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
     state = checkpoints.resume(newest)
     topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
     if state is None:
@@ -102,8 +89,24 @@ def build_run(
     )
 
 
+def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
+    """The description of the data, which every rank must see alike, wherever its node keeps it.
+
+    Raises:
+        DataError: some rank sees other data, on every rank.
+    """
+    seen = topology.all_gather_object(own)
+    for rank, description in enumerate(seen):
+        if description != seen[0]:
+            raise DataError(
+                f"rank {rank} reads other data than rank 0 ({description} instead of {seen[0]}); copy the same "
+                "datasets to every node, tools/inspect_dataset.py --verify proves a copy"
+            )
+    return own
+
+
 def build_loaders(
-    config: RunConfig, rows: Rows, objective: TrainingObjective, topology: Topology, start_row: int
+    config: RunConfig, rows: RunRows, objective: TrainingObjective, topology: Topology, start_row: int
 ) -> tuple[Iterable[Step], Mapping[str, Iterable[Batch | None]]]:
     """Training steps from `start_row` on, and held-out batches by source; idle ones where a rank sees no data."""
     size = topology.data_parallel_size
@@ -142,24 +145,6 @@ def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
             f"{tokenizer.vocab_size - 1}; set model.vocab_size to at least {tokenizer.vocab_size}, or null"
         )
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
-
-
-def open_rows(config: RunConfig, tokenizer: Tokenizer, objective: TrainingObjective) -> Rows:
-    """The sample indexes of the training and held-out datasets, built where they are missing.
-
-    Raises:
-        ConfigError: no training data is named.
-        DataError: a dataset is missing, damaged or made with another tokenizer.
-    """
-    if not config.data.train:
-        raise ConfigError(
-            "data.train is empty: name one or more dataset prefixes made by tools/preprocess_data.py, e.g. "
-            "--set data.train=[data/wiki_text_sentence]"
-        )
-    return Rows(
-        build_rows(config.data.train, tokenizer, config, objective),
-        {s.name: build_rows([s.path], tokenizer, config, objective, held_out=True) for s in config.data.validation},
-    )
 
 
 def choose_run_kernels(config: RunConfig) -> KernelSet:

@@ -35,8 +35,8 @@ def run_command(main: Callable[[], None]) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted; nothing incomplete was kept", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted; {str(interrupt) or 'nothing incomplete was kept'}", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""

@@ -22,8 +22,8 @@ from ctxlm_ds.errors import CtxlmError, DataError, TrainingError
 from ctxlm_ds.training.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 
 if TYPE_CHECKING:
-    from ctxlm_ds.checkpoint.run_lock import RunLock
     from ctxlm_ds.parallel.topology import Topology
+    from ctxlm_ds.run_lock import RunLock
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -87,8 +87,8 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
 
     from torch import distributed
 
-    from ctxlm_ds.checkpoint.run_lock import RunLock
     from ctxlm_ds.parallel.topology import build_topology
+    from ctxlm_ds.run_lock import RunLock
     from ctxlm_ds.training.runtime import check_precision, init_process_group
 
     check_precision(config)

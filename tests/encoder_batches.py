@@ -1,4 +1,4 @@
-"""Random micro-batches of chosen lengths, collated by the project's own collate."""
+"""Random micro-batches of chosen lengths, collated by the project's own loops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.data.collate import BatchShape, collate
+from ctxlm_ds.data.collate import BatchShape
 from ctxlm_ds.data.sample import Batch, Example
+from tests.ragged import collate
 
 PAD_ID = 1
 FIRST_WORD_ID = 5

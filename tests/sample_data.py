@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
-from ctxlm_ds.data.samples.sentence_table import SentenceTable
+from ctxlm_ds.data.samples.sentence_table import UNALIGNED, SentenceTable
 
 SPECIALS = {"pad_id": 0, "unk_id": 1, "cls_id": 2, "sep_id": 3, "mask_id": 4}
 FIRST_WORD_ID = 5
@@ -71,8 +71,10 @@ def table_of(documents: Documents) -> SentenceTable:
     """The sentence table of documents that lie one after another."""
     lengths = [len(sentence) for document in documents for sentence in document]
     ends = np.cumsum(lengths)
+    starts = (ends - lengths).view(UNALIGNED)
+    starts.flags.writeable = False
     bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])])
-    return SentenceTable(ends - lengths, ends, bounds, True)
+    return SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
 
 
 def write_dataset(

@@ -67,28 +67,42 @@ def make_documents(num_documents: int, seed: int = 0, max_sentences: int = 24) -
 def write_corpus(path: str | Path, num_documents: int = 200, seed: int = 0, format: str = "jsonl") -> list[str]:
     """Write documents and return them.
 
-    `format`: `text` (blank lines between documents), `jsonl`, `parquet`, or one of `jsonl.gz`, `jsonl.xz`, `jsonl.bz2`,
-    `jsonl.zst`.
+    `format`: `text` (blank lines between documents), `jsonl`, `wikiextractor`, `parquet`, `arrow` (IPC file),
+    `arrows` (IPC stream), each of lines also with `.gz`, `.xz`, `.bz2` or `.zst` behind it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = make_documents(num_documents, seed)
-    lines = "".join(
-        json.dumps({"title": f"chapter {number}", "text": text}) + "\n" for number, text in enumerate(documents)
-    ).encode()
-    if format == "text":
-        path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    elif format == "parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        titles = [f"chapter {number}" for number in range(num_documents)]
-        parquet.write_table(pyarrow.table({"title": titles, "text": documents}), path, row_group_size=50)
-    elif format == "jsonl.zst":
+    titles = [f"chapter {number}" for number in range(num_documents)]
+    if format in ("parquet", "arrow", "arrows"):
+        _write_table(path, titles, documents, format)
+        return documents
+    kind, _, compression = format.partition(".")
+    lines = "".join(_LAYOUTS[kind](*pair) for pair in zip(titles, documents, strict=True)).encode()
+    if compression == "zst":
         import zstandard
 
-        path.write_bytes(zstandard.ZstdCompressor().compress(lines))
+        path.write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(lines))
     else:
-        compress = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.xz": lzma.compress, "jsonl.bz2": bz2.compress}
-        path.write_bytes(compress[format](lines))
+        compress = {"": bytes, "gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
+        path.write_bytes(compress[compression](lines))
     return documents
+
+
+_LAYOUTS: dict[str, Callable[[str, str], str]] = {
+    "text": lambda title, text: f"{text}\n\n",
+    "jsonl": lambda title, text: json.dumps({"title": title, "text": text}) + "\n",
+    "wikiextractor": lambda title, text: f'<doc id="7" url="?curid=7" title="{title}">\n{title}\n\n{text}\n\n</doc>\n',
+}
+
+
+def _write_table(path: Path, titles: list[str], documents: list[str], format: str) -> None:
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    table = pyarrow.table({"title": titles, "text": documents})
+    if format == "parquet":
+        parquet.write_table(table, path, row_group_size=20)
+        return
+    with (ipc.new_file if format == "arrow" else ipc.new_stream)(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=20)

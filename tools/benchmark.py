@@ -1,37 +1,111 @@
-"""Measure training steps or the loader beside transformers' own, as ratios taken round by round in one process."""
+"""Measure a part of the package beside its peer (transformers, tokenizers, Megatron), as ratios of one run.
+
+Both sides work in turn, round by round in one process, so that a machine whose speed drifts favours neither.
+"""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import run_command, setup_logging
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["pretrain", "loader"], help="steps of the model, or rows of the loader")
+
+def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds that count")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+
+
+def _preprocess_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="as for tools/preprocess_data.py")
+    parser.add_argument("--tokenizer", required=True, metavar="DIR", help="folder of a tokenizer")
+    parser.add_argument("--split-sentences", action="store_true", help="a sequence is a sentence")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes, and the peer's threads (all cores)")
+
+
+def _samples_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--documents", type=int, default=1_000_000, metavar="N", help="documents of made-up lengths")
+
+
+def _merge_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input", nargs="+", required=True, metavar="PREFIX", help="datasets to join, in order")
+    parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder on the disk to measure")
+
+
+def _pretrain(args: argparse.Namespace) -> Iterable[str]:
+    from ctxlm_ds.config.load import load_config
+
+    config = load_config(args.config, args.set)
+    from ctxlm_ds.benchmark.steps import compare_steps
+
+    _set_threads(args.threads)
+    return compare_steps(config, args.rounds).lines()
+
+
+def _loader(args: argparse.Namespace) -> Iterable[str]:
+    from ctxlm_ds.config.load import load_config
+
+    config = load_config(args.config, args.set)
+    from ctxlm_ds.benchmark.loaders import compare_loaders
+
+    _set_threads(args.threads)
+    return compare_loaders(config, args.rounds).lines()
+
+
+def _preprocess(args: argparse.Namespace) -> Iterable[str]:
+    from ctxlm_ds.benchmark.preprocess import compare_preprocess
+
+    return compare_preprocess(args.input, args.tokenizer, args.split_sentences, args.workers, args.rounds).lines()
+
+
+def _samples(args: argparse.Namespace) -> Iterable[str]:
+    from ctxlm_ds.benchmark.samples import compare_samples
+
+    return compare_samples(args.documents, args.rounds)
+
+
+def _merge(args: argparse.Namespace) -> Iterable[str]:
+    from ctxlm_ds.benchmark.merge import compare_merge
+
+    return compare_merge(args.input, args.output_dir, args.rounds).lines()
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+COMMANDS = (
+    ("pretrain", "steps of the model beside transformers'", _recipe_options, _pretrain),
+    ("loader", "rows of the loader beside transformers' collator", _recipe_options, _loader),
+    ("preprocess", "the whole of tools/preprocess_data.py beside encode_batch_fast", _preprocess_options, _preprocess),
+    ("merge", "tools/merge_datasets.py beside a plain copy of the files", _merge_options, _merge),
+    ("samples", "the sample index beside Megatron's C++ helpers", _samples_options, _samples),
+)
+"""Name, what it measures, its options, and the lines of its table."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    for name, explanation, add_options, measure in COMMANDS:
+        command = commands.add_parser(name, help=explanation, description=explanation)
+        add_options(command)
+        command.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds that count (default: 5)")
+        command.set_defaults(measure=measure)
     return parser
 
 
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.config.load import load_config
-
-    config = load_config(args.config, args.set)
-    import torch
-
-    from ctxlm_ds.benchmark.loaders import compare_loaders
-    from ctxlm_ds.benchmark.steps import compare_steps
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    compare = compare_steps if args.what == "pretrain" else compare_loaders
-    for line in compare(config, args.rounds).lines():
+    for line in args.measure(args):
         print(line)
 
 

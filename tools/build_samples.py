@@ -6,9 +6,11 @@ Training builds what is missing by itself; with this, a cluster's compute nodes 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import sys
 
 from ctxlm_ds.console import run_command, setup_logging
+
+PIPED_WIDTH = 10_000
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -16,6 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, metavar="RECIPE", help="a path, or the name of a shipped recipe")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change settings")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows as the model will see them")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores); the files are the same")
     return parser
 
 
@@ -25,9 +28,10 @@ def main() -> None:
     from rich.console import Console
 
     from ctxlm_ds.config.load import load_config
+    from ctxlm_ds.config.source_rules import source_names
+    from ctxlm_ds.data.plan_table import plan_lines
     from ctxlm_ds.data.preview import preview_rows
-    from ctxlm_ds.data.samples.build import build_sample_index
-    from ctxlm_ds.data.samples.index import RowSource
+    from ctxlm_ds.data.run_rows import build_run_rows
     from ctxlm_ds.data.samples.summary import summary_table
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective
@@ -38,17 +42,14 @@ def main() -> None:
         raise ConfigError(f"{args.config}: tokenizer.path and data.train are needed; name them there or with --set")
     tokenizer = load_tokenizer(config.tokenizer.path)
     objective = build_objective(config.objective, tokenizer)
-    indexes = {
-        Path(prefix).name: build_sample_index(prefix, tokenizer, config, objective) for prefix in config.data.train
-    }
-    held_out = {
-        f"{source.name} (held out)": build_sample_index(source.path, tokenizer, config, held_out=True)
-        for source in config.data.validation
-    }
-    console = Console(soft_wrap=True)
+    rows = build_run_rows(config, tokenizer, objective, args.workers)
+    indexes = dict(zip(source_names(config), rows.train.indexes, strict=True))
+    held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     console.print(summary_table(indexes | held_out))
+    print("\n".join(plan_lines(config, rows.train, rows.validation)))
     if args.show:
-        for text in preview_rows(RowSource(list(indexes.values())), objective, tokenizer, config, args.show):
+        for text in preview_rows(rows.train, objective, tokenizer, config, args.show):
             console.print(text)
 
 

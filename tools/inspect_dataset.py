@@ -11,7 +11,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefix", metavar="PREFIX", help="path of the dataset without .bin/.idx")
     parser.add_argument(
-        "--verify", action="store_true", help="read every byte and prove sizes, offsets, ids, checksums and tokenizer"
+        "--verify",
+        action="store_true",
+        help="read every byte and prove sizes, offsets, ids, checksums, tokenizer and text",
+    )
+    parser.add_argument(
+        "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
     )
     parser.add_argument(
         "--show", type=int, default=0, metavar="N", help="print N documents, a numbered line for each sentence"
@@ -61,8 +66,8 @@ def main() -> None:
     dataset = IndexedDataset(args.prefix)
     for line in describe(dataset):
         print(line)
-    if args.verify:
-        for proof in verify_dataset(dataset, args.tokenizer):
+    if args.verify or args.write_manifest:
+        for proof in verify_dataset(dataset, args.tokenizer, args.write_manifest):
             print(f"verified      {proof}")
     if args.objective:
         show_objective(args)

@@ -1,6 +1,7 @@
 """Turn documents into Megatron's indexed dataset (.bin/.idx) with a tokenizer's ids.
 
-Writes OUTPUT_PREFIX_KEY_{sentence,document}.{bin,idx,json}, complete or not at all. Nothing is downloaded.
+Writes OUTPUT_PREFIX_KEY_{sentence,document}.{bin,idx,json,sha256}, complete or not at all. An interrupted run leaves
+OUTPUT_PREFIX_KEY_….partial/, from which the same command goes on. Nothing is downloaded but an hf:// data set.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import os
 
 from ctxlm_ds.console import format_duration, run_command, setup_logging
 
-INPUT_HELP = "text (documents between blank lines), jsonl, either with .gz/.xz/.bz2/.zst, parquet, globs, or hf://NAME"
+INPUT_HELP = (
+    "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
+    "parquet, arrow, globs, or hf://NAME"
+)
+INPUT_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet", "arrow")
 
 
 def _num_cores() -> int:
@@ -20,45 +25,34 @@ def _num_cores() -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_argument_group("input")
-    source.add_argument("--input", nargs="+", required=True, metavar="FILE", help=INPUT_HELP)
-    source.add_argument(
-        "--json-keys",
-        nargs="+",
-        default=["text"],
-        metavar="KEY",
-        help="keys or columns; each gives a dataset (default: text)",
-    )
-    source.add_argument(
-        "--input-format", choices=["auto", "text", "jsonl", "parquet"], default="auto", help="default: by file name"
-    )
-    source.add_argument(
-        "--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records (default: 0)"
-    )
-    source.add_argument("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
-    source.add_argument("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
-    tokenization = parser.add_argument_group("tokenizer")
-    tokenization.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="DIR",
-        help="folder of train_tokenizer.py or of any Hugging Face tokenizer",
-    )
-    tokenization.add_argument(
-        "--append-eod", action="store_true", help="end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
-    output.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    output.add_argument(
-        "--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one a core)"
-    )
+    add = source.add_argument
+    add("--input", nargs="+", required=True, metavar="FILE", help=INPUT_HELP)
+    keys_help = "keys or columns; each gives a dataset (default: text)"
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys_help)
+    add("--input-format", choices=INPUT_FORMATS, default="auto", help="default: by file name")
+    add("--shard", default="0/1", metavar="I/N", help="only part I (from 0) of N, for an array of jobs")
+    skipped_help = "skip up to N damaged records, or a share such as 1%% (default: 0)"
+    add("--max-bad-records", default="0", metavar="N", help=skipped_help)
+    add("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
+    add("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
+    add = parser.add_argument_group("tokenizer").add_argument
+    tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer"
+    add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
+    eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
+    add("--append-eod", action="store_true", help=eod_help)
+    add = parser.add_argument_group("output").add_argument
+    add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
+    add("--overwrite", action="store_true", help="replace an existing dataset, and start an interrupted one anew")
+    add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one a core)")
     return parser
 
 
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
+    from ctxlm_ds.data.preprocess import PreprocessConfig, PreprocessResult, preprocess
+    from ctxlm_ds.data.preprocess_config import parse_max_bad_records
+    from ctxlm_ds.data.sources import Shard
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),
@@ -66,16 +60,26 @@ def main() -> None:
         keep_newlines=args.keep_newlines,
         append_eod=args.append_eod,
         workers=args.workers,
-        max_bad_records=args.max_bad_records,
+        max_bad_records=parse_max_bad_records(args.max_bad_records),
         input_format=args.input_format,
+        shard=Shard.parse(args.shard),
         overwrite=args.overwrite,
     )
-    results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
-    for result in results:
+
+    def show(result: PreprocessResult) -> None:
         facts = result.metadata
         skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
         size = f"{facts['sequences']:,} sequences, {facts['tokens']:,} tokens"
         print(f"{result.prefix}: {facts['documents']:,} documents ({skipped}), {size}")
+        for reason, count in facts["bad_record_reasons"].items():
+            print(f"  skipped {count:,}: {reason} (a sample in {result.prefix}.errors.jsonl)")
+
+    results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
+    for result in results:
+        show(result)
+    if results[0].was_complete:
+        print("complete already, nothing to do")
+        return
     seconds, characters = results[0].seconds, results[0].metadata["characters"] / 1e6
     print(f"{characters:,.1f} M characters in {format_duration(seconds)} ({characters / max(seconds, 1e-9):.2f} M/s)")
     print(f"next: python tools/inspect_dataset.py {results[0].prefix} --show 1")

@@ -1,67 +1,83 @@
-"""Train a tokenizer (for BERT, RoBERTa or GPT-2) from text; writes a folder that transformers loads too."""
+"""Train a tokenizer from text; writes a folder that transformers loads too (elmo: its word ids)."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 
 from ctxlm_ds.console import run_command, setup_logging
+
+_TYPES = ("wordpiece", "bpe", "gpt2", "unigram", "sentencepiece-bpe", "elmo")
+_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def byte_count(text: str) -> int:
+    """`500M` as a number."""
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    return int(float(text[:-1] if unit > 1 else text) * unit)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="text, jsonl (also .gz/.xz/.zst), parquet, globs, hf://NAME",
-    )
-    parser.add_argument(
-        "--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)"
-    )
-    parser.add_argument(
-        "--input-format", choices=["auto", "text", "jsonl", "parquet"], default="auto", help="default: by file name"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME (docs/preprocessing.md)")
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)")
+    add("--input-format", default="auto", metavar="FORMAT", help="where a file's name does not say (default: auto)")
+    add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N records that are no documents")
+    add("--output-dir", required=True, metavar="DIR", help="folder to write; must not exist")
+    add(
         "--type",
-        choices=["wordpiece", "bpe", "gpt2"],
+        choices=_TYPES,
         required=True,
-        help="wordpiece (BERT), byte-level bpe (RoBERTa) or gpt2 (byte-level, <|endoftext|> its only special token)",
+        help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), unigram or sentencepiece-bpe (T5, mBART, "
+        "XLM-R), elmo (words and their characters)",
     )
-    parser.add_argument(
-        "--vocab-size", type=int, metavar="N", help="default: 30522 (wordpiece), 50265 (bpe) or 50257 (gpt2)"
+    add("--vocab-size", type=int, metavar="N", help="every id; default: the published model's of the type")
+    add(
+        "--max-sample-bytes",
+        type=byte_count,
+        metavar="N",
+        help="train on a sample of whole documents of at most N bytes (500M, 10G), the same for the same seed",
     )
-    parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder to write; must not exist")
-    parser.add_argument(
-        "--cased", action="store_true", help="wordpiece: keep upper case and accents (default: uncased)"
-    )
-    parser.add_argument(
-        "--add-prefix-space", action="store_true", help="bpe, gpt2: put a space before each text (the originals: no)"
-    )
-    parser.add_argument(
-        "--min-frequency", type=int, default=2, metavar="N", help="least occurrences of a merged pair (default: 2)"
-    )
+    add("--sample-seed", type=int, metavar="N", help="of the sample (default: 0)")
+    add("--special-tokens", nargs="+", metavar="NAME", help="further tokens with ids of their own")
+    add("--min-frequency", type=int, metavar="N", help="wordpiece, bpe, gpt2: least occurrences of a merged pair; elmo")
+    add("--merge-score", choices=["frequency", "likelihood"], help="wordpiece: what ranks the pairs (frequency)")
+    add("--cased", dest="lowercase", action="store_false", default=None, help="wordpiece: keep case and accents")
+    add("--limit-alphabet", type=int, metavar="N", help="wordpiece: most characters (1000); rarer ones become [UNK]")
+    add("--add-prefix-space", action="store_true", default=None, help="bpe, gpt2: a space before each text")
+    add("--normalization", metavar="RULE", help="bpe, gpt2: none, nfc, nfkc ...; sentencepiece: nmt_nfkc, identity ...")
+    add("--extra-ids", type=int, metavar="N", help="sentencepiece: T5's layout with N sentinels <extra_id_i> (T5: 100)")
+    add("--language-codes", nargs="+", metavar="CODE", help="sentencepiece: mBART's layout (en_XX de_DE ...)")
+    add("--character-coverage", type=float, metavar="X", help="sentencepiece: share of characters kept (0.9995)")
+    add("--byte-fallback", action="store_true", default=None, help="sentencepiece: spell unknown text in bytes")
+    add("--words", choices=["punctuation", "whitespace"], help="elmo: what separates words (punctuation)")
     return parser
+
+
+_SETTINGS = (
+    "special_tokens", "min_frequency", "merge_score", "lowercase", "limit_alphabet", "add_prefix_space",
+    "normalization", "extra_ids", "language_codes", "character_coverage", "byte_fallback", "words",
+    "max_sample_bytes", "sample_seed",
+)  # fmt: skip
 
 
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
     from ctxlm_ds.data.corpus import Corpus
+    from ctxlm_ds.tokenizers.load import training_record
+    from ctxlm_ds.tokenizers.report import report_lines
     from ctxlm_ds.tokenizers.train import train_tokenizer
 
-    tokenizer = train_tokenizer(
-        args.type,
-        Corpus(args.input, args.json_keys, args.input_format),
-        args.vocab_size,
-        args.output_dir,
-        lowercase=not args.cased,
-        add_prefix_space=args.add_prefix_space,
-        min_frequency=args.min_frequency,
-    )
+    corpus = Corpus(args.input, args.json_keys, args.input_format, args.max_bad_records)
+    settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    tokenizer = train_tokenizer(args.type, corpus, args.vocab_size, args.output_dir, **settings)
     size = f"{tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:12]}"
-    print(f"{args.output_dir}: {tokenizer.kind}, {size}")
+    print(f"{args.output_dir}: {tokenizer.kind}, {size}; on up to 2 MB of the text it was made of:")
+    record = training_record(Path(args.output_dir))
+    print("\n".join(report_lines({args.output_dir: {**record, "languages": record["report"]}})))
     words = ["python", "tools/preprocess_data.py", "--input", *args.input, "--tokenizer", args.output_dir]
     if args.json_keys != ["text"]:
         words += ["--json-keys", *args.json_keys]

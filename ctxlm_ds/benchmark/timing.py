@@ -29,7 +29,7 @@ class Comparison:
             ("ratio", ratios, "{:.2f}"),
         )
         return [
-            f"{name:<14}{shown.format(statistics.median(v)):>12} {self.unit if name != 'ratio' else '':<12}"
+            f"{name:<18}{shown.format(statistics.median(v)):>12} {self.unit if name != 'ratio' else '':<12}"
             f"({shown.format(min(v))} to {shown.format(max(v))})"
             for name, v, shown in rows
         ]

@@ -30,10 +30,10 @@ from ctxlm_ds.checkpoint.folders import (
     to_rotate,
 )
 from ctxlm_ds.checkpoint.manifest import FileEntry, hash_files, list_files, read_manifest, verify, write_manifest
-from ctxlm_ds.checkpoint.run_lock import RunLock
 from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.run_lock import RunLock
 
 logger = logging.getLogger("ctxlm_ds")
 

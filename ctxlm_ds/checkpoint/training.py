@@ -11,6 +11,7 @@ import logging
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ BYTES_PER_ELEMENT = 4
 FREE_SPACE_SLACK_BYTES = 16 * 2**20
 # What fixes the model and the order and content of the rows: a change would not continue the run, it would be another.
 FIXED_SETTINGS = (
-    "model", "objective", "data.seq_length", "data.sample_format", "data.short_seq_prob", "data.num_duplicates",
-    "data.packing", "data.max_sequences_per_row", "data.reset_at_documents", "training.seed", "optimizer.name",
+    "model", "objective", "data.blend", "data.temperature", "data.split", "data.seq_length", "data.sample_format",
+    "data.short_seq_prob", "data.num_duplicates", "data.packing", "data.max_sequences_per_row",
+    "data.reset_at_documents", "training.seed", "optimizer.name",
 )  # fmt: skip
+SOURCES = "sources"
 
 UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
 """How checkpoints of version 0.1.0 were written, which do not say so."""
@@ -52,7 +55,11 @@ class TrainingCheckpoints:
         tokenizer_dir: Path,
         data: Mapping[str, Any],
     ) -> None:
-        """`data` describes the training rows (fingerprints, number of rows); a resume must find the same."""
+        """`data` describes the training rows; a resume must find the same.
+
+        `sources` in it is a list of training sources: path, documents [first, last), rows, index (the key of its
+        samples, which alone is compared).
+        """
         self._manager = manager
         self._engine = engine
         self._config = config
@@ -132,7 +139,7 @@ class TrainingCheckpoints:
             return None
         described = json.loads((folder / "state.json").read_text())
         refuse_changed_settings(folder, self._config)
-        self._refuse_changed_data(folder, described["data"])
+        refuse_changed_data(folder, described["data"], self._data)
         reader = CheckpointReader(folder)
         scalars = reader.scalars()
         self._load_pieces(reader, int(scalars["optimizer_updates"]))
@@ -152,16 +159,6 @@ class TrainingCheckpoints:
                 view.copy_(reader.read(fragment.name, kind, *place))
         self._engine.weights_changed()
 
-    def _refuse_changed_data(self, folder: Path, saved: Mapping[str, Any]) -> None:
-        _refuse(
-            folder,
-            [
-                f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
-                for key, value in self._data.items()
-                if saved.get(key) != value
-            ],
-        )
-
     def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:
         now = self._environment()
         before = {**UNSPLIT, **saved}
@@ -179,14 +176,58 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
         CheckpointError: lists every one that differs.
     """
     # Loaded, not only parsed: settings that are younger than the checkpoint have their defaults.
-    saved = yaml.safe_load(dump_config(load_config(folder / "config.yaml")))
-    current = yaml.safe_load(dump_config(config))
+    saved_config = load_config(folder / "config.yaml")
+    saved, current = yaml.safe_load(dump_config(saved_config)), yaml.safe_load(dump_config(config))
     changed = [
         f"  {key}: {_lookup(saved, key)!r} in the checkpoint, {_lookup(current, key)!r} in the recipe"
         for key in FIXED_SETTINGS
         if _lookup(saved, key) != _lookup(current, key)
     ]
+    _refuse(folder, changed + _changed_mix(saved_config, config))
+
+
+def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare what describes the training rows in a checkpoint with what describes them now.
+
+    Raises:
+        CheckpointError: lists every source and fact that differs.
+    """
+    changed = _changed_sources(saved.get(SOURCES, []), now.get(SOURCES, []))
+    changed += [
+        f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
+        for key, value in now.items()
+        if key != SOURCES and saved.get(key) != value
+    ]
     _refuse(folder, changed)
+
+
+def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
+    """A line for each change of how often sources come (their paths may change: indexes are compared by content)."""
+    before = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in saved.data.train]
+    now = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in current.data.train]
+    if len(before) != len(now):
+        return [f"  data.train: {len(before)} sources in the checkpoint, {len(now)} in the recipe"]
+    return [
+        f"  data.train[{number}]: {old} in the checkpoint, {new} in the recipe"
+        for number, (old, new) in enumerate(zip(before, now, strict=True))
+        if old != new
+    ]
+
+
+def _changed_sources(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each training source whose samples are not those of the checkpoint."""
+    return [
+        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
+        for number, (before, after) in enumerate(zip_longest(saved, now))
+        if before is None or after is None or before["index"] != after["index"]
+    ]
+
+
+def _show_source(source: Mapping[str, Any] | None) -> str:
+    if source is None:
+        return "no source"
+    first, last = source["documents"]
+    return f"{source['path']} (documents {first} to {last}, {source['rows']} rows, samples {source['index'][:12]})"
 
 
 def _refuse(folder: Path, changed: Sequence[str]) -> None:

@@ -6,13 +6,13 @@ In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py)
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from ctxlm_ds.config.decoder_rules import decoder_problems
 from ctxlm_ds.config.layout import layout_problems
 from ctxlm_ds.config.problems import Problem, raise_problems
 from ctxlm_ds.config.schema import PAIR_FORMATS, RunConfig
+from ctxlm_ds.config.source_rules import source_problems
 from ctxlm_ds.errors import ConfigError
 
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
@@ -75,6 +75,7 @@ def unused_settings(config: RunConfig) -> list[str]:
     """One sentence for each setting that was changed and has no effect here; for a warning at the start."""
     defaults = RunConfig()
     idle = {
+        "data.temperature": config.data.blend != "temperature",
         "data.short_seq_prob": config.data.sample_format != "segment_pair",
         "data.max_sequences_per_row": not config.data.shares_rows,
         "data.reset_at_documents": config.data.sample_format != "blocks",
@@ -153,15 +154,7 @@ def _check_rows(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.max_sequences_per_row", text, ("data.packing",))
 
 
-def _check_sources(config: RunConfig) -> Iterator[Problem]:
-    named = [(f"data.train[{index}]", path) for index, path in enumerate(config.data.train)]
-    named += [(f"data.validation[{index}].path", source.path) for index, source in enumerate(config.data.validation)]
-    for path, prefix in named:
-        if prefix.endswith((".bin", ".idx")):
-            yield Problem(path, f"{prefix}: give the prefix without the ending: {prefix[:-4]}", (path.split("[")[0],))
-    for name, count in Counter(source.name for source in config.data.validation).items():
-        if count > 1:
-            yield Problem("data.validation", f'{count} sources are named "{name}"; give each its own name')
+def _check_name(config: RunConfig) -> Iterator[Problem]:
     if "/" in config.name or config.name in ("", ".", ".."):
         yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
 
@@ -297,7 +290,8 @@ CHECKS: tuple[Check, ...] = (
     _check_model,
     _check_rows,
     decoder_problems,
-    _check_sources,
+    source_problems,
+    _check_name,
     _check_objective,
     _check_optimizer,
     _check_schedule,

@@ -34,6 +34,13 @@ KNOWN_ELSEWHERE = {
     "max_seq_length": "data.seq_length",
     "max_seq_len": "data.seq_length",
     "dupe_factor": "data.num_duplicates",
+    "data_path": "data.train",
+    "train_data_path": "data.train",
+    "valid_data_path": "data.validation",
+    "sampling_alpha": "data.temperature",
+    "multilang_sampling_alpha": "data.temperature",
+    "epochs": "training.max_steps",
+    "num_train_epochs": "training.max_steps",
     "mlm_probability": "objective.mask_prob",
     "masked_lm_prob": "objective.mask_prob",
     "whole_word_masking": "objective.whole_word",
@@ -153,7 +160,8 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         items = get_args(annotation)
         return f"a list of {len(items)}: " + ", ".join(describe_type(item) for item in items)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "a section with " + ", ".join(annotation.model_fields)
+        short = "text or " if hasattr(annotation, "SHORT_FORM") else ""
+        return f"{short}a section with {', '.join(annotation.model_fields)}"
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(annotation, str(annotation)) + _describe_bounds(metadata)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -70,6 +71,31 @@ class TokenizerConfig(Section):
     """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
 
 
+class TrainSource(Section):
+    """One dataset to train on; its path alone may stand for it."""
+
+    SHORT_FORM: ClassVar[str] = "path"
+
+    path: str
+    """Dataset prefix (without .bin/.idx)."""
+    weight: PositiveFloat | None = None
+    """Share of the rows in proportion to the other sources' (data.blend `weighted` or `megatron`)."""
+    epochs: PositiveFloat | None = None
+    """Passes over it in one epoch of the run, 1.5 and 0.5 too; null is 1 (data.blend `concatenate`)."""
+    name: str | None = None
+    """Name in tables and held-out figures; null is the last part of the path."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _to_path(self, serialize: Callable[[TrainSource], dict[str, Any]]) -> str | dict[str, Any]:
+        given = {key: value for key, value in serialize(self).items() if value is not None}
+        return self.path if len(given) == 1 else given
+
+
 class ValidationSource(Section):
     """One held-out dataset."""
 
@@ -77,13 +103,24 @@ class ValidationSource(Section):
     """Name under which its figures appear (`eval/NAME/…`)."""
     path: str
     """Dataset prefix (without .bin/.idx)."""
+    part: Literal["all", "train", "valid", "test"] = "all"
+    """Which part of data.split; `all` takes every document."""
 
 
 class DataConfig(Section):
     """From indexed datasets to rows of a batch."""
 
-    train: list[str] = []
-    """Dataset prefixes to train on, one after another in one epoch."""
+    train: list[TrainSource] = []
+    """Datasets to train on."""
+    blend: Literal["concatenate", "weighted", "temperature", "megatron"] = "concatenate"
+    """How they are mixed. `concatenate`: each source's rows as often as its epochs say, all shuffled together.
+    `weighted`: shares by weight, whatever the sizes. `temperature`: shares in proportion to rows^(1/temperature).
+    `megatron`: Megatron's order of sources (weights, or rows where none has one)."""
+    temperature: Annotated[float, Field(ge=1.0)] = 1.0
+    """`temperature` blends: 1 is in proportion to the rows, higher is more even (mBERT 1/0.7, XLM-R 1/0.3)."""
+    split: str | None = None
+    """Document-wise train, valid and test shares of each training dataset as in Megatron, `969,30,1`; trains on the
+    first and, where data.validation is empty, evaluates each source's second. null trains on every document."""
     validation: list[ValidationSource] = []
     """Held-out datasets, evaluated a source at a time."""
     seq_length: PositiveInt = 128

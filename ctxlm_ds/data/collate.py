@@ -1,9 +1,8 @@
 """Examples to micro-batches of one constant shape (DESIGN decision 3).
 
-In: rows, each a list of examples (several where rows are packed, none for an empty row). Out: one flat int32 array,
-which is what a loader worker sends to the training process (one pickle, no shared memory), and the Batch of int64
-tensors made of it. Not here: corruption (the objective's, injected through the protocol below), the order of rows
-(sampler).
+In: the sequences of rows (several a row where rows are packed, none in an empty one). Out: one flat int32 array, which
+is what a loader worker sends to the training process (one pickle, no shared memory), and the Batch of int64 tensors
+made of it. Not here: corruption (the objective's, injected through the protocol below), the order of rows (sampler).
 
 Shape letters as in sample.py: b rows, s positions, p prediction slots, m sequences of a row.
 """
@@ -11,7 +10,6 @@ Shape letters as in sample.py: b rows, s positions, p prediction slots, m sequen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import DataConfig, ObjectiveConfig
-from ctxlm_ds.data.randomness import SampleDraws
-from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Batch, Example, Sample
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.data.sample import Batch, Examples, Samples
+from ctxlm_ds.errors import ConfigError, DataError
 
 MASKED_LM = "masked_lm"
 CAUSAL_LM = "causal_lm"
@@ -34,8 +31,8 @@ class Objective(Protocol):
     @property
     def terms(self) -> tuple[str, ...]: ...
 
-    def corrupt_batch(self, samples: Sequence[Sample], draws: SampleDraws, budgets: NDArray[np.int64]) -> list[Example]:
-        """Corrupt samples with the random words of each, at most budgets[i] predictions in sample i."""
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
+        """Corrupt samples with the random words of each (streams of `key`), at most budgets[i] predictions in i."""
         ...
 
 
@@ -112,64 +109,67 @@ def prediction_budgets(lengths: NDArray[np.int64], data: DataConfig, objective: 
     return 1 + shared * np.asarray(lengths, dtype=np.int64) // data.seq_length
 
 
-def collate(rows: Sequence[Sequence[Example]], shape: BatchShape) -> Batch:
-    """Rows of examples as one Batch [b = len(rows), ...]."""
-    return to_batch(collate_arrays(rows, shape), len(rows), shape)
+def collate_arrays(examples: Examples, row_starts: NDArray[np.int64], shape: BatchShape) -> NDArray[np.int32]:
+    """Rows as one flat array: each field of `shape.fields()`, [b, columns], after the other.
 
+    Args:
+        examples: the sequences of all rows, row after row.
+        row_starts: [b + 1] first sequence of each row.
 
-def collate_arrays(rows: Sequence[Sequence[Example]], shape: BatchShape) -> NDArray[np.int32]:
-    """Rows of examples as one flat array: each field of `shape.fields()`, [b, columns], after the other."""
-    flat = np.zeros(len(rows) * sum(shape.fields().values()), dtype=np.int32)
-    fields = split_fields(flat, len(rows), shape)
-    fields["input_ids"].fill(shape.pad_id)
-    fields["sequence_starts"].fill(shape.seq_length)
-    for term in shape.terms:
-        fields[f"labels.{term}"].fill(IGNORE_LABEL)
-    for row, examples in enumerate(rows):
-        _fill_row({name: values[row] for name, values in fields.items()}, examples)
+    Raises:
+        DataError: a row has more tokens, sequences or predictions than the shape has places.
+    """
+    from ctxlm_ds.data.row_filling import FITS, RowFields, fill_rows  # compiled: planning has no use for numba
+
+    num_rows = len(row_starts) - 1
+    flat = np.empty(num_rows * sum(shape.fields().values()), dtype=np.int32)
+    fields = split_fields(flat, shape)
+    absent = np.empty((num_rows, 0), dtype=np.int32)
+    labels = (fields.pop(f"labels.{term}", absent) for term in (MASKED_LM, CAUSAL_LM, NEXT_SENTENCE))
+    masked_lm, causal_lm, next_sentence = labels
+    row_fields = RowFields(**fields, masked_lm=masked_lm, causal_lm=causal_lm, next_sentence=next_sentence)
+    row = fill_rows(examples, row_starts, row_fields, shape.pad_id)
+    if row != FITS:
+        raise DataError(
+            f"row {row} of a micro-batch does not fit into {shape.seq_length} positions, {shape.sequences_per_row} "
+            f"sequences and {shape.prediction_slots} predictions; the sample index is damaged: delete its folder and "
+            "build it again (tools/build_samples.py)"
+        )
     return flat
 
 
-def split_fields(flat: NDArray[np.int32], num_rows: int, shape: BatchShape) -> dict[str, NDArray[np.int32]]:
+def rows_in(flat: NDArray[np.int32], shape: BatchShape) -> int:
+    """Rows that a flat array holds."""
+    return len(flat) // sum(shape.fields().values())
+
+
+def split_fields(flat: NDArray[np.int32], shape: BatchShape) -> dict[str, NDArray[np.int32]]:
     """Views [b, columns] of a flat array by field."""
-    fields, offset = {}, 0
+    fields, offset, num_rows = {}, 0, rows_in(flat, shape)
     for name, columns in shape.fields().items():
         fields[name] = flat[offset : offset + num_rows * columns].reshape(num_rows, columns)
         offset += num_rows * columns
     return fields
 
 
-def _fill_row(fields: dict[str, NDArray[np.int32]], examples: Sequence[Example]) -> None:
-    """Write one row's sequences one after another; predictions fill the slots in the same order."""
-    start, slot = 0, 0
-    masked_labels, pair_labels = fields.get(f"labels.{MASKED_LM}"), fields.get(f"labels.{NEXT_SENTENCE}")
-    causal_labels = fields.get(f"labels.{CAUSAL_LM}")
-    for sequence, example in enumerate(examples):
-        end, next_slot = start + len(example.input_ids), slot + len(example.prediction_positions)
-        fields["input_ids"][start:end] = example.input_ids
-        fields["token_type_ids"][start:end] = example.token_type_ids
-        fields["position_ids"][start:end] = np.arange(end - start)
-        fields["sequence_ids"][start:end] = sequence + 1
-        fields["sequence_starts"][sequence] = start
-        fields["cls_positions"][sequence] = start
-        fields["prediction_positions"][slot:next_slot] = example.prediction_positions + start
-        if masked_labels is not None:
-            masked_labels[slot:next_slot] = example.prediction_labels
-        if causal_labels is not None:
-            causal_labels[start + example.prediction_positions] = example.prediction_labels
-        if pair_labels is not None and example.is_random_next != NO_LABEL:
-            pair_labels[sequence] = example.is_random_next
-        start, slot = end, next_slot
-    fields["sequence_starts"][len(examples)] = start
+def to_batches(
+    flat: NDArray[np.int32], shape: BatchShape, micro_batch_size: int, pin_memory: bool = False
+) -> list[Batch]:
+    """The rows of a flat array as micro-batches, whose contiguous int64 tensors share one buffer.
 
-
-def to_batch(flat: NDArray[np.int32], num_rows: int, shape: BatchShape) -> Batch:
-    """The Batch whose contiguous int64 tensors share one buffer made of the flat array."""
+    Args:
+        pin_memory: in page-locked memory, from which a GPU copies while it computes.
+    """
     import torch
 
-    buffer = torch.from_numpy(flat).to(torch.int64)
-    sizes = [num_rows * columns for columns in shape.fields().values()]
-    pieces = [piece.view(num_rows, -1) for piece in buffer.split(sizes)]
-    fields = dict(zip(shape.fields(), pieces, strict=True))
-    labels = {term: fields.pop(f"labels.{term}") for term in shape.terms}
-    return Batch(**fields, labels=labels)
+    buffer = torch.empty(len(flat), dtype=torch.int64, pin_memory=pin_memory)
+    buffer.copy_(torch.from_numpy(flat))
+    columns = shape.fields()
+    num_rows = rows_in(flat, shape)
+    pieces = buffer.split([num_rows * count for count in columns.values()])
+    batches = []
+    for tensors in zip(*(piece.view(num_rows, -1).split(micro_batch_size) for piece in pieces), strict=True):
+        fields = dict(zip(columns, tensors, strict=True))
+        labels = {term: fields.pop(f"labels.{term}") for term in shape.terms}
+        batches.append(Batch(**fields, labels=labels))
+    return batches

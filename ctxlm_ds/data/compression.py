@@ -1,25 +1,92 @@
-"""Open gz, xz, bz2 and zst files as byte streams."""
+"""Decompress gz, xz, bz2 and zst files as byte streams of bounded memory.
+
+Out: a stream that ends at damage instead of raising (so that nothing before it is lost) and says what it was, and that
+tells where on disk each of its bytes came from. Not here: records.
+"""
 
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import zlib
-from typing import IO, Any, cast
+from collections import deque
+from typing import IO, Any, Protocol
 
 from ctxlm_ds.errors import DataError
 
 COMPRESSIONS = ("gz", "xz", "bz2", "zst")
 
+BLOCK_BYTES = 1 << 16
+"""Read from disk at a time. The places that `disk_offset` names are multiples of it."""
+_OUTPUT_BYTES = 1 << 18
+_ZSTD_INPUT_BYTES = 1 << 11
+"""zstandard's decoder has no bound on what it returns; four bytes can stand for 128 KB."""
+_XZ_MEMORY_BYTES = 1 << 30
+"""Dictionaries up to a gigabyte (xz -9 uses 64 MB)."""
+_ZSTD_WINDOW_BYTES = 1 << 31
+"""zstd --long=31, as large dumps use it."""
 
-class ZstdDamagedError(Exception):
-    """A zstd stream cannot be decoded."""
+
+class _Damaged(Exception):
+    """The data cannot be decoded."""
 
 
-DECOMPRESSION_ERRORS = (EOFError, lzma.LZMAError, zlib.error, ZstdDamagedError)
-"""What damaged data raises; gzip and bz2 also raise an OSError without errno."""
+class _Decoder(Protocol):
+    """One compressed member (gzip member, xz stream, zstd frame)."""
+
+    eof: bool
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
+        """(output, input that is left, whether output is still pending). Raises _Damaged."""
+
+
+class _GzipMember:
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(wbits=31)
+        self.eof = False
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
+        try:
+            output = self._decoder.decompress(data, _OUTPUT_BYTES)
+        except zlib.error as error:
+            raise _Damaged(str(error)) from error
+        self.eof = self._decoder.eof
+        rest = self._decoder.unused_data if self.eof else self._decoder.unconsumed_tail
+        return output, memoryview(rest), not self.eof and len(output) == _OUTPUT_BYTES
+
+
+class _BufferedMember:
+    """xz and bz2, whose decoders keep the input they have not used."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self.eof = False
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
+        try:
+            output = self._decoder.decompress(data, _OUTPUT_BYTES)
+        except (lzma.LZMAError, OSError, ValueError) as error:
+            raise _Damaged(str(error)) from error
+        self.eof = self._decoder.eof
+        rest = self._decoder.unused_data if self.eof else b""
+        return output, memoryview(rest), not self.eof and not self._decoder.needs_input
+
+
+class _ZstdFrame:
+    def __init__(self, zstandard: Any) -> None:
+        self._error = zstandard.ZstdError
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+        self.eof = False
+
+    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
+        try:
+            output = self._decoder.decompress(data[:_ZSTD_INPUT_BYTES])
+        except self._error as error:
+            raise _Damaged(str(error)) from error
+        self.eof = self._decoder.eof
+        taken = min(len(data), _ZSTD_INPUT_BYTES) - (len(self._decoder.unused_data) if self.eof else 0)
+        return output, data[taken:], False
 
 
 def compression_of(path: str) -> str:
@@ -28,62 +95,95 @@ def compression_of(path: str) -> str:
     return extension if extension in COMPRESSIONS else ""
 
 
-def open_decompressed(raw: IO[bytes], compression: str, path: str) -> IO[bytes]:
-    """The decompressed stream over an open file; `raw.tell()` keeps telling the bytes read from disk.
+class Decompressor(io.RawIOBase):
+    """The decompressed bytes of an open file, joined members one after another.
 
     Raises DataError where zstd is not installed.
     """
-    if compression == "gz":
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
-    if compression == "xz":
-        return cast("IO[bytes]", lzma.LZMAFile(raw))
-    if compression == "bz2":
-        return cast("IO[bytes]", bz2.BZ2File(raw))
-    if compression == "zst":
-        return cast("IO[bytes]", io.BufferedReader(_ZstdReader(raw, path), 1 << 18))
-    return raw
 
-
-class _ZstdReader(io.RawIOBase):
-    """zstandard's reader, which takes a file cut short for its end, with that case told apart."""
-
-    def __init__(self, raw: IO[bytes], path: str) -> None:
-        try:
-            import zstandard
-        except ImportError as error:
-            raise DataError(
-                f"{path}: reading zst needs the zstandard package, which is not installed here; "
-                "pip install zstandard, or decompress the file first"
-            ) from error
+    def __init__(self, raw: IO[bytes], compression: str, path: str) -> None:
+        self.damage = ""
+        """What is wrong with the file, once its good part is read."""
         self._raw = raw
-        self._error: Any = zstandard.ZstdError
-        self._new = lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        self._decoder = self._new()
-        self._in_frame = False
-        self._pending = b""
+        self._compression = compression
+        self._zstandard = _import_zstandard(path) if compression == "zst" else None
+        self._decoder: _Decoder | None = None
+        self._input = memoryview(b"")
         self._output = memoryview(b"")
+        self._pending = False
+        self._produced = 0
+        self._consumed = 0
+        self._blocks: deque[tuple[int, int]] = deque()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._output:
-            block = self._pending or self._raw.read(1 << 17)
-            self._pending = b""
-            if not block:
-                if self._in_frame:
-                    raise ZstdDamagedError("the file ends inside a frame")
+            if self.damage or not self._fill():
                 return 0
-            self._in_frame = True
-            try:
-                self._output = memoryview(self._decoder.decompress(block))
-            except self._error as error:
-                raise ZstdDamagedError(str(error)) from error
-            if self._decoder.eof:
-                self._pending = self._decoder.unused_data
-                self._decoder = self._new()
-                self._in_frame = False
         size = min(len(buffer), len(self._output))
         buffer[:size] = self._output[:size]
         self._output = self._output[size:]
         return size
+
+    def disk_offset(self, position: int) -> int:
+        """Where on disk the block begins that byte `position` of the output came from; positions must not decrease."""
+        while len(self._blocks) > 1 and self._blocks[1][0] <= position:
+            self._blocks.popleft()
+        return self._blocks[0][1] if self._blocks else 0
+
+    def _fill(self) -> bool:
+        """Decode a little more; false at the end of the file or at damage."""
+        if not self._input and not self._pending and not self._read_block():
+            return False
+        try:
+            if self._decoder is None:
+                self._decoder = self._next_member()
+            if self._decoder is not None:
+                output, self._input, self._pending = self._decoder.step(self._input)
+                self._output = memoryview(output)
+                self._produced += len(output)
+                if self._decoder.eof:
+                    self._decoder = None
+        except _Damaged as error:
+            self.damage = str(error)
+        return True
+
+    def _read_block(self) -> bool:
+        block = self._raw.read(BLOCK_BYTES)
+        if not block:
+            if self._decoder is not None:
+                self.damage = "the file ends too early"
+            elif not self._consumed:
+                self.damage = "the file is empty"
+            return False
+        self._blocks.append((self._produced, self._consumed))
+        self._consumed += len(block)
+        self._input = memoryview(block)
+        return True
+
+    def _next_member(self) -> _Decoder | None:
+        """A decoder for what follows; none where it is padding (both gzip and xz allow zeros between members)."""
+        if self._compression in ("gz", "xz") and self._produced:
+            self._input = memoryview(bytes(self._input).lstrip(b"\0"))
+            if not self._input:
+                return None
+        if self._compression == "gz":
+            return _GzipMember()
+        if self._compression == "xz":
+            return _BufferedMember(lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES))
+        if self._compression == "bz2":
+            return _BufferedMember(bz2.BZ2Decompressor())
+        return _ZstdFrame(self._zstandard)
+
+
+def _import_zstandard(path: str) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DataError(
+            f"{path}: reading zst needs the zstandard package, which is not installed here; "
+            "pip install zstandard, or decompress the file first"
+        ) from error
+    return zstandard

@@ -1,8 +1,9 @@
-"""Write Megatron's `.bin`/`.idx` and the JSON beside them, streaming and atomically.
+"""Write Megatron's `.bin`/`.idx`, the JSON and the checksums beside them, streaming and atomically.
 
-Memory does not grow with the dataset: lengths go straight into the unfinished .idx, document boundaries into an
-unnamed temporary file. All three files are written aside and flushed; the .idx, without which no reader (ours or
-Megatron's) opens a dataset, gets its name last, so that a dataset is there whole or not at all.
+Memory does not grow with the dataset: tokens, lengths and document ends go into three files of a folder aside, from
+which the .idx is made at the end. All is flushed before any file gets its name; the .idx, without which no reader (ours
+or Megatron's) opens a dataset, gets its name last, so that a dataset is there whole or not at all. A folder that
+outlives the writer (`folder`) is where an interrupted job goes on: at the state of its last `save`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -22,14 +24,27 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctxlm_ds.atomic import PARTIAL_MARK, fsync_path, partial_path, publish
-from ctxlm_ds.data.indexed import DTYPES, HEADER, MAGIC, METADATA_FORMAT, METADATA_VERSION, VERSION, dataset_file
+from ctxlm_ds.data.index_file import DTYPES, HEADER, MAGIC, VERSION
+from ctxlm_ds.data.indexed import dataset_file
+from ctxlm_ds.data.manifest import manifest_text
+from ctxlm_ds.data.metadata import METADATA_FORMAT, METADATA_VERSION
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
 
-EXTENSIONS = ("bin", "json", "idx")
-"""In the order in which finished files get their names."""
+EXTENSIONS = ("bin", "json", "sha256", "errors.jsonl", "idx")
+"""In the order in which finished files get their names; `errors.jsonl` is there only where records were skipped."""
+_STREAMS = ("bin", "lengths", "documents")
 _COPY_ITEMS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """What an unfinished dataset holds."""
+
+    sequences: int = 0
+    documents: int = 0
+    tokens: int = 0
 
 
 def refuse_existing(prefix: str | Path, overwrite: bool) -> None:
@@ -39,11 +54,38 @@ def refuse_existing(prefix: str | Path, overwrite: bool) -> None:
         raise DataError(f"{', '.join(existing)} exist(s) already; choose another --output-prefix or pass --overwrite")
 
 
+def part_file(folder: Path, prefix: str | Path, extension: str) -> Path:
+    """An unfinished file; its name opens as no dataset."""
+    return folder / f"{Path(prefix).name}.{extension}.part"
+
+
+def publish_parts(prefix: str | Path, folder: Path) -> None:
+    """Give the prepared files of `folder` their names, replacing an older dataset; goes on where it was interrupted."""
+    if part_file(folder, prefix, "bin").exists():
+        for extension in reversed(EXTENSIONS):
+            dataset_file(prefix, extension).unlink(missing_ok=True)
+    for extension in EXTENSIONS:
+        part = part_file(folder, prefix, extension)
+        if part.exists():
+            publish(part, dataset_file(prefix, extension))
+
+
 class IndexedDatasetWriter:
     """Streams one dataset; a context manager that leaves nothing behind unless `finalize` was reached."""
 
-    def __init__(self, prefix: str | Path, dtype: np.dtype[Any], overwrite: bool = False) -> None:
-        """Raises DataError where the dataset exists and `overwrite` is not set, or `dtype` has no code."""
+    def __init__(
+        self,
+        prefix: str | Path,
+        dtype: np.dtype[Any],
+        overwrite: bool = False,
+        folder: Path | None = None,
+        state: WriterState | None = None,
+    ) -> None:
+        """Write in `folder`, which then is the caller's to remove, going on behind `state`.
+
+        Raises DataError where the dataset exists and `overwrite` is not set, `dtype` has no code, or the files of
+        `folder` hold less than `state` says.
+        """
         refuse_existing(prefix, overwrite)
         self.prefix = str(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -51,33 +93,52 @@ class IndexedDatasetWriter:
         if not codes or self.dtype.kind == "f":
             raise DataError(f"{self.prefix}: token ids cannot be stored as {self.dtype.name}")
         self._code = codes[0]
-        self.num_sequences = self.num_documents = self.num_tokens = 0
+        state = state or WriterState()
+        self.num_sequences, self.num_documents, self.num_tokens = state.sequences, state.documents, state.tokens
         self._limits = np.iinfo(self.dtype)
         self._digest = hashlib.sha256()
-        self._partial = {extension: partial_path(dataset_file(prefix, extension)) for extension in EXTENSIONS}
-        self._open_files: list[IO[bytes]] = []
+        self._owns_folder = folder is None
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-        self._report_leftovers()
+        if folder is None:
+            self._report_leftovers()
+            folder = partial_path(Path(prefix))
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._open_files: list[IO[bytes]] = []
         try:
-            self._bin = self._open(self._partial["bin"])
-            self._idx = self._open(self._partial["idx"])
-            self._documents: IO[bytes] = tempfile.TemporaryFile(dir=Path(prefix).parent)  # noqa: SIM115 (closed in close)
-            self._open_files.append(self._documents)
-            self._idx.write(bytes(HEADER.size))
+            self._bin, self._lengths, self._documents = (self._open(name) for name in _STREAMS)
+            self._cut_back()
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path) -> IO[bytes]:
-        file = open(path, "wb+")  # noqa: SIM115 (closed in close)
+    def _part(self, extension: str) -> Path:
+        return part_file(self._folder, self.prefix, extension)
+
+    def _open(self, name: str) -> IO[bytes]:
+        path = self._part(name)
+        file = open(path, "rb+" if path.exists() else "wb+")  # noqa: SIM115 (closed in close)
         self._open_files.append(file)
         return file
 
+    def _cut_back(self) -> None:
+        """Take off what was written after the state, and hash what stays."""
+        sizes = (self.num_tokens * self.dtype.itemsize, self.num_sequences * 4, self.num_documents * 8)
+        for file, size in zip(self._open_files, sizes, strict=True):
+            present = os.fstat(file.fileno()).st_size
+            if present < size:
+                raise DataError(f"{file.name}: {present} bytes where {size} were written; remove {self._folder}")
+            file.truncate(size)
+            if file is self._bin:
+                while block := file.read(1 << 20):
+                    self._digest.update(block)
+            file.seek(size)
+
     def _report_leftovers(self) -> None:
-        name = Path(self.prefix).name
-        for extension in EXTENSIONS:
-            for path in sorted(Path(self.prefix).parent.glob(f"{glob_escape(name)}.{extension}{PARTIAL_MARK}*")):
-                logger.warning("%s is left from an interrupted run; remove it if none is running", path)
+        path = Path(self.prefix)
+        for left in sorted(path.parent.glob(f"{_glob_escape(path.name)}{PARTIAL_MARK}*")):
+            logger.warning("%s is left from an interrupted run; remove it if none is running", left)
 
     def __enter__(self) -> IndexedDatasetWriter:
         return self
@@ -105,7 +166,7 @@ class IndexedDatasetWriter:
         data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
         self._bin.write(data)
         self._digest.update(data)
-        self._idx.write(sizes.astype("<i4").tobytes())
+        self._lengths.write(sizes.astype("<i4").tobytes())
         self.num_sequences += sizes.size
         self.num_tokens += tokens.size
 
@@ -114,17 +175,32 @@ class IndexedDatasetWriter:
         self._documents.write(np.int64(self.num_sequences).astype("<i8").tobytes())
         self.num_documents += 1
 
-    def prepare(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Complete and flush the files aside; the JSON as written: `metadata` and what the files hold."""
-        self._finish_index()
-        for extension in ("bin", "idx"):
-            file = self._bin if extension == "bin" else self._idx
+    def add_documents(
+        self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], document_sizes: NDArray[Any]
+    ) -> None:
+        """Append whole documents: tokens flat, [sequences] lengths, [documents] sequences of each."""
+        first = self.num_sequences
+        self.add_sequences(tokens, lengths)
+        ends = first + np.cumsum(document_sizes, dtype=np.int64)
+        if self.num_sequences != (int(ends[-1]) if ends.size else first):
+            raise DataError(f"{self.prefix}: {len(lengths)} sequences for documents of {int(ends[-1]) - first}")
+        self._documents.write(ends.astype("<i8").tobytes())
+        self.num_documents += ends.size
+
+    def save(self) -> WriterState:
+        """Flush everything to the disk; where an interrupted job may go on."""
+        for file in self._open_files:
             file.flush()
             os.fsync(file.fileno())
-        self._idx.seek(0)
-        idx_digest = hashlib.sha256()
-        while block := self._idx.read(1 << 20):
-            idx_digest.update(block)
+        return WriterState(self.num_sequences, self.num_documents, self.num_tokens)
+
+    def prepare(self, metadata: dict[str, Any], errors: str = "") -> dict[str, Any]:
+        """Complete and flush the files aside; the JSON as written: `metadata` and what the files hold.
+
+        `errors` is the content of `PREFIX.errors.jsonl`, which is not written where it is empty.
+        """
+        self.save()
+        digests = {"bin": self._digest.hexdigest(), "idx": self._write_index()}
         complete = {
             "format": METADATA_FORMAT,
             "version": METADATA_VERSION,
@@ -133,62 +209,80 @@ class IndexedDatasetWriter:
             "sequences": self.num_sequences,
             "tokens": self.num_tokens,
             "dtype": self.dtype.name,
-            "sha256": {"bin": self._digest.hexdigest(), "idx": idx_digest.hexdigest()},
+            "sha256": digests,
         }
-        self._partial["json"].write_text(json.dumps(complete, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        fsync_path(self._partial["json"])
+        text = json.dumps(complete, indent=2, ensure_ascii=False) + "\n"
+        digests_by_name = digests | {"json": hashlib.sha256(text.encode()).hexdigest()}
+        name = Path(self.prefix).name
+        manifest = manifest_text({f"{name}.{key}": digests_by_name[key] for key in sorted(digests_by_name)})
+        self._part("errors.jsonl").unlink(missing_ok=True)
+        for extension, content in (("json", text), ("sha256", manifest), ("errors.jsonl", errors)):
+            if content:
+                self._part(extension).write_text(content, encoding="utf-8")
+                fsync_path(self._part(extension))
         return complete
 
     def publish(self) -> None:
         """Give the prepared files their names, replacing an older dataset."""
-        for file in self._open_files:
-            file.close()
-        for extension in reversed(EXTENSIONS):
-            dataset_file(self.prefix, extension).unlink(missing_ok=True)
-        for extension in EXTENSIONS:
-            publish(self._partial[extension], dataset_file(self.prefix, extension))
+        self._close_files()
+        publish_parts(self.prefix, self._folder)
+        for name in _STREAMS:
+            self._part(name).unlink(missing_ok=True)
 
     def finalize(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """`prepare` and `publish`."""
         complete = self.prepare(metadata)
         self.publish()
+        self.close()
         return complete
 
     def close(self) -> None:
-        """Remove whatever is not finished."""
-        for file in self._open_files:
-            with suppress(OSError):  # on a full disk closing flushes and fails again; the file goes anyway
-                file.close()
-        for path in self._partial.values():
-            path.unlink(missing_ok=True)
+        """Close the files, and remove whatever is not finished unless the folder is the caller's."""
+        self._close_files()
+        if self._owns_folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _finish_index(self) -> None:
-        end = 0
-        for lengths in self._stored(self._idx, "<i4", HEADER.size, self.num_sequences):
-            ends = end + np.cumsum(lengths, dtype=np.int64)
-            pointers = (ends - lengths) * self.dtype.itemsize
-            self._idx.seek(0, os.SEEK_END)
-            self._idx.write(pointers.astype("<i8").tobytes())
-            end = int(ends[-1])
-        self._idx.seek(0, os.SEEK_END)
-        self._idx.write(bytes(8))
-        last = 0
-        for indices in self._stored(self._documents, "<i8", 0, self.num_documents):
-            self._idx.write(indices.tobytes())
-            last = int(indices[-1])
+    def _close_files(self) -> None:
+        for file in self._open_files:
+            with suppress(OSError):  # on a full disk closing flushes and fails again
+                file.close()
+
+    def _write_index(self) -> str:
+        """Write the .idx from the lengths and the documents; its sha256."""
+        digest = hashlib.sha256()
+        with open(self._part("idx"), "wb") as file:
+
+            def write(data: bytes) -> None:
+                file.write(data)
+                digest.update(data)
+
+            write(HEADER.pack(MAGIC, VERSION, self._code, self.num_sequences, self.num_documents + 1))
+            for lengths in self._stored(self._lengths, "<i4", self.num_sequences):
+                write(lengths.tobytes())
+            end = 0
+            for lengths in self._stored(self._lengths, "<i4", self.num_sequences):
+                ends = end + np.cumsum(lengths, dtype=np.int64)
+                write(((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
+                end = int(ends[-1])
+            write(bytes(8))
+            last = 0
+            for indices in self._stored(self._documents, "<i8", self.num_documents):
+                write(indices.tobytes())
+                last = int(indices[-1])
+            file.flush()
+            os.fsync(file.fileno())
         if last != self.num_sequences:
             raise DataError(f"{self.prefix}: {self.num_sequences - last} sequences are in no document (end_document)")
-        self._idx.seek(0)
-        self._idx.write(HEADER.pack(MAGIC, VERSION, self._code, self.num_sequences, self.num_documents + 1))
+        return digest.hexdigest()
 
     @staticmethod
-    def _stored(file: IO[bytes], dtype: str, offset: int, count: int) -> Iterator[NDArray[Any]]:
+    def _stored(file: IO[bytes], dtype: str, count: int) -> Iterator[NDArray[Any]]:
         item_bytes = np.dtype(dtype).itemsize
+        file.seek(0)
         for first in range(0, count, _COPY_ITEMS):
-            file.seek(offset + first * item_bytes)
             yield np.frombuffer(file.read(min(_COPY_ITEMS, count - first) * item_bytes), dtype=dtype)
 
 
-def glob_escape(name: str) -> str:
+def _glob_escape(name: str) -> str:
     """`name` with the characters that a pattern would read as wildcards taken literally."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in name)

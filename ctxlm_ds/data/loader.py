@@ -3,15 +3,16 @@
 In: a RowSource, an objective (injected), a recipe, this rank's place. Out: Step by Step for training, Batch by Batch
 for evaluation. What comes out depends on (seed, position in the stream) alone: not on workers, ranks or micro-batches.
 
-Workers are forked from the thread that first iterates (before or after CUDA is up: they touch numpy only, and torch
-runs one thread in them), live as long as the loader, send each micro-batch as one small pickled array (no shared
-memory to run out of), leave signals to the training process and die with it.
+Workers are forked from the thread that first iterates (before or after CUDA is up: they touch numpy and compiled loops
+only, and torch runs one thread in them), live as long as the loader, send micro-batches as small pickled arrays
+(no shared memory to run out of), leave signals to the training process and die with it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import signal
 import sys
 import weakref
@@ -31,10 +32,10 @@ from ctxlm_ds.data.collate import (
     collate_arrays,
     prediction_budgets,
     split_fields,
-    to_batch,
+    to_batches,
 )
-from ctxlm_ds.data.randomness import Key, KeyedStreams, SampleDraws
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example, Sample
+from ctxlm_ds.data.native import stream_key
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Examples
 from ctxlm_ds.data.sampler import BatchPlan, PlannedRows, RowOrder, TrainSampler, evaluation_rows
 from ctxlm_ds.data.samples.index import RowSource
 from ctxlm_ds.data.samples.record import HELD_OUT_SEED
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 TRAIN_MASKS = "mask"
 HELD_OUT_MASKS = "held_out_mask"
 SMALLEST_PREFETCH = 2
+POSITIONS_AT_ONCE = 1 << 14
+"""Small micro-batches of a step are made together, up to so many positions."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -75,41 +78,19 @@ class BatchBuilder:
         self.objective = objective
         self.config = config
         self.shape: BatchShape = batch_shape(config.data, config.objective, objective.terms, rows.pad_id)
-        self._streams = KeyedStreams(seed, purpose)
+        self._key = stream_key(seed, purpose)
 
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:
         """The micro-batch as one array (collate.collate_arrays)."""
-        return collate_arrays(self.examples(planned), self.shape)
+        return collate_arrays(*self.examples(planned), self.shape)
 
-    def examples(self, planned: PlannedRows) -> list[list[Example]]:
-        """Each row's examples; samples of the whole micro-batch are corrupted together."""
-        table: list[list[Example]] = []
-        samples: list[Sample] = []
-        keys: list[Key] = []
-        open_rows: list[tuple[int, int]] = []
-        for row, epoch in zip(planned.rows.tolist(), planned.epochs.tolist(), strict=True):
-            table.append([])
-            if row < 0:
-                continue
-            index, local_row = self.rows.locate(row)
-            numbers = index.row_samples(local_row)
-            if index.is_static:
-                table[-1] = [index.example(number) for number in numbers]
-                continue
-            samples.extend(index.sample(number) for number in numbers)
-            keys.extend((number, epoch, index.random_key) for number in numbers)
-            open_rows.append((len(table) - 1, len(numbers)))
-        corrupted = iter(self._corrupt(samples, keys))
-        for place, count in open_rows:
-            table[place] = [next(corrupted) for _ in range(count)]
-        return table
-
-    def _corrupt(self, samples: list[Sample], keys: list[Key]) -> list[Example]:
-        if not samples:
-            return []
-        lengths = np.array([len(sample.input_ids) for sample in samples], dtype=np.int64)
-        budgets = prediction_budgets(lengths, self.config.data, self.config.objective)
-        return self.objective.corrupt_batch(samples, SampleDraws(self._streams, keys), budgets)
+    def examples(self, planned: PlannedRows) -> tuple[Examples, NDArray[np.int64]]:
+        """The examples of all rows, and [b + 1] where each row's begin."""
+        if self.rows.is_static:
+            return self.rows.examples(planned.rows)
+        samples, row_starts = self.rows.samples(planned.rows, planned.epochs)
+        budgets = prediction_budgets(samples.lengths, self.config.data, self.config.objective)
+        return self.objective.corrupt_batch(samples, self._key, budgets), row_starts
 
 
 class TrainLoader:
@@ -137,18 +118,21 @@ class TrainLoader:
         )
         self._sampler = TrainSampler(train_stream(rows, config), self._plan, start_row)
         self._num_workers = config.data.num_workers
-        self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._plan.micro_batches)
+        self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * config.data.seq_length))
+        self._pieces = -(-self._plan.micro_batches // self._at_once)
+        self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces)
+        self._pin_memory = _uses_cuda()
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
         """Steps from start_row on; iterating again starts there again."""
         self.close()
-        self._arrays = iter(self._data_loader())
+        self._arrays = self._start()
         atexit.register(_close_at_exit, weakref.ref(self))
         step = 0
         while self._arrays is not None:
-            micro_batches = [self._next_array() for _ in range(self._plan.micro_batches)]
-            yield self._step(micro_batches, self._sampler.epoch_of_step(step))
+            arrays = [self._next_array() for _ in range(self._pieces)]
+            yield self._step(arrays, self._sampler.epoch_of_step(step))
             step += 1
 
     def close(self) -> None:
@@ -160,20 +144,39 @@ class TrainLoader:
         if shut_down is not None:
             shut_down()
 
+    def _start(self) -> Iterator[Any]:
+        """Arrays without end, made by workers or here."""
+        if not self._num_workers:
+            return map(self._builder, self._planned())
+        # Compiles what the workers run, so that each finds it in its memory.
+        self._builder(next(self._planned()))
+        return iter(self._data_loader())
+
+    def _planned(self) -> Iterator[PlannedRows]:
+        """The rows of each piece of work: some micro-batches of a step, or all."""
+        micro_batches = iter(self._sampler)
+        left = self._plan.micro_batches
+        while True:
+            piece = list(itertools.islice(micro_batches, min(left, self._at_once)))
+            left = left - len(piece) or self._plan.micro_batches
+            yield PlannedRows(
+                np.concatenate([planned.rows for planned in piece]),
+                np.concatenate([planned.epochs for planned in piece]),
+            )
+
     def _data_loader(self) -> DataLoader[Any]:
         import torch
         from torch.utils.data import DataLoader
 
-        workers = self._num_workers
         return DataLoader(
             _WorkerSide(self._builder),
-            sampler=self._sampler,
+            sampler=self._planned(),
             batch_size=None,
-            num_workers=workers,
-            prefetch_factor=self._prefetch if workers else None,
+            num_workers=self._num_workers,
+            prefetch_factor=self._prefetch,
             collate_fn=_unchanged,
             worker_init_fn=_init_worker,
-            multiprocessing_context="fork" if workers else None,
+            multiprocessing_context="fork",
             generator=torch.Generator(),  # its own, or starting the workers would draw from the run's dropout stream
         )
 
@@ -195,22 +198,23 @@ class TrainLoader:
         return array
 
     def _step(self, arrays: list[NDArray[np.int32]], epoch: int) -> Step:
-        shape, num_rows = self._builder.shape, self._plan.micro_batch_size
+        shape = self._builder.shape
         counts = dict.fromkeys(shape.terms, 0)
         num_tokens = 0
         for array in arrays:
-            fields = split_fields(array, num_rows, shape)
+            fields = split_fields(array, shape)
             num_tokens += int(np.count_nonzero(fields["sequence_ids"]))
             for term in shape.terms:
                 counts[term] += int(np.count_nonzero(fields[f"labels.{term}"] != IGNORE_LABEL))
-        batches = [to_batch(array, num_rows, shape) for array in arrays]
+        size = self._plan.micro_batch_size
+        batches = [batch for array in arrays for batch in to_batches(array, shape, size, self._pin_memory)]
         return Step(batches, counts, num_tokens, self._plan.global_batch_size, epoch)
 
 
 class EvalLoader:
     """The same micro-batches every time it is iterated: the first rows of a fixed order under fixed masks.
 
-    A rank's share is at most a few thousand rows, which numpy prepares in a fraction of a second: no workers.
+    A rank's share is at most a few thousand rows, which are ready in a fraction of a second: no workers.
 
     Raises:
         DataError: there are no rows.
@@ -230,10 +234,12 @@ class EvalLoader:
         self._plan = BatchPlan(size * data_parallel_size, size, data_parallel_rank, data_parallel_size)
         self._order = RowOrder(len(rows), HELD_OUT_SEED)
         self._max_rows = config.evaluation.max_rows
+        self._pin_memory = _uses_cuda()
 
     def __iter__(self) -> Iterator[Batch]:
         for planned in evaluation_rows(self._order, self._max_rows, self._plan):
-            yield to_batch(self._builder(planned), self._plan.micro_batch_size, self._builder.shape)
+            array = self._builder(planned)
+            yield from to_batches(array, self._builder.shape, self._plan.micro_batch_size, self._pin_memory)
 
 
 class _WorkerSide:
@@ -247,6 +253,13 @@ class _WorkerSide:
             return self._builder(planned)
         except CtxlmError as error:
             return error
+
+
+def _uses_cuda() -> bool:
+    """Whether micro-batches go to a GPU: they are then put into page-locked memory, from which copies overlap."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:

@@ -1,15 +1,20 @@
-"""Keyed random words inside compiled loops (numba): counter-based like randomness.py, at a nanosecond a word.
+"""Keyed random words inside compiled loops (numba): counter-based, at a nanosecond a word.
 
 A stream belongs to (seed, purpose) and three integers; its word j is splitmix64's output function of state + j·gamma
 (Steele 2014), so any word is computed on its own, in any order, on any rank. The state is the triple folded in by the
-same function, one integer at a time. Philox (randomness.py) stays where numpy's distributions are wanted.
+same function, one integer at a time.
 
-Rules for compiled code here: `@compiled` only (cached on disk, no GIL); never numba's own threads, which do not survive
-a fork: parallel loops are threads of the caller, each over its own range.
+Rules for compiled code here: `@compiled` and `@inlined` only (cached on disk, no GIL); never numba's own threads, which
+do not survive a fork: parallel loops are threads of the caller, each over its own range.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -20,8 +25,40 @@ from ctxlm_ds.data.randomness import hash_words
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 FLOAT_SCALE = 2.0**-53
 
-compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
-inlined: Any = numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+CACHE_PREFIX = "compiled-"
+
+
+@lru_cache
+def _cache_folder() -> str:
+    """Where compiled code is kept: one folder for each state of the package's sources.
+
+    numba's own check sees changes of a function's file alone, not of what that function calls in others.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in ("data", "objectives"):
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    home = package / "__pycache__"
+    if not os.access(home if home.exists() else package, os.W_OK):
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ctxlm_ds"
+    return str(home / f"{CACHE_PREFIX}{digest.hexdigest()[:16]}")
+
+
+def _compile(**options: Any) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = before or _cache_folder()
+        try:
+            return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return decorate
+
+
+compiled = _compile()
+inlined = _compile(inline="always")
 
 
 def stream_key(seed: int, *purpose: int | str) -> np.uint64:
@@ -58,6 +95,23 @@ def uniform(word: np.uint64) -> float:
 
 
 @inlined
-def below(word: np.uint64, bound: int) -> int:
+def below(word: np.uint64, bound: int) -> np.int64:
     """A word as a whole number in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
-    return int(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+    return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+
+
+@compiled
+def permute(values: Any, size: int, half_bits: int, round_keys: Any) -> None:
+    """Replace each value, 0..size-1, by its image under a Feistel network (randomness.Permutation)."""
+    half = np.uint64(half_bits)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    for position in range(len(values)):
+        value = np.uint64(values[position])
+        while True:
+            left, right = value >> half, value & mask
+            for key in round_keys:
+                left, right = right, left ^ (mix(right + key) & mask)
+            value = (left << half) | right
+            if value < np.uint64(size):
+                break
+        values[position] = value

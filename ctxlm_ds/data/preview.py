@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.blend import train_stream
 from ctxlm_ds.data.collate import CAUSAL_LM, Objective
 from ctxlm_ds.data.loader import TRAIN_MASKS, BatchBuilder
 from ctxlm_ds.data.sample import NO_LABEL, Example
@@ -33,14 +34,20 @@ LABELS = {0: "B follows A", 1: "B is from another document", NO_LABEL: ""}
 def preview_rows(
     rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int, epoch: int = 0
 ) -> Iterator[Text]:
-    """The first `count` rows that training reads in an epoch, with exactly the masks that they get there."""
+    """The first `count` rows that training reads in an epoch, with exactly the masks that they get there.
+
+    Rows of other sources than data.train's (a single dataset to look at) come in the order of a run on them alone.
+    """
     builder = BatchBuilder(rows, objective, config, config.training.seed, TRAIN_MASKS)
-    order = RowOrder(len(rows), config.training.seed)
     first = epoch * len(rows)
-    planned = order.at(np.arange(first, first + min(count, len(rows)), dtype=np.int64))
+    is_blend = len(rows.indexes) == len(config.data.train)
+    stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
+    planned = stream.at(np.arange(first, first + min(count, len(rows)), dtype=np.int64))
     render = render_text if CAUSAL_LM in objective.terms else render_example
-    for row, examples in zip(planned.rows.tolist(), builder.examples(planned), strict=True):
-        yield render_row(examples, tokenizer, f"row {row}", config.data.seq_length, render)
+    examples, row_starts = builder.examples(planned)
+    for row, begin, end in zip(planned.rows.tolist(), row_starts[:-1], row_starts[1:], strict=True):
+        sequences = [examples.example(number) for number in range(begin, end)]
+        yield render_row(sequences, tokenizer, f"row {row}", config.data.seq_length, render)
 
 
 def render_row(

@@ -1,6 +1,6 @@
 """Which rows a rank computes, and when: a pure function of the position in an endless stream of rows.
 
-Position t of the stream is row order_e[t mod n] of epoch e = t div n, order_e being a permutation keyed by (seed, e).
+The stream is a RowOrder, or a blend of sources (blend.py): a function from positions to rows.
 Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G (an epoch may end inside it); its
 micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp. So a resume needs one number,
 and neither ranks nor micro-batches nor workers change what a step sees.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +60,21 @@ class PlannedRows:
     """[b] epoch in which each is read."""
 
 
+class RowStream(Protocol):
+    """An endless stream of rows."""
+
+    def at(self, positions: NDArray[np.int64]) -> PlannedRows:
+        """Rows and epochs at positions (any shape) of the stream."""
+        ...
+
+    def epoch_of(self, position: int) -> int:
+        """Epoch of the whole stream that a position lies in."""
+        ...
+
+
 class RowOrder:
-    """The endless stream of rows."""
+    """All rows once an epoch: position t is row order_e[t mod n] of epoch e = t div n, order_e being a permutation
+    keyed by (seed, e)."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows = num_rows
@@ -76,6 +90,10 @@ class RowOrder:
             rows[chosen] = self._order(epoch)[within[chosen]]
         return PlannedRows(rows, epochs)
 
+    def epoch_of(self, position: int) -> int:
+        """Epoch that a position lies in."""
+        return position // self.num_rows
+
     def _order(self, epoch: int) -> Permutation:
         if epoch not in self._orders:
             if len(self._orders) > 1:
@@ -87,22 +105,22 @@ class RowOrder:
 class TrainSampler:
     """One rank's micro-batches of every step from `start_row` on, without end."""
 
-    def __init__(self, order: RowOrder, plan: BatchPlan, start_row: int = 0) -> None:
-        self.order = order
+    def __init__(self, stream: RowStream, plan: BatchPlan, start_row: int = 0) -> None:
+        self.stream = stream
         self.plan = plan
         self.start_row = start_row
 
     def __iter__(self) -> Iterator[PlannedRows]:
         step_start, offsets = self.start_row, self.plan.offsets()
         while True:
-            step = self.order.at(step_start + offsets)
+            step = self.stream.at(step_start + offsets)
             for rows, epochs in zip(step.rows, step.epochs, strict=True):
                 yield PlannedRows(rows, epochs)
             step_start += self.plan.global_batch_size
 
     def epoch_of_step(self, step: int) -> int:
         """Epoch of the first row of the step-th step from start_row."""
-        return (self.start_row + step * self.plan.global_batch_size) // self.order.num_rows
+        return self.stream.epoch_of(self.start_row + step * self.plan.global_batch_size)
 
 
 def evaluation_rows(order: RowOrder, max_rows: int, plan: BatchPlan) -> Iterator[PlannedRows]:

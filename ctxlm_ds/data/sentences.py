@@ -15,7 +15,8 @@ _CLOSING = "\"'”’»›)\\]}"
 _OPENING = "\"'“‘«‹(\\[{¿¡"
 
 # Every repetition below that can fail is bounded, or entered once a run: the time stays linear in the text.
-_STOP = re.compile("[.!?…‽]+|[。！？｡]+")
+_STOP = re.compile("[.!?…‽。！？｡]")  # one class: the scan for it is most of the work
+_STOPS = re.compile("[.!?…‽]+|[。！？｡]+")
 _BEHIND_STOP = re.compile(
     rf"""
     (?P<stop> (?:\.[ ]){{1,8}}\.+ | [.!?…‽]+ )     # one stop, a run of them, or a spaced ellipsis
@@ -92,9 +93,9 @@ def _split_line(line: str, sentences: list[str]) -> bool:
     count = len(sentences)
     start = position = 0
     while (stop := _STOP.search(line, position)) is not None:
-        position = stop.end()
         match = _BEHIND_STOP.match(line, stop.start())
         if match is None:
+            position = _STOPS.match(line, stop.start()).end()  # type: ignore[union-attr]
             continue
         position = match.end()
         if match.group("stop") is None or _is_boundary(line, start, match):
@@ -120,11 +121,18 @@ def _is_boundary(line: str, start: int, match: re.Match[str]) -> bool:
         return bool(match.group("close")) or _is_starter(following)
     if stop != ".":
         return True
-    word = _WORD_EDGE.split(line[max(start, match.start() - 40) : match.start()])[-1].strip(_CLOSING)
+    word = _last_word(line[max(start, match.start() - 40) : match.start()])
     if match.group("close") or not word:
         return not (word.lower() in _NEVER_LAST and not _is_starter(following))
     before = match.start() - len(word)
     return _word_ends_sentence(word, following, before - start < 8 and not line[start:before].strip(" \t(["))
+
+
+def _last_word(text: str) -> str:
+    word = text[text.rfind(" ") + 1 :]
+    if word.isalnum():
+        return word
+    return _WORD_EDGE.split(text)[-1].strip(_CLOSING)
 
 
 def _is_starter(word: str) -> bool:

@@ -1,80 +1,83 @@
-"""Corpus files to chunks of raw records, and records to documents.
+"""Corpus files to chunks of raw records: one reader for every format, any shard of the input, from any place on.
 
-In: text (documents between blank lines), jsonl, parquet, each also compressed, globs, hf://NAME.
-Out: chunks of about a megabyte, read one at a time (memory does not grow with the corpus); documents as texts by key.
-Not here: sentences, tokens. Parsing is apart from reading, so that worker processes do it.
+In: files (text, jsonl, WikiExtractor output, parquet, Arrow; lines also compressed), globs, hf://NAME. Out: chunks of
+about a megabyte, read one at a time (memory does not grow with the corpus), each with the position to go on at.
+Shards: the files lie one after another as one row of T bytes on disk; shard i of n has the bytes [T*i/n, T*(i+1)/n).
+Not here: documents (parse_chunk of sources_parse.py, in worker processes).
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
 
-from ctxlm_ds.data.compression import DECOMPRESSION_ERRORS, compression_of, open_decompressed
+from ctxlm_ds.data.compression import Decompressor, compression_of
+from ctxlm_ds.data.sources_hub import HF_SCHEME, read_hf
+from ctxlm_ds.data.sources_lines import read_lines
+from ctxlm_ds.data.sources_parse import parse_chunk
+from ctxlm_ds.data.sources_types import (
+    INPUT_FORMATS,
+    LINE_FORMATS,
+    MAX_RECORD_BYTES,
+    WHOLE,
+    BadRecord,
+    Chunk,
+    Document,
+    Piece,
+    Position,
+    ReadLimits,
+    Shard,
+    Source,
+    Span,
+)
+from ctxlm_ds.data.tables import read_table
 from ctxlm_ds.errors import DataError
 
+__all__ = [
+    "INPUT_FORMATS",
+    "BadRecord",
+    "Chunk",
+    "Document",
+    "Position",
+    "Shard",
+    "Source",
+    "check_keys",
+    "find_sources",
+    "parse_chunk",
+    "read_chunks",
+    "source_signature",
+    "total_bytes",
+]
+
 CHUNK_BYTES = 1 << 20
-CHUNK_RECORDS = 4096
+CHUNK_ROWS = 4096
 MAX_TEXT_DOCUMENT_BYTES = 64 << 20
 """A text document without any blank line is cut at the next line end beyond this."""
-INPUT_FORMATS = ("auto", "text", "jsonl", "parquet")
-HF_SCHEME = "hf://"
 
-_EXTENSIONS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_EXTENSIONS = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_ARCHIVES = (".tar", ".tgz", ".zip", ".7z", ".rar", ".lz4", ".z", ".pdf", ".docx")
+_WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
 _GLOB_CHARACTERS = ("*", "?", "[")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One file, or one Hugging Face data set."""
-
-    path: str
-    format: str
-    """`text`, `jsonl`, `parquet` or `hf`."""
-    compression: str
-    """`gz`, `xz`, `bz2`, `zst` or empty."""
-    num_bytes: int
-    """Size on disk; 0 where unknown (hf://)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive records of one source, not yet parsed."""
-
-    path: str
-    format: str
-    records: list[tuple[int, Any]]
-    """(position from 1, record): the line of a text or jsonl document as bytes, or the row of a table as a dict."""
-    bytes_read: int
-    """Bytes of all sources read when this chunk was complete (on disk, so compressed where the file is)."""
-
-
-@dataclass(frozen=True, slots=True)
-class BadRecord:
-    """A record that is no document."""
-
-    path: str
-    position: int
-    unit: str
-    """`line` or `row`."""
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}, {self.unit} {self.position}: {self.reason}"
-
-
-Document = dict[str, str]
-"""Text by key."""
+_SIGNATURE_BYTES = 1 << 16
 
 
 def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
-    """The sources that `inputs` name: paths, globs (in sorted order) and hf://NAME; a file named twice is taken once.
+    """The sources that `inputs` name: paths, globs (in sorted order), folders of datasets' save_to_disk, and
+    hf://NAME; a file named twice is taken once.
 
-    Raises DataError for a missing file, a glob without a match, a folder, or an unknown format.
+    Raises DataError for a missing file, a glob without a match, another folder, or an unknown format.
     """
     if input_format not in INPUT_FORMATS:
         raise DataError(f"input format {input_format!r} is not known; choose one of {', '.join(INPUT_FORMATS)}")
@@ -84,7 +87,8 @@ def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Sour
             sources.setdefault(name, Source(name, "hf", "", 0))
             continue
         for path in _expand(name):
-            sources.setdefault(os.path.realpath(path), _file_source(path, input_format))
+            source = _file_source(path, input_format)
+            sources.setdefault(os.path.realpath(path), source)
     if not sources:
         raise DataError("no input; name at least one file, glob or hf://NAME with --input")
     return list(sources.values())
@@ -92,6 +96,8 @@ def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Sour
 
 def _expand(name: str) -> list[str]:
     name = os.path.expanduser(name)
+    if os.path.isdir(name):
+        return _saved_files(name)
     if os.path.exists(name) or not any(character in name for character in _GLOB_CHARACTERS):
         return [name]
     paths = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
@@ -100,133 +106,125 @@ def _expand(name: str) -> list[str]:
     return paths
 
 
-def _file_source(path: str, input_format: str) -> Source:
-    if os.path.isdir(path):
-        raise DataError(f"{path} is a folder; name its files, for example --input '{os.path.join(path, '*.jsonl')}'")
+def _saved_files(folder: str) -> list[str]:
+    """The Arrow files of a folder that datasets' save_to_disk wrote, in its order."""
+    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
+        raise DataError(f"{folder} holds several splits; name one, for example --input {os.path.join(folder, 'train')}")
+    state = os.path.join(folder, "state.json")
+    if not os.path.exists(state):
+        pattern = os.path.join(folder, "*.jsonl")
+        raise DataError(f"{folder} is a folder; name its files, for example --input '{pattern}'")
     try:
-        num_bytes = os.stat(path).st_size
-    except FileNotFoundError as error:
+        with open(state, encoding="utf-8") as file:
+            names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"{state}: not what datasets' save_to_disk writes ({error!r}); save it again") from error
+    return [os.path.join(folder, name) for name in names]
+
+
+def _file_source(path: str, input_format: str) -> Source:
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise DataError(f"{path}: no such file; check --input") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: not a regular file (a pipe cannot be read from a place on); write it to a file first")
     compression = compression_of(path)
     stem = path[: -len(compression) - 1] if compression else path
-    guessed = _EXTENSIONS.get(os.path.splitext(stem)[1].lower(), "text")
-    chosen = guessed if input_format == "auto" else input_format
-    if chosen == "parquet" and compression:
-        raise DataError(f"{path}: a parquet file is read as it is; decompress it first")
-    return Source(path, chosen, compression, num_bytes)
+    if stem.lower().endswith(_ARCHIVES):
+        raise DataError(f"{path}: archives and documents are not read; unpack it to text, jsonl or parquet first")
+    chosen = _guess_format(path, stem, compression) if input_format == "auto" else input_format
+    if chosen not in LINE_FORMATS and compression:
+        raise DataError(f"{path}: a {chosen} file is read as it is; decompress it first")
+    return Source(path, chosen, compression, status.st_size)
 
 
-def total_bytes(sources: Iterable[Source]) -> int:
-    """Size on disk of all sources."""
-    return sum(source.num_bytes for source in sources)
+def _guess_format(path: str, stem: str, compression: str) -> str:
+    name = os.path.basename(stem)
+    if _WIKIEXTRACTOR_NAME.fullmatch(name):
+        with open(path, "rb") as raw:  # WikiExtractor gives its JSON form the same name
+            stream = Decompressor(raw, compression, path) if compression else raw
+            return "jsonl" if (stream.read(1) or b"") == b"{" else "wikiextractor"
+    return _EXTENSIONS.get(os.path.splitext(name)[1].lower(), "text")
 
 
-def read_chunks(sources: Sequence[Source], json_keys: Sequence[str] = ("text",)) -> Iterator[Chunk]:
-    """All records of all sources, in order. Raises DataError where a file cannot be read or decompressed."""
-    done = 0
-    for source in sources:
-        for records, read in _read_source(source, json_keys):
-            yield Chunk(source.path, source.format, records, done + read)
-        done += source.num_bytes
+def total_bytes(sources: Iterable[Source], shard: Shard = WHOLE) -> int:
+    """Size on disk of all sources, or of a shard of them."""
+    span = _shard_span(sum(source.num_bytes for source in sources), shard)
+    return span.end - span.start
 
 
-def _read_source(source: Source, json_keys: Sequence[str]) -> Iterator[tuple[list[tuple[int, Any]], int]]:
-    if source.format in ("parquet", "hf"):
-        from ctxlm_ds.data.tables import read_hf, read_parquet
-
-        reader = read_hf if source.format == "hf" else read_parquet
-        yield from reader(source.path, json_keys, CHUNK_BYTES, CHUNK_RECORDS)
-        return
-    with open(source.path, "rb") as raw:
-        try:
-            with open_decompressed(raw, source.compression, source.path) as stream:
-                records = _json_records(stream) if source.format == "jsonl" else _text_records(stream)
-                for chunk in _batched(records):
-                    yield chunk, raw.tell()
-        except (*DECOMPRESSION_ERRORS, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's error, not the decoder's
-            raise DataError(
-                f"{source.path}: damaged or not {source.compression} data ({error or type(error).__name__}); "
-                "download or compress it again"
-            ) from error
+def _shard_span(num_bytes: int, shard: Shard) -> Span:
+    return Span(num_bytes * shard.index // shard.count, num_bytes * (shard.index + 1) // shard.count)
 
 
-def _batched(records: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    chunk: list[tuple[int, bytes]] = []
-    size = 0
-    for record in records:
-        chunk.append(record)
-        size += len(record[1])
-        if size >= CHUNK_BYTES or len(chunk) >= CHUNK_RECORDS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def read_chunks(
+    sources: Sequence[Source],
+    json_keys: Sequence[str] = ("text",),
+    shard: Shard = WHOLE,
+    after: Position | None = None,
+) -> Iterator[Chunk]:
+    """All records of a shard of the sources, in order; behind the chunk whose position `after` is, where given.
+
+    The shards' files, one after another, give what the whole gives (but for hf://, of which each has a part). The same
+    sources, shard and position give the same chunks. Raises DataError where a file cannot be read at all.
+    """
+    after = after or Position(0)
+    ours = _shard_span(sum(source.num_bytes for source in sources), shard)
+    end = 0
+    for number, source in enumerate(sources):
+        begin, end = end, end + source.num_bytes
+        if number < after.source:
+            continue
+        place = after if number == after.source and after != Position(number) else None
+        span = _local(ours, begin, end, is_last_shard=shard.index + 1 == shard.count)
+        pieces = _read_source(source, json_keys, shard, span, place)
+        for piece, is_last in _with_end(pieces):
+            on_disk = end if is_last else min(begin + piece.disk_bytes, end)
+            yield Chunk(
+                path=source.path,
+                format=source.format,
+                records=piece.records,
+                first=piece.first,
+                offset=piece.offset,
+                bad_records=piece.bad_records,
+                bytes_read=min(max(on_disk, ours.start), ours.end) - ours.start,
+                position=_position(number, piece, is_last),
+            )
 
 
-def _json_records(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(stream, start=1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
-            yield number, line
+def _position(number: int, piece: Piece, is_last: bool) -> Position:
+    return Position(number + 1) if is_last else Position(number, piece.next_offset, piece.next_record)
 
 
-def _text_records(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Documents are what blank lines separate."""
-    lines: list[bytes] = []
-    first, size = 1, 0
-    for number, line in enumerate(stream, start=1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
-            if not lines:
-                first = number
-            lines.append(line)
-            size += len(line)
-        if lines and (not line.strip() or size >= MAX_TEXT_DOCUMENT_BYTES):
-            yield first, b"".join(lines)
-            lines, size = [], 0
-    if lines:
-        yield first, b"".join(lines)
+def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
+    """The part of the shard `ours` within the file at [begin, end), in the file's bytes. An empty file, which may be a
+    damaged one, belongs to the shard that its place belongs to, at the very end to the last."""
+    if begin == end:
+        return Span(0, int(ours.owns(begin) or (is_last_shard and begin == ours.end)))
+    return Span(max(0, min(ours.start, end) - begin), max(0, min(ours.end, end) - begin))
 
 
-def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | BadRecord]:
-    """The document of each record, or what is wrong with it; texts hold no lone surrogates."""
-    unit = "row" if chunk.format in ("parquet", "hf") else "line"
-    for position, record in chunk.records:
-        try:
-            if chunk.format == "text":
-                yield {key: record.decode("utf-8").strip("\r\n") for key in json_keys}
-            else:
-                yield _fields(json.loads(record.decode("utf-8")) if chunk.format == "jsonl" else record, json_keys)
-        except UnicodeDecodeError as error:
-            reason = f"not valid UTF-8 (byte 0x{error.object[error.start]:02x} at {error.start})"
-            yield BadRecord(chunk.path, position, unit, reason)
-        except json.JSONDecodeError as error:
-            yield BadRecord(chunk.path, position, unit, f"not valid JSON ({error.msg} at column {error.colno})")
-        except RecursionError:
-            yield BadRecord(chunk.path, position, unit, "not valid JSON (nested too deeply)")
-        except ValueError as error:
-            yield BadRecord(chunk.path, position, unit, str(error))
+def _read_source(
+    source: Source, json_keys: Sequence[str], shard: Shard, span: Span, after: Position | None
+) -> Iterator[Piece]:
+    limits = ReadLimits(CHUNK_BYTES, CHUNK_ROWS, MAX_TEXT_DOCUMENT_BYTES, MAX_RECORD_BYTES)
+    if source.format == "hf":
+        return read_hf(source, json_keys, shard, limits, after)
+    if span.start >= span.end:
+        return iter(())
+    if source.format in LINE_FORMATS:
+        return read_lines(source, span, limits, after)
+    return read_table(source, json_keys, span, limits, after)
 
 
-def _fields(record: Any, json_keys: Sequence[str]) -> Document:
-    if not isinstance(record, dict):
-        raise ValueError(f"holds a {type(record).__name__} where an object with the key {json_keys[0]!r} is expected")
-    document = {}
-    for key in json_keys:
-        if key not in record:
-            present = ", ".join(sorted(map(str, record))) or "none"
-            raise ValueError(f"has no key {key!r} (its keys: {present}); see --json-keys")
-        text = record[key]
-        if text is None:
-            text = ""
-        if not isinstance(text, str):
-            raise ValueError(f"the value of {key!r} is a {type(text).__name__}, not text")
-        document[key] = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-    return document
+def _with_end(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
+    """Each piece and whether it is the last: a finished file is not opened again to find its end."""
+    held = next(pieces, None)
+    while held is not None:
+        following = next(pieces, None)
+        yield held, following is None
+        held = following
 
 
 def check_keys(sources: Iterable[Source], json_keys: Sequence[str]) -> None:
@@ -236,3 +234,19 @@ def check_keys(sources: Iterable[Source], json_keys: Sequence[str]) -> None:
     for source in sources:
         if source.format == "text" and len(json_keys) > 1:
             raise DataError(f"{source.path}: plain text has one text a document, --json-keys names {len(json_keys)}")
+
+
+def source_signature(sources: Iterable[Source]) -> str:
+    """sha256 that tells other sources: over each one's name, format and size and its first and last 64 KiB; of a data
+    set from the Hub over what its hf:// address says (name a revision to pin it). Raises the disk's OSError."""
+    digest = hashlib.sha256()
+    for source in sources:
+        name = source.path if source.format == "hf" else os.path.basename(source.path)
+        digest.update(json.dumps([name, source.format, source.compression, source.num_bytes]).encode())
+        if source.format == "hf":
+            continue
+        with open(source.path, "rb") as file:
+            digest.update(file.read(_SIGNATURE_BYTES))
+            file.seek(max(0, source.num_bytes - _SIGNATURE_BYTES))
+            digest.update(file.read(_SIGNATURE_BYTES))
+    return digest.hexdigest()

@@ -137,7 +137,7 @@ def _card_facts(source: CheckpointSource, tokenizer: Tokenizer, hf_class: str, d
         mask_token="" if source.model.is_decoder else tokenizer.id_to_token(tokenizer.mask_id),
         train_state=source.train_state,
         evaluation=read_evaluation(source.metrics_file, step) if trained else {},
-        datasets=read_dataset_metadata(source.config.data.train) if trained else {},
+        datasets=read_dataset_metadata([part.path for part in source.config.data.train]) if trained else {},
     )
 
 

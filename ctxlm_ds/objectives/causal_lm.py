@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.collate import CAUSAL_LM
-from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.data.sample import Examples, Samples, starts_of
 from ctxlm_ds.objectives.losses import weighted_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ctxlm_ds.data.randomness import SampleDraws
     from ctxlm_ds.parallel.context import ParallelContext
 
 
@@ -28,18 +27,23 @@ class CausalLM:
 
     terms: tuple[str, ...] = (CAUSAL_LM,)
 
-    def corrupt_batch(self, samples: Sequence[Sample], draws: SampleDraws, budgets: NDArray[np.int64]) -> list[Example]:
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         """All tokens but the last as inputs, all but the first as their labels."""
-        return [
-            Example(
-                input_ids=sample.input_ids[:-1],
-                token_type_ids=sample.token_type_ids[:-1],
-                prediction_positions=np.arange(len(sample.input_ids) - 1, dtype=np.int64),
-                prediction_labels=sample.input_ids[1:],
-                is_random_next=sample.is_random_next,
-            )
-            for sample in samples
-        ]
+        lengths = samples.lengths - 1
+        starts = starts_of(lengths)
+        is_input = np.ones(len(samples.input_ids), dtype=np.bool_)
+        is_input[samples.starts[1:] - 1] = False
+        is_label = np.ones(len(samples.input_ids), dtype=np.bool_)
+        is_label[samples.starts[:-1]] = False
+        return Examples(
+            input_ids=samples.input_ids[is_input],
+            starts=starts,
+            second_starts=samples.second_starts,
+            is_random_next=samples.is_random_next,
+            prediction_positions=(np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)).astype(np.int32),
+            prediction_labels=samples.input_ids[is_label],
+            prediction_starts=starts,
+        )
 
     def loss(
         self,

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.data.sample import Examples, Samples
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
 from ctxlm_ds.objectives.losses import weighted_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ctxlm_ds.data.randomness import SampleDraws
     from ctxlm_ds.parallel.context import ParallelContext
 
 
@@ -30,9 +29,9 @@ class MaskedLM:
         self.corruption = corruption
         self.terms = terms
 
-    def corrupt_batch(self, samples: Sequence[Sample], draws: SampleDraws, budgets: NDArray[np.int64]) -> list[Example]:
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         """Choose and replace the tokens to predict, at most budgets[i] in sample i (objectives/corruption.py)."""
-        return self.corruption.corrupt_batch(samples, draws, budgets)
+        return self.corruption.corrupt_batch(samples, key, budgets)
 
     def loss(
         self,

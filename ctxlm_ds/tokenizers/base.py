@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
     """Text to ids and back, with the facts that samples, masking and the model need."""
 
     kind: str
-    """`wordpiece`, `byte_bpe` or `huggingface` (any other local Hugging Face tokenizer)."""
+    """`wordpiece`, `byte_bpe`, `sentencepiece`, `characters` or `huggingface` (any other local one)."""
     pad_id: int
     unk_id: int
     cls_id: int
@@ -109,6 +109,8 @@ class TokenizerFacts:
     """ctxlm_tokenizer.json: how the vocabulary was made; empty for a tokenizer made elsewhere."""
     source: str = ""
     """Folder it was loaded from, for messages."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Further files of the folder that belong to it (spiece.model), by name."""
 
 
 class FastTokenizer:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.tokenizers.base import DECODER_ROLES, FastTokenizer, TokenizerFacts
 
 FIRST_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -19,6 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_ROLES = dict.fromkeys(DECODER_ROLES, END_OF_TEXT)
 DEFAULT_VOCAB_SIZE = 50_265
 GPT2_DEFAULT_VOCAB_SIZE = 50_257
+NORMALIZATIONS = ("none", "nfc", "nfd", "nfkc", "nfkd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,16 @@ class ByteBpeSettings:
     """Put a space before each text, so that its first word is like any other (RoBERTa: no)."""
     min_frequency: int = 2
     """Least number of occurrences of a pair to be merged."""
+    normalization: str = "none"
+    """`none`, or a Unicode form: `nfc`, `nfd`, `nfkc`, `nfkd`."""
+    special_tokens: tuple[str, ...] = ()
+    """RoBERTa: behind <unk>; GPT-2: before <|endoftext|>."""
 
 
 def train_byte_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastTokenizer:
     """RoBERTa's, trained on `texts` (iterated once)."""
-    vocab, merges = _learn(texts, settings, FIRST_SPECIAL_TOKENS)
-    backend = _backend(vocab | {MASK_TOKEN: len(vocab)}, merges, settings.add_prefix_space)
+    vocab, merges = _learn(texts, settings, (*FIRST_SPECIAL_TOKENS, *settings.special_tokens))
+    backend = _roberta_backend(vocab | {MASK_TOKEN: len(vocab)}, merges, settings)
     return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(ROLES), training=_record(settings)))
 
 
@@ -43,24 +49,31 @@ def train_gpt2_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastToken
     """GPT-2's, trained on `texts` (iterated once): 256 bytes, the merges, <|endoftext|>."""
     from tokenizers import AddedToken, decoders, models, processors
 
-    vocab, merges = _learn(texts, settings, ())
-    backend = _empty_backend(settings.add_prefix_space)
-    backend.model = models.BPE(vocab=vocab | {END_OF_TEXT: len(vocab)}, merges=merges)
+    last = (*settings.special_tokens, END_OF_TEXT)
+    vocab, merges = _learn(texts, settings, (), len(last))
+    backend = _empty_backend(settings)
+    vocab |= {token: len(vocab) + number for number, token in enumerate(last)}
+    backend.model = models.BPE(vocab=vocab, merges=merges)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(END_OF_TEXT, normalized=True, special=True)])
+    backend.add_special_tokens([AddedToken(token, normalized=True, special=True) for token in last])
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(GPT2_ROLES), training=_record(settings)))
 
 
 def _learn(
-    texts: Iterable[str], settings: ByteBpeSettings, first_tokens: tuple[str, ...]
+    texts: Iterable[str], settings: ByteBpeSettings, first_tokens: tuple[str, ...], num_last: int = 1
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges, one id short of the size, for the last special token."""
+    """Vocabulary and merges, short of the size by the number of the special tokens that come last."""
+    if settings.normalization not in NORMALIZATIONS:
+        raise ConfigError(
+            f"normalization {settings.normalization!r} is not known to byte-level BPE; choose one of "
+            + ", ".join(NORMALIZATIONS)
+        )
     from tokenizers import pre_tokenizers, trainers
 
-    draft = _empty_backend(settings.add_prefix_space)
+    draft = _empty_backend(settings)
     trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocab_size - 1,
+        vocab_size=settings.vocab_size - num_last,
         min_frequency=settings.min_frequency,
         special_tokens=list(first_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -76,28 +89,36 @@ def _record(settings: ByteBpeSettings) -> dict[str, Any]:
         "merge_score": "frequency",
         "add_prefix_space": settings.add_prefix_space,
         "min_frequency": settings.min_frequency,
+        "normalization": settings.normalization,
+        "special_tokens": list(settings.special_tokens),
         "requested_vocab_size": settings.vocab_size,
     }
 
 
-def _empty_backend(add_prefix_space: bool) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def _empty_backend(settings: ByteBpeSettings) -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    if settings.normalization != "none":
+        backend.normalizer = getattr(normalizers, settings.normalization.upper())()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.add_prefix_space)
     return backend
 
 
-def _backend(vocab: dict[str, int], merges: list[tuple[str, str]], add_prefix_space: bool) -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+def _roberta_backend(vocab: dict[str, int], merges: list[tuple[str, str]], settings: ByteBpeSettings) -> Any:
+    from tokenizers import AddedToken, decoders, models, processors
 
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    backend = _empty_backend(settings)
+    backend.model = models.BPE(vocab=vocab, merges=merges)
     backend.decoder = decoders.ByteLevel()
-    tokens = [AddedToken(token, normalized=True, special=True) for token in FIRST_SPECIAL_TOKENS]
+    names = (*FIRST_SPECIAL_TOKENS, *settings.special_tokens)
+    tokens = [AddedToken(token, normalized=True, special=True) for token in names]
     # As in the released model, <mask> swallows the space before it: "a <mask>" is "a", "<mask>".
     backend.add_special_tokens([*tokens, AddedToken(MASK_TOKEN, lstrip=True, normalized=False, special=True)])
     backend.post_processor = processors.RobertaProcessing(
-        ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), trim_offsets=True, add_prefix_space=add_prefix_space
+        ("</s>", vocab["</s>"]),
+        ("<s>", vocab["<s>"]),
+        trim_offsets=True,
+        add_prefix_space=settings.add_prefix_space,
     )
     return backend

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.tokenizers import characters, sentence_piece
 from ctxlm_ds.tokenizers.base import (
     DECODER_ROLES,
     SPECIAL_ROLES,
@@ -17,6 +18,10 @@ from ctxlm_ds.tokenizers.base import (
 )
 
 TRAINING_FILE = "ctxlm_tokenizer.json"
+_CLASSES: dict[str, type[FastTokenizer]] = {
+    sentence_piece.KIND: sentence_piece.SentencePieceTokenizer,
+    characters.KIND: characters.CharacterTokenizer,
+}
 _USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -24,6 +29,7 @@ _USUAL_NAMES = {
     "sep": ("[SEP]", "</s>", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
+_UNICODE_FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")
 _STAND_INS = {"cls": "bos", "sep": "eos"}
 _GPT_END_OF_TEXT = "<|endoftext|>"
 
@@ -46,14 +52,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     config = _read_json(folder / "tokenizer_config.json")
     special_map = _read_json(folder / "special_tokens_map.json")
     content = json.loads(backend.to_str())
+    training = training_record(folder)
+    recorded_kind = training.get("kind")
     facts = TokenizerFacts(
-        kind=detect_kind(content),
+        kind=recorded_kind if recorded_kind in _CLASSES else detect_kind(content),
         special_tokens=_special_tokens(folder, (config, special_map), backend),
         config=config,
-        training=_read_json(folder / TRAINING_FILE),
+        training=training,
         source=str(folder),
+        files=_other_files(folder, recorded_kind),
     )
-    tokenizer = FastTokenizer(backend, facts)
+    tokenizer = _CLASSES.get(facts.kind, FastTokenizer)(backend, facts)
     recorded = facts.training.get("fingerprint")
     if recorded is not None and recorded != tokenizer.fingerprint:
         raise TokenizerError(
@@ -62,6 +71,20 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             "the change as a new tokenizer"
         )
     return tokenizer
+
+
+def training_record(folder: Path) -> dict[str, Any]:
+    """What ctxlm_tokenizer.json says of how the vocabulary was made; empty for a tokenizer made elsewhere."""
+    return _read_json(folder / TRAINING_FILE)
+
+
+def _other_files(folder: Path, kind: Any) -> dict[str, bytes]:
+    if kind != sentence_piece.KIND:
+        return {}
+    file = folder / sentence_piece.MODEL_FILE
+    if not file.is_file():
+        raise TokenizerError(f"{folder}: holds no {file.name}, with which its texts are encoded; restore the folder")
+    return {file.name: file.read_bytes()}
 
 
 def _load_backend(folder: Path) -> Any:
@@ -149,6 +172,6 @@ def detect_kind(content: dict[str, Any]) -> str:
     parts = (model["type"], normalizer, pre_tokenizer.get("type"))
     if parts == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
         return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
-    if parts == ("BPE", None, "ByteLevel"):
+    if parts[::2] == ("BPE", "ByteLevel") and normalizer in _UNICODE_FORMS:
         return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"
     return "huggingface"

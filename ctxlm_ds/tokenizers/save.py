@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.tokenizers import characters, sentence_piece
 from ctxlm_ds.tokenizers.base import FastTokenizer
 from ctxlm_ds.tokenizers.load import TRAINING_FILE
 
 _NEVER_KEPT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file", "backend", "is_local")
+_DECODER_NAMES = {"pad": "pad", "unk": "unk", "bos": "cls", "eos": "sep"}
 _OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -32,10 +34,17 @@ def save_tokenizer(tokenizer: FastTokenizer, directory: Path) -> None:
         elif tokenizer.kind == "byte_bpe":
             config.update(_byte_bpe_config(tokenizer, content), **special)
             _write_bpe_files(folder, content["model"])
+        elif tokenizer.kind == sentence_piece.KIND:
+            config.update(special)
         else:
             config.update(special)
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
-            _copy_other_files(Path(tokenizer.facts.source), folder)
+            if tokenizer.kind == characters.KIND:
+                _write_vocab_txt(folder / "vocab.txt", content["model"]["vocab"])
+            elif tokenizer.facts.source:
+                _copy_other_files(Path(tokenizer.facts.source), folder)
+        for name, data in tokenizer.facts.files.items():
+            (folder / name).write_bytes(data)
         added = _added_tokens(content)
         config["added_tokens_decoder"] = added
         if tokenizer.has_mask:
@@ -67,12 +76,12 @@ def _special_settings(tokenizer: FastTokenizer) -> dict[str, Any]:
     """The special tokens under the names that transformers' classes use."""
     tokens = tokenizer.facts.special_tokens
     if not tokenizer.has_mask:
-        return {
-            "pad_token": tokens["pad"], "unk_token": tokens["unk"], "bos_token": tokens["cls"],
-            "eos_token": tokens["sep"],
-        }  # fmt: skip
+        named = {f"{name}_token": tokens[role] for name, role in _DECODER_NAMES.items()}
+        if tokenizer.kind == sentence_piece.KIND:
+            del named["bos_token"]  # T5 has none
+        return named
     special = {f"{role}_token": token for role, token in tokens.items()}
-    if tokenizer.kind == "byte_bpe":
+    if tokenizer.kind in ("byte_bpe", sentence_piece.KIND):
         special |= {"bos_token": tokens["cls"], "eos_token": tokens["sep"]}
     return special
 
@@ -80,10 +89,12 @@ def _special_settings(tokenizer: FastTokenizer) -> dict[str, Any]:
 def _byte_bpe_config(tokenizer: FastTokenizer, content: dict[str, Any]) -> dict[str, Any]:
     if not tokenizer.has_mask:
         prefix = content["pre_tokenizer"]["add_prefix_space"]
-        return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": prefix, "errors": "replace"}
+        name = "PreTrainedTokenizerFast" if content["normalizer"] else "GPT2Tokenizer"
+        return {"tokenizer_class": name, "add_prefix_space": prefix, "errors": "replace"}
     post_processor = content.get("post_processor") or {}
-    # A byte-level BPE without RoBERTa's </s></s> template keeps its own through the generic class.
+    # One without RoBERTa's </s></s> template or with a normalizer keeps them through the generic class.
     is_roberta = post_processor.get("type", "RobertaProcessing") == "RobertaProcessing" and tokenizer.double_separator
+    is_roberta = is_roberta and not content["normalizer"]
     return {
         "tokenizer_class": "RobertaTokenizer" if is_roberta else "PreTrainedTokenizerFast",
         "add_prefix_space": content["pre_tokenizer"]["add_prefix_space"],

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers import byte_bpe, wordpiece
+from ctxlm_ds.tokenizers import byte_bpe, characters, sentence_piece, wordpiece
 from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
-from ctxlm_ds.tokenizers.byte_bpe import ByteBpeSettings, train_byte_bpe, train_gpt2_bpe
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, train_wordpiece
+from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
+from ctxlm_ds.tokenizers.sampling import KeyedSample, sampled_texts
 
 logger = logging.getLogger("ctxlm_ds")
 
-TOKENIZER_TYPES = ("wordpiece", "bpe", "gpt2")
-_LEAST_VOCAB_SIZE = {"wordpiece": 5 + 2, "bpe": 5 + 256, "gpt2": 1 + 256}
-_END_OF_TEXT = "\x00"
+_REPORT_BYTES = 2_000_000
+"""Of the training text, for the report in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerType:
+    """One way to make a vocabulary."""
+
+    train: Callable[[Iterable[str], Any], FastTokenizer]
+    settings: type
+    default_vocab_size: int
+    least_vocab_size: int
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """The settings that a user can name."""
+        return [setting.name for setting in fields(self.settings) if setting.name not in ("vocab_size", *self.fixed)]
+
+
+_SENTENCEPIECE = (sentence_piece.train_sentencepiece, sentence_piece.SentencePieceSettings, 32_000, 8)
+TOKENIZER_TYPES = {
+    "wordpiece": TokenizerType(
+        wordpiece.train_wordpiece, wordpiece.WordPieceSettings, wordpiece.DEFAULT_VOCAB_SIZE, 5 + 2
+    ),
+    "bpe": TokenizerType(byte_bpe.train_byte_bpe, byte_bpe.ByteBpeSettings, byte_bpe.DEFAULT_VOCAB_SIZE, 5 + 256),
+    "gpt2": TokenizerType(byte_bpe.train_gpt2_bpe, byte_bpe.ByteBpeSettings, byte_bpe.GPT2_DEFAULT_VOCAB_SIZE, 1 + 256),
+    "unigram": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "unigram"}),
+    "sentencepiece-bpe": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "bpe"}),
+    "elmo": TokenizerType(
+        characters.train_characters, characters.CharacterSettings, characters.DEFAULT_VOCAB_SIZE, 3 + 1
+    ),
+}
 
 
 def train_tokenizer(
@@ -28,102 +57,118 @@ def train_tokenizer(
     vocab_size: int | None,
     output_dir: str | Path,
     *,
-    lowercase: bool = True,
-    add_prefix_space: bool = False,
-    min_frequency: int = 2,
+    max_sample_bytes: int | None = None,
+    sample_seed: int = 0,
+    **settings: Any,
 ) -> Tokenizer:
-    """Train on `texts`, write `output_dir` (refused where it exists) and return the tokenizer as loaded from there.
+    """Train on `texts` (iterated once), write `output_dir` (refused where it exists), return what loads from there.
 
-    `type` is `wordpiece`, `bpe` (byte-level, RoBERTa's special tokens) or `gpt2` (byte-level, <|endoftext|> alone);
-    `vocab_size` None takes BERT's 30,522, RoBERTa's 50,265 or GPT-2's 50,257.
+    `type` is a name in TOKENIZER_TYPES, `settings` are those of its settings class; `vocab_size` None takes the type's
+    own (32,000 pieces and the sentinels for sentencepiece). `max_sample_bytes` trains on a sample of whole texts.
     A corpus too small for `vocab_size` gives a smaller vocabulary and a warning.
     Raises ConfigError for an impossible setting, TokenizerError where there is no text or the folder exists.
     """
     output_dir = Path(output_dir)
-    _check_settings(type, vocab_size, output_dir)
-    if iter(texts) is texts:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as spool:
-            trained = _train(type, _Spooled(texts, spool), vocab_size, lowercase, add_prefix_space, min_frequency)
-    else:
-        trained = _train(type, texts, vocab_size, lowercase, add_prefix_space, min_frequency)
-    wanted = trained.facts.training["requested_vocab_size"]
-    if trained.vocab_size < wanted:
+    chosen = _checked_settings(type, vocab_size, settings)
+    if output_dir.exists():
+        raise TokenizerError(f"{output_dir} exists already; choose another --output-dir, or remove it first")
+    if max_sample_bytes is not None:
+        if max_sample_bytes < 1:
+            raise ConfigError(f"a sample of {max_sample_bytes} bytes is empty; name at least 1")
+        texts = sampled_texts(texts, max_sample_bytes, sample_seed)
+    watched = _Watched(texts)
+    trained = _train(TOKENIZER_TYPES[type], watched, chosen)
+    if trained.vocab_size < chosen.vocab_size:
         logger.warning(
-            "the text is too small for a vocabulary of %d: it gave %d tokens (a pair must occur %d times to be merged)",
-            wanted,
-            trained.vocab_size,
-            min_frequency,
+            "the text is too small for a vocabulary of %d: it gave %d tokens", chosen.vocab_size, trained.vocab_size
         )
+    trained.facts.training["max_sample_bytes"] = max_sample_bytes
+    trained.facts.training["sample_seed"] = sample_seed
+    documents = ((ALL_LANGUAGES, text) for (text,) in watched.sample)
+    trained.facts.training["report"] = tokenizer_report(trained, documents)
     trained.save(output_dir)
     return load_tokenizer(output_dir)
 
 
-def _check_settings(type: str, vocab_size: int | None, output_dir: Path) -> None:
+def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any]) -> Any:
     if type not in TOKENIZER_TYPES:
         raise ConfigError(f"tokenizer type {type!r} is not known; choose one of {', '.join(TOKENIZER_TYPES)}")
-    least = _LEAST_VOCAB_SIZE[type]
-    if vocab_size is not None and vocab_size < least:
-        raise ConfigError(f"a vocabulary of {vocab_size} is too small for {type}; it needs at least {least} tokens")
-    if output_dir.exists():
-        raise TokenizerError(f"{output_dir} exists already; choose another --output-dir, or remove it first")
+    kind = TOKENIZER_TYPES[type]
+    for name in settings:
+        if name not in kind.names():
+            raise ConfigError(f"{name} is no setting of {type}, which has {', '.join(sorted(kind.names()))}")
+    if vocab_size is not None and vocab_size < kind.least_vocab_size:
+        raise ConfigError(
+            f"a vocabulary of {vocab_size} is too small for {type}; it needs at least {kind.least_vocab_size} tokens"
+        )
+    for name in ("special_tokens", "language_codes"):
+        if name in settings:
+            settings[name] = _checked_names(name, settings[name])
+    size = vocab_size or kind.default_vocab_size + settings.get("extra_ids", 0)
+    return kind.settings(vocab_size=size, **kind.fixed, **settings)
 
 
-def _train(
-    type: str,
-    texts: Iterable[str],
-    vocab_size: int | None,
-    lowercase: bool,
-    add_prefix_space: bool,
-    min_frequency: int,
-) -> FastTokenizer:
-    watched = _Watched(texts)
-    if type == "wordpiece":
-        size = vocab_size or wordpiece.DEFAULT_VOCAB_SIZE
-        tokenizer = train_wordpiece(watched, WordPieceSettings(size, lowercase, min_frequency))
-    elif type == "gpt2":
-        size = vocab_size or byte_bpe.GPT2_DEFAULT_VOCAB_SIZE
-        tokenizer = train_gpt2_bpe(watched, ByteBpeSettings(size, add_prefix_space, min_frequency))
-    else:
-        size = vocab_size or byte_bpe.DEFAULT_VOCAB_SIZE
-        tokenizer = train_byte_bpe(watched, ByteBpeSettings(size, add_prefix_space, min_frequency))
+def _checked_names(setting: str, names: Iterable[str]) -> tuple[str, ...]:
+    checked = tuple(names)
+    reserved = {
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "<s>",
+        "</s>",
+        "<pad>",
+        "<unk>",
+        "<mask>",
+        "<|endoftext|>",
+    }
+    for name in checked:
+        if len(name) < 2 or name.split() != [name] or checked.count(name) > 1 or name in reserved:
+            raise ConfigError(
+                f"{setting}: {name!r} cannot be one; name each once, two characters or more without white space, and "
+                "none of the type's own"
+            )
+    return checked
+
+
+def _train(kind: TokenizerType, watched: _Watched, settings: Any) -> FastTokenizer:
+    error: Exception | None = None
+    try:
+        trained = kind.train(watched, settings)
+    except Exception as raised:
+        error = raised
+    # What went wrong with the text comes first: the libraries wrap or swallow it, or fail for want of any.
     if watched.error is not None:
         raise watched.error
-    if not watched.has_text:
+    if watched.was_read and not watched.has_text:
         raise TokenizerError("there is no text to train a tokenizer on; check --input and --json-keys")
-    return tokenizer
+    if error is not None:
+        raise error
+    return trained
 
 
 class _Watched:
-    """Passes texts on and keeps the first error, which the Rust library would otherwise wrap or swallow."""
+    """Passes texts on, keeps a sample of them for the report, and the first error."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
+        self.sample = KeyedSample(_REPORT_BYTES)
+        self.was_read = False
         self.has_text = False
         self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[str]:
+        self.was_read = True
         if self.error is not None:
             return
         try:
             for text in self._texts:
                 self.has_text = self.has_text or bool(text.strip())
+                self.sample.add([text])
                 yield text
+        except GeneratorExit:
+            raise
         except BaseException as error:
             self.error = error
             raise
-
-
-class _Spooled:
-    """A one-shot iterator made repeatable through a file."""
-
-    def __init__(self, texts: Iterable[str], spool: IO[str]) -> None:
-        self._spool = spool
-        for text in texts:
-            spool.write(text.replace(_END_OF_TEXT, " ") + _END_OF_TEXT)
-
-    def __iter__(self) -> Iterator[str]:
-        self._spool.seek(0)
-        rest = ""
-        while block := self._spool.read(1 << 20):
-            *whole, rest = (rest + block).split(_END_OF_TEXT)
-            yield from whole

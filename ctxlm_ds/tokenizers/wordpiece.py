@@ -1,18 +1,28 @@
 """BERT's WordPiece: its normalizer and pre-tokenizer, `##` continuations, [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4.
 
-`tokenizers`' trainer merges the most frequent pair (the published WordPiece takes the highest likelihood ratio).
+Two merge scores. `frequency` is the pair's count, as the `tokenizers` library has it. `likelihood` is n_ab / (n_a n_b):
+the merge gains a unigram model log(N n_ab / (n_a n_b)) an occurrence, the criterion of Schuster & Nakajima (2012),
+"Japanese and Korean voice search", in the form in which it is usually written down.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.word_counts import count_words
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 DEFAULT_VOCAB_SIZE = 30_522
+MERGE_SCORES = ("frequency", "likelihood")
+_LONGEST_WORD = 100
+"""Characters; WordPiece encodes longer words as [UNK]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,63 +36,83 @@ class WordPieceSettings:
     """Least number of occurrences of a pair to be merged."""
     limit_alphabet: int = 1000
     """Most characters of the alphabet; rarer ones become [UNK]."""
+    merge_score: str = "frequency"
+    special_tokens: tuple[str, ...] = ()
+    """Behind [MASK]."""
 
 
 def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> FastTokenizer:
-    """Train on `texts`, which is iterated twice: the alphabet, then the merges."""
-    from tokenizers import trainers
-
-    specials = list(SPECIAL_TOKENS.values())
-    alphabet = _alphabet(texts, settings)
-    # The trainer numbers the ## characters in the order of a hash table; naming all characters first makes the
-    # vocabulary a function of the text. Each character exists in both forms, as in the published vocabularies.
-    fixed = specials + alphabet + [f"##{character}" for character in alphabet]
-    draft = _backend({}, settings.lowercase)
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=settings.min_frequency,
-        limit_alphabet=max(1, len(alphabet)),
-        special_tokens=fixed,
-        show_progress=False,
-    )
-    draft.train_from_iterator(iter(texts), trainer)
-    backend = _backend(draft.get_vocab(with_added_tokens=False), settings.lowercase)
+    """Train on `texts` (iterated once); memory grows with the number of different words."""
+    if settings.merge_score not in MERGE_SCORES:
+        raise ConfigError(f"merge_score {settings.merge_score!r} is not known; choose one of {', '.join(MERGE_SCORES)}")
+    layers = _backend({}, settings)
+    counts = count_words(texts, layers.normalizer, layers.pre_tokenizer)
+    specials = [*SPECIAL_TOKENS.values(), *settings.special_tokens]
+    # Each character exists in both forms, as in the published vocabularies.
+    alphabet = _alphabet(counts, settings, len(specials))
+    names = specials + alphabet + [f"##{character}" for character in alphabet]
+    names += _merged_names(counts, names, alphabet, settings)
+    backend = _backend({name: number for number, name in enumerate(names)}, settings)
     _add_template(backend)
     training = {
-        "merge_score": "frequency",
+        "merge_score": settings.merge_score,
         "lowercase": settings.lowercase,
         "min_frequency": settings.min_frequency,
         "limit_alphabet": settings.limit_alphabet,
+        "special_tokens": list(settings.special_tokens),
         "requested_vocab_size": settings.vocab_size,
     }
     return FastTokenizer(backend, TokenizerFacts("wordpiece", dict(SPECIAL_TOKENS), training=training))
 
 
-def _alphabet(texts: Iterable[str], settings: WordPieceSettings) -> list[str]:
-    """The characters of the normalized text, rare ones cut, in code-point order."""
-    from tokenizers import trainers
-
+def _alphabet(counts: dict[str, int], settings: WordPieceSettings, num_specials: int) -> list[str]:
+    """The most frequent characters of the normalized text, in code-point order."""
+    characters: Counter[str] = Counter()
+    for word, count in counts.items():
+        for character in word:
+            characters[character] += count
     # Two ids are needed for each character beside the special tokens; a tiny vocabulary shrinks the alphabet.
-    room = max(1, (settings.vocab_size - len(SPECIAL_TOKENS)) // 2)
-    limit = min(settings.limit_alphabet, room)
-    unk = SPECIAL_TOKENS["unk"]
-    trainer = trainers.WordPieceTrainer(vocab_size=1, limit_alphabet=limit, special_tokens=[unk], show_progress=False)
-    counter = _backend({}, settings.lowercase)
-    counter.train_from_iterator(iter(texts), trainer)
-    return sorted(token for token in counter.get_vocab(with_added_tokens=False) if len(token) == 1)
+    room = max(1, (settings.vocab_size - num_specials) // 2)
+    ordered = sorted(characters, key=lambda character: (-characters[character], character))
+    return sorted(ordered[: min(settings.limit_alphabet, room)])
 
 
-def _backend(vocab: dict[str, int], lowercase: bool) -> Any:
+def _merged_names(
+    counts: dict[str, int], names: list[str], alphabet: list[str], settings: WordPieceSettings
+) -> list[str]:
+    """The tokens that merging adds, in order."""
+    from ctxlm_ds.tokenizers.pair_merges import MergeCorpus, learn_merges
+
+    numbers = {name: number for number, name in enumerate(names)}
+    known = set(alphabet)
+    # A word with a character outside the alphabet is [UNK] whatever is learned from it.
+    words = [word for word in counts if len(word) <= _LONGEST_WORD and known.issuperset(word)]
+    symbols = np.array(
+        [numbers[f"##{character}" if place else character] for word in words for place, character in enumerate(word)],
+        dtype=np.int32,
+    )
+    starts = np.zeros(len(words) + 1, dtype=np.int64)
+    np.cumsum([len(word) for word in words], out=starts[1:])
+    corpus = MergeCorpus(symbols, starts, np.array([counts[word] for word in words], dtype=np.int64), names)
+    num_new = max(0, settings.vocab_size - len(names))
+    spelled = list(names)
+    merges = learn_merges(corpus, num_new, settings.min_frequency, settings.merge_score == "likelihood")
+    for left, right in merges.tolist():
+        spelled.append(spelled[left] + spelled[right].removeprefix("##"))
+    return spelled[len(names) :]
+
+
+def _backend(vocab: dict[str, int], settings: WordPieceSettings) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unk = SPECIAL_TOKENS["unk"]
     backend = Tokenizer(models.WordPiece(vocab=vocab, unk_token=unk) if vocab else models.WordPiece(unk_token=unk))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=settings.lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     if vocab:
-        names = SPECIAL_TOKENS.values()
-        backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in names])
+        tokens = [*SPECIAL_TOKENS.values(), *settings.special_tokens]
+        backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
     return backend
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.conftest import Prepared
 from tests.integration.route import tool
+from tests.text import write_corpus
 
 TINY = ("model.vocab_size=400", "training.micro_batch_size=2", "training.precision=fp32")
 
@@ -30,6 +33,20 @@ def test_loader(bert_route: Prepared) -> None:
     data = [f"tokenizer.path={bert_route.tokenizer}", f"data.train=[{bert_route.train}]", "data.seq_length=32"]
     figures = table(tool("benchmark.py", "loader", "--config", "bert-tiny", "--rounds", 1, "--set", *data).stdout)
     assert figures["ctxlm_ds"] > 0 and figures["transformers"] > 0
+
+
+def test_preprocess(bert_route: Prepared, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.jsonl", 40, seed=1)
+    arguments = ("--input", tmp_path / "corpus.jsonl", "--tokenizer", bert_route.tokenizer, "--rounds", 1)
+    figures = table(tool("benchmark.py", "preprocess", *arguments, "--split-sentences", "--workers", 1).stdout)
+    assert figures["ratio"] == pytest.approx(figures["ctxlm_ds"] / figures["encode_batch_fast"], rel=0.02)
+
+
+def test_merge(bert_route: Prepared, tmp_path: Path) -> None:
+    arguments = ("--input", bert_route.train, bert_route.heldout, "--output-dir", tmp_path, "--rounds", 1)
+    figures = table(tool("benchmark.py", "merge", *arguments).stdout)
+    assert figures["ratio"] == pytest.approx(figures["ctxlm_ds"] / figures["copy"], rel=0.02, abs=0.01)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_vocabulary_is_needed() -> None:

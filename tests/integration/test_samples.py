@@ -17,18 +17,21 @@ import pytest
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.docstrings import extract_docstrings
+from ctxlm_ds.data.indexed import IndexedDataset
 from ctxlm_ds.data.loader import TrainLoader
 from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.data.samples.build import build_rows
 from ctxlm_ds.data.samples.index import RowSource
+from ctxlm_ds.data.samples.reader import SampleReader
+from ctxlm_ds.data.samples.record import SAMPLE_DTYPE
 from ctxlm_ds.data.samples.template import SequenceTemplate
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool
-from tests.sample_data import run_config
+from tests.sample_data import run_config, write_dataset
 from tests.text import make_documents
 
 NUM_DOCUMENTS = 600
@@ -76,16 +79,23 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> Route:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRequest) -> None:
+def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Special tokens, and BERT's token types, as transformers' own tokenizer puts them around one text and two."""
     from transformers import AutoTokenizer
 
     route: Route = request.getfixturevalue(family)
     theirs = AutoTokenizer.from_pretrained(route.folder / "tokenizer")
-    template = SequenceTemplate.of(route.tokenizer)
     first, second = make_documents(2, seed=5)
-    a, b = (np.array(ids) for ids in route.tokenizer.encode_batch([first, second]))
-    one, two = template.single([a]), template.pair(a, b, 0)
+    a, b = (list(ids) for ids in route.tokenizer.encode_batch([first, second]))
+    prefix = write_dataset(tmp_path / "d", [[a, b]], metadata={"tokenizer_fingerprint": route.tokenizer.fingerprint})
+    dataset, template = IndexedDataset(prefix), SequenceTemplate.of(route.tokenizer)
+    length, end = len(a) + len(b), len(a)
+    records = np.array(
+        [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + template.pair_specials, 0)],
+        dtype=SAMPLE_DTYPE,
+    )
+    one = SampleReader(records, dataset, template, "doc_sentences").read(np.array([0])).sample(0)
+    two = SampleReader(records, dataset, template, "segment_pair").read(np.array([1])).sample(0)
     assert one.input_ids.tolist() == theirs(first)["input_ids"]
     expected = theirs(first, second, return_token_type_ids=True, return_special_tokens_mask=True)
     assert two.input_ids.tolist() == expected["input_ids"]

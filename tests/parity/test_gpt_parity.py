@@ -9,15 +9,15 @@ import transformers
 from torch import Tensor, nn
 
 from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
-from ctxlm_ds.data.collate import BatchShape, collate
+from ctxlm_ds.data.collate import BatchShape
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
-from ctxlm_ds.data.samples.blocks import block_sample
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm import CausalLM
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, our_model, randomize
+from tests.ragged import collate, text_examples
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
@@ -62,8 +62,7 @@ def pair(config: ModelConfig) -> tuple[LayerSequence, nn.Module, KeyMap]:
 def examples(lengths: list[list[int]], seed: int = 0) -> list[list[Example]]:
     """Rows of random texts with so many inputs each."""
     rng = np.random.default_rng(seed)
-    samples = [[block_sample(rng.integers(2, 61, length + 1)) for length in row] for row in lengths]
-    return [CausalLM().corrupt_batch(row, None, None) for row in samples]  # type: ignore[arg-type]
+    return [text_examples([rng.integers(2, 61, length + 1) for length in row]) for row in lengths]
 
 
 def batch_of(rows: list[list[Example]], seq_length: int = SEQ_LENGTH) -> Batch:

@@ -16,24 +16,24 @@ the rest is padding. So rows follow from the documents' lengths alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.sample import NO_LABEL, Sample
-from ctxlm_ds.data.samples.record import Record
-from ctxlm_ds.data.samples.sentence_table import ends_with_eod
+from ctxlm_ds.data.native import compiled
+from ctxlm_ds.data.sample import NO_LABEL
+from ctxlm_ds.data.samples.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
+from ctxlm_ds.data.samples.sentence_table import ends_with_eod, starts_of
 from ctxlm_ds.errors import DataError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.indexed import IndexedDataset
 
-Piece = tuple[int, int]
-
-
-def text_bounds(dataset: IndexedDataset, eod_id: int, reset_at_documents: bool) -> tuple[NDArray[np.int64], int]:
-    """[t + 1] bounds of the texts in the flat token stream, and the number of documents.
+def text_bounds(
+    dataset: IndexedDataset, eod_id: int, reset_at_documents: bool, documents: tuple[int, int]
+) -> tuple[NDArray[np.int64], int]:
+    """[t + 1] bounds of the texts of documents [first, after the last) in the flat token stream, and their number.
 
     Raises:
         DataError: documents do not end with the end-of-document token, or nothing can be predicted.
@@ -43,40 +43,67 @@ def text_bounds(dataset: IndexedDataset, eod_id: int, reset_at_documents: bool) 
             f"{dataset.prefix}: its documents do not end with the end-of-document token {eod_id}, which data."
             "sample_format blocks puts between documents; run tools/preprocess_data.py again with --append-eod"
         )
-    documents = np.unique(dataset.sequence_starts[dataset.document_indices])
-    bounds = documents if reset_at_documents else documents[[0, -1]]
+    first, after = documents
+    places = np.unique(starts_of(dataset, dataset.document_indices[first : after + 1]))
+    bounds = places if reset_at_documents else places[[0, -1]]
     if int(np.diff(bounds).max(initial=0)) < 2:
         raise DataError(
-            f"{dataset.prefix}: no text ({dataset.num_documents} documents, all empty); check what was preprocessed"
+            f"{dataset.prefix}: no text ({after - first} documents, all empty); check what was preprocessed"
         )
-    return bounds.astype(np.int64), len(documents) - 1
+    return bounds.astype(np.int64), len(places) - 1
 
 
-def block_rows(bounds: NDArray[np.int64], seq_length: int, max_pieces: int) -> Iterator[list[Piece]]:
-    """Rows of pieces (first token, token after the last), of `seq_length` inputs in at most `max_pieces` texts."""
-    row: list[Piece] = []
-    room = seq_length
-    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        start, last = begin, end - 1  # the last token is no input
-        while start < last:
-            stop = min(last, start + room)
-            row.append((start, stop + 1))
-            room -= stop - start
-            start = stop
-            if room == 0 or len(row) == max_pieces:
-                yield row
-                row, room = [], seq_length
-    if row:
-        yield row
+@compiled
+def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: Any, counts: Any) -> tuple[int, int]:
+    """Write rows of `seq_length` inputs in at most `max_pieces` texts until `out` is full.
+
+    Args:
+        bounds: [t + 1] of the texts.
+        place: [4] int64, the text and the token where the next piece begins, the room left in the row and the pieces in
+            it; moved on. A fresh start is (0, bounds[0], seq_length, 0).
+        out: records of the pieces; a record's length counts the inputs.
+        counts: [len(out)] pieces of each finished row.
+
+    Returns:
+        How many pieces were written, and how many rows were finished.
+    """
+    text, start, room, pieces = place[0], place[1], place[2], place[3]
+    count = rows = 0
+    while text < len(bounds) - 1 and count < len(out):
+        last = bounds[text + 1] - 1  # the last token is no input
+        if start >= last:
+            text += 1
+            start = bounds[text]
+            continue
+        stop = min(last, start + room)
+        record = out[count]
+        record.a_start = start
+        record.a_end = stop + 1
+        record.b_start = record.b_end = 0
+        record.num_tokens = stop - start
+        record.is_random = NO_LABEL
+        count += 1
+        room -= stop - start
+        start = stop
+        pieces += 1
+        if room == 0 or pieces == max_pieces:
+            counts[rows] = pieces
+            rows += 1
+            room, pieces = seq_length, 0
+    place[0], place[1], place[2], place[3] = text, start, room, pieces
+    return count, rows
 
 
-def piece_record(piece: Piece) -> Record:
-    """The record of a piece; its length counts the inputs."""
-    start, stop = piece
-    return start, stop, 0, 0, stop - start - 1, NO_LABEL
-
-
-def block_sample(tokens: NDArray[np.integer]) -> Sample:
-    """A piece's tokens as a Sample, the last of them a label only."""
-    ids = tokens.astype(np.int64)
-    return Sample(ids, np.zeros(len(ids), dtype=np.int64), np.zeros(len(ids), dtype=np.bool_), NO_LABEL)
+def block_pieces(
+    bounds: NDArray[np.int64], seq_length: int, max_pieces: int
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """All rows of the texts: [n] records of pieces, and [r] pieces of each row that ends among them."""
+    place = np.array([0, bounds[0], seq_length, 0], dtype=np.int64)
+    while place[0] < len(bounds) - 1:
+        records = np.empty(RECORDS_AT_ONCE, dtype=SAMPLE_DTYPE)
+        counts = np.empty(RECORDS_AT_ONCE, dtype=np.int64)
+        count, rows = fill_pieces(bounds, seq_length, max_pieces, place, records, counts)
+        if place[0] == len(bounds) - 1 and place[3]:
+            counts[rows] = place[3]
+            rows += 1
+        yield records[:count], counts[:rows]

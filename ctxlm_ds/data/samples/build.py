@@ -6,8 +6,9 @@ which appears whole; several processes may build the same one at once.
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,172 +16,175 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.config.schema import PAIR_FORMATS, RunConfig
+from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.collate import Objective, prediction_budgets
 from ctxlm_ds.data.indexed import IndexedDataset
-from ctxlm_ds.data.samples.blocks import block_rows, piece_record, text_bounds
-from ctxlm_ds.data.samples.doc_sentences import doc_sentences
-from ctxlm_ds.data.samples.full_sentences import full_sentences
-from ctxlm_ds.data.samples.index import RowSource, SampleIndex, index_place, open_dataset
+from ctxlm_ds.data.samples.blocks import block_pieces, text_bounds
+from ctxlm_ds.data.samples.formats import sample_records
+from ctxlm_ds.data.samples.index import RowSource, SampleIndex
 from ctxlm_ds.data.samples.packing import pack_samples
+from ctxlm_ds.data.samples.places import IndexPlace
 from ctxlm_ds.data.samples.reader import SampleReader
-from ctxlm_ds.data.samples.record import INDEX_VERSION, SAMPLE_DTYPE, Record, SampleSettings, in_chunks, sample_settings
-from ctxlm_ds.data.samples.segment_pair import segment_pairs
-from ctxlm_ds.data.samples.sentence_pair import sentence_pairs
-from ctxlm_ds.data.samples.sentence_table import SentenceTable, require_pairs_possible, sentence_table
+from ctxlm_ds.data.samples.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source
+from ctxlm_ds.data.samples.sentence_table import sentence_table
 from ctxlm_ds.data.samples.static import write_masked_copies
-from ctxlm_ds.data.samples.storage import META_NAME, NpyAppender, new_folder, open_array, write_meta
-from ctxlm_ds.data.samples.template import SINGLE_SPECIALS, SequenceTemplate
+from ctxlm_ds.data.samples.storage import NpyAppender, build_once, open_array, write_meta
+from ctxlm_ds.data.samples.template import SequenceTemplate
 from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-logger = logging.getLogger("ctxlm_ds")
-
 INDEX_FORMAT = "ctxlm_ds-samples"
-SMALLEST_ROOM = 2
 
 
 def build_rows(
-    prefixes: Sequence[str | Path],
+    parts: Sequence[Source],
     tokenizer: Tokenizer,
     config: RunConfig,
     objective: Objective | None = None,
     held_out: bool = False,
+    workers: int | None = None,
 ) -> RowSource:
-    """Build the missing indexes of datasets and open them all as one row space (see build_sample_index)."""
-    return RowSource([build_sample_index(prefix, tokenizer, config, objective, held_out) for prefix in prefixes])
+    """Build the missing indexes of sources and open them all as one row space (see build_sample_index)."""
+    return RowSource([build_sample_index(part, tokenizer, config, objective, held_out, workers) for part in parts])
 
 
 def build_sample_index(
-    prefix: str | Path,
+    part: Source,
     tokenizer: Tokenizer,
     config: RunConfig,
     objective: Objective | None = None,
     held_out: bool = False,
+    workers: int | None = None,
 ) -> SampleIndex:
-    """Open a dataset's sample index, building it first if it does not exist.
+    """Open a source's sample index, building it first if it does not exist.
 
     Args:
-        prefix: the dataset, without .bin/.idx.
+        part: a dataset, without .bin/.idx, or some of its documents.
         objective: needed for static masking only.
         held_out: a validation set: fixed seed, one pass, masks never stored.
+        workers: threads; by default the processor cores that this process may use. The files do not depend on it.
 
     Raises:
         DataError: the dataset does not fit the tokenizer or the sample format.
         ConfigError: seq_length is too short for the sample format, or static masking without an objective.
     """
-    dataset = open_dataset(prefix, tokenizer)
-    settings = sample_settings(config, held_out)
-    directory, key = index_place(dataset, tokenizer, settings, config.data.sample_index_dir)
-    if not (directory / META_NAME).exists():
-        logger.info("building the sample index %s", directory)
-        with new_folder(directory) as partial:
-            counts = _write_samples(partial, dataset, tokenizer, settings)
-            if settings.static_masking is not None:
-                _write_copies(partial, dataset, tokenizer, config, objective)
-            write_meta(partial, _meta(dataset, settings, key) | counts)
-    return SampleIndex(directory, dataset, SequenceTemplate.of(tokenizer))
+    place = IndexPlace.of(part, tokenizer, config, held_out)
+
+    def fill(folder: Path) -> None:
+        counts = _write_samples(folder, place, tokenizer, workers or usable_cores())
+        if place.settings.static_masking is not None:
+            _write_copies(folder, place.dataset, tokenizer, config, objective)
+        write_meta(folder, _meta(place) | counts)
+
+    build_once(place.directory, fill)
+    return SampleIndex(place.directory, place.dataset, SequenceTemplate.of(tokenizer))
 
 
-def _meta(dataset: IndexedDataset, settings: SampleSettings, key: str) -> dict[str, Any]:
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _meta(place: IndexPlace) -> dict[str, Any]:
     return {
         "format": INDEX_FORMAT,
         "version": INDEX_VERSION,
-        "key": key,
-        "settings": asdict(settings),
-        "dataset": {"prefix": str(dataset.prefix), "fingerprint": dataset.fingerprint},
+        "key": place.key,
+        "settings": asdict(place.settings),
+        "dataset": {
+            "prefix": place.dataset.prefix,
+            "fingerprint": place.dataset.fingerprint,
+            "documents": list(place.documents),
+        },
     }
 
 
-def _write_samples(
-    directory: Path, dataset: IndexedDataset, tokenizer: Tokenizer, settings: SampleSettings
-) -> dict[str, int]:
+def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
     """Write samples.npy and, packed, the rows; what was made, in numbers."""
+    settings = place.settings
     if settings.sample_format == "blocks":
-        return _write_blocks(directory, dataset, tokenizer.sep_id, settings)
+        return _write_blocks(directory, place, tokenizer.sep_id)
     template = SequenceTemplate.of(tokenizer)
-    table = sentence_table(dataset, template.sep_id)
+    table = sentence_table(place.dataset, template.sep_id, place.documents)
+    num_tokens = 0
     with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
         for duplicate in range(settings.num_duplicates):
-            for chunk in in_chunks(sample_records(table, dataset.prefix, settings, template, duplicate)):
-                file.append(chunk)
-    lengths = open_array(directory, "samples")["num_tokens"]
+            for records in sample_records(table, place.dataset.prefix, settings, template, duplicate, workers):
+                file.append(records)
+                num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
     return {
         "documents": table.num_documents,
         "sentences": table.num_sentences,
-        "samples": len(lengths),
-        "rows": _write_rows(directory, lengths, settings) if settings.packing else len(lengths),
-        "tokens": int(lengths.sum(dtype=np.int64)),
+        "samples": file.count,
+        "rows": _write_rows(directory, settings, workers) if settings.packing else file.count,
+        "tokens": num_tokens,
     }
 
 
-def _write_blocks(directory: Path, dataset: IndexedDataset, eod_id: int, settings: SampleSettings) -> dict[str, int]:
+def _write_blocks(directory: Path, place: IndexPlace, eod_id: int) -> dict[str, int]:
     """The same for blocks, whose rows are made together with their samples."""
-    bounds, num_documents = text_bounds(dataset, eod_id, reset_at_documents=settings.packing)
-    counts: list[int] = []
-
-    def records() -> Iterator[Record]:
-        for row in block_rows(bounds, settings.seq_length, settings.max_sequences_per_row):
-            counts.append(len(row))
-            yield from map(piece_record, row)
-
-    with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
-        for chunk in in_chunks(records()):
-            file.append(chunk)
-    if settings.packing:
-        with (
-            NpyAppender(directory / "row_starts.npy", np.int64) as starts,
-            NpyAppender(directory / "row_samples.npy", np.int64) as samples,
-        ):
-            starts.append(np.concatenate([[0], np.cumsum(counts)]))
-            samples.append(np.arange(file.count))
-    lengths = open_array(directory, "samples")["num_tokens"]
+    settings = place.settings
+    bounds, num_documents = text_bounds(place.dataset, eod_id, settings.packing, place.documents)
+    num_tokens = num_rows = 0
+    with (
+        NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file,
+        _rows_files(directory) if settings.packing else nullcontext() as rows,
+    ):
+        for records, counts in block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row):
+            if rows is not None:
+                rows.append(np.arange(file.count, file.count + len(records)), counts)
+            file.append(records)
+            num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
+            num_rows += len(counts)
     return {
         "documents": num_documents,
-        "sentences": dataset.num_sequences,
-        "samples": len(lengths),
-        "rows": len(counts),
-        "tokens": int(lengths.sum(dtype=np.int64)),
+        "sentences": int(np.diff(place.dataset.document_indices[list(place.documents)])[0]),
+        "samples": file.count,
+        "rows": num_rows,
+        "tokens": num_tokens,
     }
 
 
-def sample_records(
-    table: SentenceTable, prefix: object, settings: SampleSettings, template: SequenceTemplate, duplicate: int
-) -> Iterator[Record]:
-    """The samples of one pass over a dataset in the format that the settings name."""
-    sample_format = settings.sample_format
-    specials = template.pair_specials if sample_format in PAIR_FORMATS else SINGLE_SPECIALS
-    room = settings.seq_length - specials
-    if room < SMALLEST_ROOM:
-        raise ConfigError(
-            f"data.seq_length {settings.seq_length} leaves {room} tokens beside {specials} special ones; "
-            f"{sample_format} needs at least {specials + SMALLEST_ROOM}"
-        )
-    if sample_format in PAIR_FORMATS:
-        require_pairs_possible(table, prefix, sample_format)
-    if sample_format == "segment_pair":
-        return segment_pairs(table, room, specials, settings.short_seq_prob, settings.seed, duplicate)
-    if sample_format == "sentence_pair":
-        return sentence_pairs(table, room, specials, settings.seed, duplicate)
-    if sample_format == "full_sentences":
-        return full_sentences(table, room)
-    return doc_sentences(table, room)
+class _RowsFiles:
+    """row_starts.npy and row_samples.npy, growing."""
+
+    def __init__(self, starts: NpyAppender, samples: NpyAppender) -> None:
+        self._starts, self._samples = starts, samples
+        self._last = 0
+        starts.append(np.zeros(1, dtype=np.int64))
+
+    def append(self, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """[n] sample ids, row after row, and [r] how many samples each row that ends has."""
+        ends = self._last + np.cumsum(counts)
+        self._last = int(ends[-1]) if len(ends) else self._last
+        self._starts.append(ends)
+        self._samples.append(numbers)
+
+    @property
+    def num_rows(self) -> int:
+        return self._starts.count - 1
 
 
-def _write_rows(directory: Path, lengths: NDArray[np.int32], settings: SampleSettings) -> int:
-    """Write row_starts.npy and row_samples.npy; the number of rows."""
+@contextmanager
+def _rows_files(directory: Path) -> Iterator[_RowsFiles]:
     with (
         NpyAppender(directory / "row_starts.npy", np.int64) as starts,
         NpyAppender(directory / "row_samples.npy", np.int64) as samples,
     ):
-        starts.append(np.zeros(1, dtype=np.int64))
-        rows = pack_samples(lengths, settings.seq_length, settings.max_sequences_per_row, settings.seed)
-        for numbers, counts in rows:
-            starts.append(samples.count + np.cumsum(counts))
-            samples.append(numbers)
-        return starts.count - 1
+        yield _RowsFiles(starts, samples)
+
+
+def _write_rows(directory: Path, settings: SampleSettings, workers: int) -> int:
+    """Pack the samples; the number of rows."""
+    lengths = open_array(directory, "samples")["num_tokens"]
+    with _rows_files(directory) as rows:
+        for numbers, counts in pack_samples(
+            lengths, settings.seq_length, settings.max_sequences_per_row, settings.seed, workers
+        ):
+            rows.append(numbers, counts)
+        return rows.num_rows
 
 
 def _write_copies(

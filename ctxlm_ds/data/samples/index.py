@@ -1,6 +1,6 @@
 """The sample index of one dataset: every sample and every row of one epoch, on disk, memory-mapped.
 
-In: a folder PREFIX.samples-KEY (or below data.sample_index_dir), written by build.py, with
+In: a folder PREFIX.samples-KEY (places.py says where), written by build.py, with
 
     meta.json                          settings, counts, sizes of the files
     samples.npy                        one record a sample (record.SAMPLE_DTYPE)
@@ -14,28 +14,30 @@ index is never used for anything else. Out: rows of samples. Not here: the order
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.indexed import IndexedDataset
-from ctxlm_ds.data.sample import NO_LABEL, Example, Sample
+from ctxlm_ds.data.sample import (
+    NO_LABEL,
+    Example,
+    Examples,
+    Sample,
+    Samples,
+    empty_examples,
+    empty_samples,
+    starts_of,
+)
 from ctxlm_ds.data.samples.reader import SampleReader
-from ctxlm_ds.data.samples.record import SampleSettings, sample_settings
 from ctxlm_ds.data.samples.static import MaskedCopies
-from ctxlm_ds.data.samples.storage import META_NAME, open_array, read_meta
+from ctxlm_ds.data.samples.storage import open_array, read_meta
 from ctxlm_ds.data.samples.template import SequenceTemplate
 from ctxlm_ds.errors import DataError
-
-if TYPE_CHECKING:
-    from ctxlm_ds.tokenizers.base import Tokenizer
-
-BUILD_COMMAND = "tools/build_samples.py --config RECIPE.yaml"
 
 
 class SampleIndex:
@@ -55,9 +57,11 @@ class SampleIndex:
         self.records = open_array(directory, "samples")
         self.random_key = int(self.meta["key"][:16], 16)
         """Distinguishes this index's samples from another's in the keys of their masks."""
-        self._reader = SampleReader(self.records, dataset, template, settings["sample_format"])
-        self._copies = MaskedCopies(directory) if self.is_static else None
+        self.reader = SampleReader(self.records, dataset, template, settings["sample_format"])
+        if self.is_static:
+            self.copies = MaskedCopies(directory, template.vocab_size)
         if self.is_packed:
+            self._most_sequences = int(settings["max_sequences_per_row"])
             self._row_starts = open_array(directory, "row_starts")
             self._row_samples = open_array(directory, "row_samples")
 
@@ -69,29 +73,49 @@ class SampleIndex:
     def num_samples(self) -> int:
         return len(self.records)
 
-    def row_samples(self, row: int) -> list[int]:
-        """Numbers of the samples in a row."""
+    def samples_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[c] numbers of the samples in `rows` [b], row after row, and [b] how many each row has."""
         if not self.is_packed:
-            return [row]
-        numbers: list[int] = self._row_samples[self._row_starts[row] : self._row_starts[row + 1]].tolist()
-        return numbers
+            return rows, np.ones(len(rows), dtype=np.int64)
+        starts = self._row_starts[rows]
+        counts = self._row_starts[rows + 1] - starts
+        if len(rows) and not 0 <= int(counts.min()) <= int(counts.max()) <= self._most_sequences:
+            raise DataError(
+                f"{self.directory}: row_starts.npy is damaged; delete the folder and build the samples again "
+                "(tools/build_samples.py)"
+            )
+        return self._row_samples[ranges(starts, counts)], counts
 
     def row(self, row: int) -> list[Sample] | list[Example]:
         """A row's samples; with static masking its finished examples."""
         numbers = self.row_samples(row)
-        if self._copies is not None:
+        if self.is_static:
             return [self.example(number) for number in numbers]
         return [self.sample(number) for number in numbers]
 
+    def row_samples(self, row: int) -> list[int]:
+        """Numbers of the samples in a row."""
+        numbers: list[int] = self.samples_of(np.array([row]))[0].tolist()
+        return numbers
+
     def sample(self, number: int) -> Sample:
         """Sample `number` before corruption."""
-        return self._reader.sample(number)
+        return self.reader.read(np.array([number])).sample(0)
 
     def example(self, number: int) -> Example:
         """Stored example `number` (static masking only)."""
-        assert self._copies is not None, "only an index with static masking stores examples"
-        is_random = int(self.records[number]["is_random"])
-        return self._copies.example(number, self._reader.second_start(number), is_random)
+        return _stored_examples([_Share(self, np.zeros(1, dtype=np.int64), np.array([number]))], 1).example(0)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one index contributes to a micro-batch."""
+
+    index: SampleIndex
+    slots: NDArray[np.int64]
+    """[c] places among the micro-batch's sequences."""
+    numbers: NDArray[np.int64]
+    """[c] numbers of the samples that belong there."""
 
 
 class RowSource:
@@ -99,65 +123,86 @@ class RowSource:
 
     def __init__(self, indexes: Sequence[SampleIndex]) -> None:
         self.indexes = list(indexes)
-        self._ends = np.cumsum([len(index) for index in indexes]).tolist()
+        self._starts = starts_of(np.array([len(index) for index in indexes], dtype=np.int64))
         self.pad_id = self.indexes[0].template.pad_id if self.indexes else 0
+        self.is_static = bool(self.indexes) and self.indexes[0].is_static
+        """All rows are finished examples (static masking); otherwise none is."""
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self._ends else 0
+        return int(self._starts[-1])
 
     def locate(self, row: int) -> tuple[SampleIndex, int]:
         """The index that holds a row, and the row's number there."""
-        number = bisect_right(self._ends, row)
-        return self.indexes[number], row - (self._ends[number - 1] if number else 0)
+        number = int(self._starts.searchsorted(row, side="right")) - 1
+        return self.indexes[number], row - int(self._starts[number])
+
+    def samples(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
+        """The samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin.
+
+        Raises:
+            DataError: an index or a dataset is damaged.
+        """
+        shares, row_starts = self._shares(rows)
+        samples = empty_samples(_lengths(shares, int(row_starts[-1])))
+        samples.keys[:, 1] = np.repeat(epochs, np.diff(row_starts))
+        for share in shares:
+            share.index.reader.fill(samples, share.slots, share.numbers)
+            samples.keys[share.slots, 0] = share.numbers
+            samples.keys[share.slots, 2] = share.index.random_key
+        return samples, row_starts
+
+    def examples(self, rows: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
+        """The stored examples of `rows` [b] (-1: none), and [b + 1] where each row's begin (static masking only).
+
+        Raises:
+            DataError: an index is damaged.
+        """
+        shares, row_starts = self._shares(rows)
+        return _stored_examples(shares, int(row_starts[-1])), row_starts
+
+    def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64]]:
+        """What each index contributes to a micro-batch of `rows`, and [b + 1] first sequence of each row."""
+        counts = np.zeros(len(rows), dtype=np.int64)
+        sources = self._starts.searchsorted(rows, side="right") - 1  # -1 for an empty row
+        found = []
+        for source in sorted(set(sources.tolist()) - {-1}):
+            places = np.flatnonzero(sources == source)
+            numbers, counts[places] = self.indexes[source].samples_of(rows[places] - self._starts[source])
+            found.append((self.indexes[source], places, numbers))
+        row_starts = starts_of(counts)
+        shares = [
+            _Share(index, ranges(row_starts[places], counts[places]), numbers) for index, places, numbers in found
+        ]
+        return shares, row_starts
 
 
-def open_rows(
-    prefixes: Sequence[str | Path], tokenizer: Tokenizer, config: RunConfig, held_out: bool = False
-) -> RowSource:
-    """Open the indexes of datasets, which must have been built, as one row space.
-
-    Raises:
-        DataError: an index is missing or damaged, a dataset does not fit the tokenizer, or there is no row at all.
-    """
-    if not prefixes:
-        raise DataError("no dataset is named; set data.train to one or more prefixes made by tools/preprocess_data.py")
-    return RowSource([open_sample_index(prefix, tokenizer, config, held_out) for prefix in prefixes])
+def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """starts[0], starts[0] + 1, ... counts[0] numbers, then those of the next range."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - ends + counts, counts) + np.arange(total)
 
 
-def open_sample_index(
-    prefix: str | Path, tokenizer: Tokenizer, config: RunConfig, held_out: bool = False
-) -> SampleIndex:
-    """Open the index of one dataset that `build_sample_index` has built, here or in another process.
-
-    Raises:
-        DataError: it does not exist or is damaged, or the dataset does not fit the tokenizer.
-    """
-    dataset = open_dataset(prefix, tokenizer)
-    directory, _ = index_place(dataset, tokenizer, sample_settings(config, held_out), config.data.sample_index_dir)
-    if not (directory / META_NAME).exists():
-        raise DataError(f"{directory}: no sample index for this recipe; build it with {BUILD_COMMAND}")
-    return SampleIndex(directory, dataset, SequenceTemplate.of(tokenizer))
+def _lengths(shares: Sequence[_Share], count: int) -> NDArray[np.int64]:
+    """[count] tokens of every sequence of a micro-batch."""
+    lengths = np.empty(count, dtype=np.int64)
+    for share in shares:
+        lengths[share.slots] = share.index.reader.lengths(share.numbers)
+    return lengths
 
 
-def open_dataset(prefix: str | Path, tokenizer: Tokenizer) -> IndexedDataset:
-    """Open a dataset, refusing one that another tokenizer made (Megatron's carry no fingerprint to compare)."""
-    dataset = IndexedDataset(prefix)
-    made_with = (dataset.metadata or {}).get("tokenizer_fingerprint")
-    if made_with is not None and made_with != tokenizer.fingerprint:
-        raise DataError(
-            f"{prefix}: made with another tokenizer (fingerprint {made_with[:12]}, the recipe's is "
-            f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run tools/preprocess_data.py again"
-        )
-    return dataset
-
-
-def index_place(
-    dataset: IndexedDataset, tokenizer: Tokenizer, settings: SampleSettings, parent: str | None
-) -> tuple[Path, str]:
-    """The folder of a dataset's index, and its full key."""
-    key = settings.key(dataset.fingerprint, tokenizer.fingerprint)
-    prefix = Path(dataset.prefix)
-    return (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}", key
+def _stored_examples(shares: Sequence[_Share], count: int) -> Examples:
+    lengths = _lengths(shares, count)
+    prediction_counts = np.empty(count, dtype=np.int64)
+    for share in shares:
+        copies = share.index.copies
+        prediction_counts[share.slots] = copies.prediction_counts(share.numbers, lengths[share.slots])
+    examples = empty_examples(lengths, prediction_counts)
+    for share in shares:
+        share.index.copies.fill(examples, share.slots, share.numbers)
+        examples.second_starts[share.slots] = share.index.reader.second_starts(share.numbers)
+        examples.is_random_next[share.slots] = share.index.records["is_random"][share.numbers]
+    return examples
 
 
 def next_sentence_share(index: SampleIndex) -> float | None:

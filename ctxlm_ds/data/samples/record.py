@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.sample import NO_LABEL
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 HELD_OUT_SEED = 0
-CHUNK_SAMPLES = 1 << 16
+RECORDS_AT_ONCE = 1 << 16
 SAMPLE_DTYPE = np.dtype(
     [
         ("a_start", "<i8"),
@@ -33,7 +31,23 @@ SAMPLE_DTYPE = np.dtype(
 )
 """Token ranges of A and B (B empty where the format has one text), length with special tokens, next-sentence label."""
 
-Record = tuple[int, int, int, int, int, int]
+
+@dataclass(frozen=True)
+class SourcePart:
+    """A dataset, or some of its documents."""
+
+    prefix: str
+    """Path without .bin/.idx."""
+    documents: tuple[int, int] | None = None
+    """First document, and the one after the last; None is all."""
+
+
+Source = SourcePart | str | Path
+
+
+def as_part(source: Source) -> SourcePart:
+    """A source that may be named by its prefix alone."""
+    return source if isinstance(source, SourcePart) else SourcePart(str(source))
 
 
 @dataclass(frozen=True)
@@ -51,11 +65,12 @@ class SampleSettings:
     static_masking: dict[str, Any] | None
     """The objective's settings where masked copies are stored, else None."""
 
-    def key(self, dataset_fingerprint: str, tokenizer_fingerprint: str) -> str:
-        """64 hexadecimal digits that name the index of this dataset."""
+    def key(self, dataset_fingerprint: str, documents: tuple[int, int], tokenizer_fingerprint: str) -> str:
+        """64 hexadecimal digits that name the index of these documents of a dataset."""
         content = asdict(self) | {
             "version": INDEX_VERSION,
             "dataset": dataset_fingerprint,
+            "documents": list(documents),
             "tokenizer": tokenizer_fingerprint,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -78,20 +93,3 @@ def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings
         max_sequences_per_row=data.sequences_per_row,
         static_masking=config.objective.model_dump(mode="json") if static else None,
     )
-
-
-def in_chunks(records: Iterator[Record]) -> Iterator[NDArray[np.void]]:
-    """Records as structured arrays of at most CHUNK_SAMPLES, so that an index larger than memory can be written."""
-    chunk: list[Record] = []
-    for record in records:
-        chunk.append(record)
-        if len(chunk) == CHUNK_SAMPLES:
-            yield np.array(chunk, dtype=SAMPLE_DTYPE)
-            chunk = []
-    if chunk:
-        yield np.array(chunk, dtype=SAMPLE_DTYPE)
-
-
-def single_record(start: int, end: int, num_tokens: int) -> Record:
-    """The record of one text."""
-    return start, end, 0, 0, num_tokens, NO_LABEL

@@ -11,53 +11,51 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
-from ctxlm_ds.data.randomness import KeyedStreams, ScalarDraws
-from ctxlm_ds.data.samples.pairs import Draws, pair_record, random_segment
-from ctxlm_ds.data.samples.record import Record
-from ctxlm_ds.data.samples.sentence_table import SentenceTable
+from ctxlm_ds.data.native import below, compiled, stream, uniform, word_at
+from ctxlm_ds.data.samples.pairs import PairSettings, choose_segment, write_choice
+from ctxlm_ds.data.samples.sentence_table import SentenceTable, end_of, reaching, start_of
 
-PURPOSE = "segment_pair"
 SHORTEST_TARGET = 2
 
 
-def segment_pairs(
-    table: SentenceTable, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
-) -> Iterator[Record]:
-    """All pairs of one pass over the corpus.
+@compiled
+def choose_segment_pairs(
+    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
+) -> tuple[int, int]:
+    """Choose the pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
 
-    Args:
-        room: most tokens of A and B together (seq_length without the special tokens).
-        specials: number of special tokens.
-        duplicate: number of the pass.
+    Returns:
+        How many there are (at most one a sentence), and how many of them have a random next segment.
     """
-    streams = KeyedStreams(seed, PURPOSE)
-    for document in range(table.num_documents):
-        draws = ScalarDraws(streams, (duplicate, document, 0))
-        yield from document_pairs(table, document, room, specials, short_seq_prob, draws)
-
-
-def document_pairs(
-    table: SentenceTable, document: int, room: int, specials: int, short_seq_prob: float, draws: Draws
-) -> Iterator[Record]:
-    """The pairs of one document, with the draws in the original's order."""
-    begin, end = int(table.documents[document]), int(table.documents[document + 1])
-    starts, ends = table.starts[begin:end].tolist(), table.ends[begin:end].tolist()
-    target = draws.randint(SHORTEST_TARGET, room) if draws.random() < short_seq_prob else room
-    first, last = 0, 0
-    while first < len(starts):
-        while last < len(starts) - 1 and ends[last] - starts[first] < target:
-            last += 1
-        count = last - first + 1
-        a_last = first if count == 1 else first + draws.randint(1, count - 1) - 1
-        segment_a = (starts[first], ends[a_last])
-        is_random = count == 1 or draws.random() < 0.5
-        if is_random:
-            segment_b = random_segment(table, document, target - (ends[a_last] - starts[first]), draws)
-            first = a_last + 1
-        else:
-            segment_b = (starts[a_last + 1], ends[last])
-            first = last + 1
-        last = first
-        yield pair_record(segment_a, segment_b, is_random, room, specials, draws)
+    count = num_random = 0
+    for document in range(first, after):
+        state = stream(settings.key, settings.duplicate, document, 0)
+        target, drawn = settings.room, 1
+        if uniform(word_at(state, 0)) < settings.short_seq_prob:
+            target = SHORTEST_TARGET + below(word_at(state, 1), settings.room - SHORTEST_TARGET + 1)
+            drawn = 2
+        sentence, end = table.documents[document], table.documents[document + 1]
+        while sentence < end:
+            start, a_sentences[count] = start_of(table, sentence), sentence
+            last = reaching(table, sentence, document, start + target)
+            a_last = sentence
+            if last > sentence:
+                a_last += below(word_at(state, drawn), last - sentence)
+                drawn += 1
+            is_random = last == sentence
+            if not is_random:
+                is_random = uniform(word_at(state, drawn)) < 0.5
+                drawn += 1
+            a_end, b_end = end_of(table, a_last, document), end_of(table, last, document)
+            if is_random:
+                choice = choices[num_random]
+                choice.pair, choice.target = count, target - (a_end - start)
+                drawn = choose_segment(choice, table, document, state, drawn)
+                num_random += 1
+                last = a_last
+            write_choice(records[count], start, a_end, a_end, b_end, is_random)
+            sentence = last + 1
+            count += 1
+    return count, num_random

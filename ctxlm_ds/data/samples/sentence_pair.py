@@ -7,32 +7,45 @@ These samples are short: the paper enlarges the batch to keep its tokens, packin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
-from ctxlm_ds.data.randomness import KeyedStreams, ScalarDraws
-from ctxlm_ds.data.samples.pairs import Draws, pair_record, random_segment
-from ctxlm_ds.data.samples.record import Record
-from ctxlm_ds.data.samples.sentence_table import SentenceTable
+from ctxlm_ds.data.native import compiled, stream, uniform, word_at
+from ctxlm_ds.data.samples.pairs import PairSettings, choose_segment, write_choice
+from ctxlm_ds.data.samples.sentence_table import SentenceTable, end_of, start_of
 
-PURPOSE = "sentence_pair"
 ONE_SENTENCE = 1
 
 
-def sentence_pairs(table: SentenceTable, room: int, specials: int, seed: int, duplicate: int) -> Iterator[Record]:
-    """All pairs of one pass over the corpus (arguments as segment_pair.segment_pairs)."""
-    streams = KeyedStreams(seed, PURPOSE)
-    for document in range(table.num_documents):
-        yield from document_pairs(table, document, room, specials, ScalarDraws(streams, (duplicate, document, 0)))
+@compiled
+def choose_sentence_pairs(
+    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
+) -> tuple[int, int]:
+    """Choose the pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
 
-
-def document_pairs(table: SentenceTable, document: int, room: int, specials: int, draws: Draws) -> Iterator[Record]:
-    """The pairs of one document."""
-    begin, end = int(table.documents[document]), int(table.documents[document + 1])
-    sentences = list(zip(table.starts[begin:end].tolist(), table.ends[begin:end].tolist(), strict=True))
-    position = 0
-    while position < len(sentences):
-        is_random = position == len(sentences) - 1 or draws.random() < 0.5
-        first = sentences[position]
-        second = random_segment(table, document, ONE_SENTENCE, draws) if is_random else sentences[position + 1]
-        position += 1 if is_random else 2
-        yield pair_record(first, second, is_random, room, specials, draws)
+    Returns:
+        How many there are (at most one a sentence), and how many of them have a random next segment.
+    """
+    count = num_random = 0
+    for document in range(first, after):
+        state, drawn = stream(settings.key, settings.duplicate, document, 0), 0
+        sentence, end = table.documents[document], table.documents[document + 1]
+        while sentence < end:
+            is_random = sentence == end - 1
+            if not is_random:
+                is_random = uniform(word_at(state, drawn)) < 0.5
+                drawn += 1
+            start, a_end = start_of(table, sentence), end_of(table, sentence, document)
+            a_sentences[count] = sentence
+            b_end = a_end
+            if is_random:
+                choice = choices[num_random]
+                choice.pair, choice.target = count, ONE_SENTENCE
+                drawn = choose_segment(choice, table, document, state, drawn)
+                num_random += 1
+                sentence += 1
+            else:
+                b_end = end_of(table, sentence + 1, document)
+                sentence += 2
+            write_choice(records[count], start, a_end, a_end, b_end, is_random)
+            count += 1
+    return count, num_random

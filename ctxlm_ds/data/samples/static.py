@@ -15,22 +15,23 @@ The next-sentence label is samples.npy's; token types follow from the lengths of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.collate import Objective
-from ctxlm_ds.data.randomness import KeyedStreams, SampleDraws
-from ctxlm_ds.data.sample import Example
-from ctxlm_ds.data.samples.reader import SampleReader
+from ctxlm_ds.data.native import compiled, stream_key
+from ctxlm_ds.data.sample import Examples
+from ctxlm_ds.data.samples.reader import WHOLE, SampleReader, copy_tokens
 from ctxlm_ds.data.samples.storage import NpyAppender, open_array
+from ctxlm_ds.errors import DataError
 
 PURPOSE = "static_mask"
-SAMPLES_AT_ONCE = 256
+SAMPLES_AT_ONCE = 4096
 UINT16_VOCABULARY = 65_536
 
 
@@ -48,7 +49,7 @@ def write_masked_copies(
         "masked_ids": id_dtype, "masked_offsets": np.int64, "prediction_positions": np.int32,
         "prediction_labels": id_dtype, "prediction_offsets": np.int64,
     }
-    streams = KeyedStreams(seed, PURPOSE)
+    key = stream_key(seed, PURPOSE)
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(NpyAppender(directory / f"{name}.npy", dtype)) for name, dtype in dtypes.items()
@@ -56,40 +57,93 @@ def write_masked_copies(
         files["masked_offsets"].append(np.zeros(1, dtype=np.int64))
         files["prediction_offsets"].append(np.zeros(1, dtype=np.int64))
         for begin in range(0, len(reader.records), SAMPLES_AT_ONCE):
-            numbers = range(begin, min(begin + SAMPLES_AT_ONCE, len(reader.records)))
-            samples = [reader.sample(number) for number in numbers]
-            lengths = np.array([len(sample.input_ids) for sample in samples])
-            draws = SampleDraws(streams, [(number, 0, 0) for number in numbers])
-            _append_examples(files, objective.corrupt_batch(samples, draws, budgets(lengths)))
+            samples = reader.read(np.arange(begin, min(begin + SAMPLES_AT_ONCE, len(reader.records))))
+            _append_examples(files, objective.corrupt_batch(samples, key, budgets(samples.lengths)))
 
 
-def _append_examples(files: dict[str, NpyAppender], examples: Sequence[Example]) -> None:
-    for name, values in (
-        ("masked", [example.input_ids for example in examples]),
-        ("prediction", [example.prediction_labels for example in examples]),
-    ):
-        data = files["masked_ids" if name == "masked" else "prediction_labels"]
-        offsets = data.count + np.cumsum([len(value) for value in values])
-        data.append(np.concatenate(values))
-        files[f"{name}_offsets"].append(offsets)
-    files["prediction_positions"].append(np.concatenate([example.prediction_positions for example in examples]))
+def _append_examples(files: dict[str, NpyAppender], examples: Examples) -> None:
+    files["masked_offsets"].append(files["masked_ids"].count + examples.starts[1:])
+    files["masked_ids"].append(examples.input_ids)
+    files["prediction_offsets"].append(files["prediction_labels"].count + examples.prediction_starts[1:])
+    files["prediction_labels"].append(examples.prediction_labels)
+    files["prediction_positions"].append(examples.prediction_positions)
+
+
+class StoredCopies(NamedTuple):
+    """The arrays of the five files."""
+
+    ids: NDArray[Any]
+    offsets: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    labels: NDArray[Any]
+    prediction_offsets: NDArray[np.int64]
 
 
 class MaskedCopies:
     """The stored examples of an index."""
 
-    def __init__(self, directory: Path) -> None:
-        self._ids = open_array(directory, "masked_ids")
-        self._offsets = open_array(directory, "masked_offsets")
-        self._positions = open_array(directory, "prediction_positions")
-        self._labels = open_array(directory, "prediction_labels")
-        self._prediction_offsets = open_array(directory, "prediction_offsets")
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        self._directory = directory
+        self._vocab_size = vocab_size
+        self._stored = StoredCopies(
+            open_array(directory, "masked_ids"),
+            open_array(directory, "masked_offsets"),
+            open_array(directory, "prediction_positions"),
+            open_array(directory, "prediction_labels"),
+            open_array(directory, "prediction_offsets"),
+        )
 
-    def example(self, number: int, second_start: int, is_random_next: int) -> Example:
-        """Example `number`; token types are 1 from position `second_start` on."""
-        ids = self._ids[self._offsets[number] : self._offsets[number + 1]].astype(np.int64)
-        predictions = slice(self._prediction_offsets[number], self._prediction_offsets[number + 1])
-        types = np.zeros(len(ids), dtype=np.int64)
-        types[second_start:] = 1
-        positions, labels = self._positions[predictions], self._labels[predictions]
-        return Example(ids, types, positions.astype(np.int64), labels.astype(np.int64), is_random_next)
+    def prediction_counts(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[c] predictions of examples `numbers`, whose sequences have `lengths` [c].
+
+        Raises:
+            DataError: the files are damaged.
+        """
+        offsets = self._stored.prediction_offsets
+        counts = offsets[numbers + 1] - offsets[numbers]
+        wrong = np.flatnonzero((counts < 0) | (counts > lengths))
+        if len(wrong):
+            raise self._damaged(int(numbers[wrong[0]]))
+        return counts
+
+    def fill(self, examples: Examples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Write examples `numbers` [c] into the places `slots` [c] of `examples`, which has their lengths.
+
+        Second starts and next-sentence labels are not stored here.
+
+        Raises:
+            DataError: the files are damaged.
+        """
+        damaged = copy_examples(examples, slots, self._stored, numbers, self._vocab_size)
+        if damaged != WHOLE:
+            raise self._damaged(int(numbers[damaged]))
+
+    def _damaged(self, number: int) -> DataError:
+        return DataError(
+            f"{self._directory}: the masked copy of sample {number} is damaged; delete the folder and build the "
+            "samples again (tools/build_samples.py)"
+        )
+
+
+@compiled
+def copy_examples(
+    examples: Examples, slots: NDArray[np.int64], stored: StoredCopies, numbers: NDArray[np.int64], vocab_size: int
+) -> int:
+    """Copy stored sequences and predictions; the place in `numbers` of the first damaged one, else WHOLE."""
+    for place in range(len(numbers)):
+        number, slot = numbers[place], slots[place]
+        begin, end = examples.starts[slot], examples.starts[slot + 1]
+        first, after = examples.prediction_starts[slot], examples.prediction_starts[slot + 1]
+        start, stop = stored.offsets[number], stored.offsets[number + 1]
+        first_stored, after_stored = stored.prediction_offsets[number], stored.prediction_offsets[number + 1]
+        if not (
+            copy_tokens(examples.input_ids[begin:end], stored.ids, start, stop, vocab_size)
+            and copy_tokens(
+                examples.prediction_labels[first:after], stored.labels, first_stored, after_stored, vocab_size
+            )
+            and copy_tokens(
+                examples.prediction_positions[first:after], stored.positions, first_stored, after_stored, end - begin
+            )
+        ):
+            return place
+    return WHOLE

@@ -1,17 +1,21 @@
 """Files of a sample index: .npy arrays written in pieces, memory-mapped for reading, in a folder that appears whole.
 
-Two processes may build the same folder at once: each writes aside, the first to finish renames, the other throws its
-own away. A folder left by a process that was killed is removed by the next build of the same index on that host.
+Several processes, on one host or on many that share a folder, may want the same index at once: FINAL.building/ is
+locked (run_lock.py), one of them fills a folder in it, the others wait until that has its final name. Where the builder
+dies, its lock is taken over (on the same host at once, from another host when its heartbeat stands still for a minute)
+and what it left is removed. The lock only saves work: a folder gets its name by one rename, and only when it is whole.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,10 +24,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ctxlm_ds.atomic import fsync_path, fsync_tree
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.errors import DataError, RunLockedError
+from ctxlm_ds.run_lock import LOCK_NAME, RunLock
+
+logger = logging.getLogger("ctxlm_ds")
 
 META_NAME = "meta.json"
-BUILDING_MARK = ".building-"
+BUILDING_SUFFIX = ".building"
+PARTIAL_PREFIX = "index-"
+POLL_S = 0.5
+HANDOVER_S = 0.01
 
 
 class NpyAppender:
@@ -78,45 +88,84 @@ def _is_empty_array(path: Path) -> bool:
         return False
 
 
-@contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
-    """Fill a folder aside; on success it gets its final name, unless another process was faster."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(final)
-    partial = final.with_name(f"{final.name}{BUILDING_MARK}{socket.gethostname()}-{os.getpid()}")
-    partial.mkdir()
-    try:
-        yield partial
-        fsync_tree(partial)
+def build_once(final: Path, fill: Callable[[Path], None]) -> None:
+    """Make the folder `final` exist, whole: filled by this process, or by another one that this one waits for.
+
+    Args:
+        fill: writes every file into the folder it is given; the same files in any process.
+
+    Raises:
+        DataError: `final` is there without its meta.json.
+        Exception: whatever `fill` raises; then nothing is left behind, and a waiting process tries in its turn.
+    """
+    workplace = final.with_name(f"{final.name}{BUILDING_SUFFIX}")
+    lock = RunLock(workplace, remedy="set data.sample_index_dir to another folder")
+    is_announced = False
+    if (final / META_NAME).exists() and workplace.exists():
+        # Its builder died, or is just about to leave.
+        with suppress(RunLockedError, OSError):
+            lock.acquire()
+            _leave(lock)
+    while not (final / META_NAME).exists():
         try:
-            os.rename(partial, final)
-        except OSError:
-            if not (final / META_NAME).exists():
-                raise
-        fsync_path(final.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            lock.acquire()
+        except RunLockedError as error:
+            if not is_announced:
+                logger.info("waiting for the sample index %s: %s", final, error)
+            is_announced = True
+            time.sleep(POLL_S)
+        except FileNotFoundError:  # its last user has just removed the workplace
+            time.sleep(HANDOVER_S)
+        else:
+            _build_locked(final, fill, lock)
 
 
-def _remove_abandoned(final: Path) -> None:
-    """Remove what builds of `final` by processes of this host that no longer run have left."""
-    mark = f"{final.name}{BUILDING_MARK}{socket.gethostname()}-"
-    for entry in final.parent.iterdir():
-        process = entry.name.removeprefix(mark)
-        if process == entry.name or not process.isdigit():
-            continue
-        if int(process) == os.getpid() or not _is_running(int(process)):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
+def _build_locked(final: Path, fill: Callable[[Path], None], lock: RunLock) -> None:
+    """Fill a folder aside and give it its name, unless that is done already or the lock is lost meanwhile."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        if (final / META_NAME).exists():
+            return
+        if final.exists():
+            raise DataError(f"{final}: has no {META_NAME}; it is damaged, delete the folder")
+        for left in lock.run_dir.glob(f"{PARTIAL_PREFIX}*"):
+            shutil.rmtree(left)
+        # A name of its own: a suspended process that wakes up after a takeover must not write into its successor's.
+        partial = lock.run_dir / f"{PARTIAL_PREFIX}{uuid.uuid4().hex}"
+        partial.mkdir()
+        logger.info("building the sample index %s", final)
+        fill(partial)
+        fsync_tree(partial)
+        lock.check()
+        os.rename(partial, final)
+        fsync_path(final.parent)
+    except (OSError, RunLockedError):
+        if _is_ours(lock):
+            raise
+        logger.warning("the sample index %s is being built by another process now", final)
+    finally:
+        _leave(lock)
+
+
+def _is_ours(lock: RunLock) -> bool:
+    try:
+        lock.check()
+    except RunLockedError:
         return False
-    except PermissionError:
-        return True
     return True
+
+
+def _leave(lock: RunLock) -> None:
+    """Give the workplace back, and remove it unless somebody else is there already."""
+    if _is_ours(lock):
+        # Also what processes that were killed while they took the lock have left; a living one takes its turn again.
+        for left in lock.run_dir.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.name != LOCK_NAME:
+                left.unlink(missing_ok=True)
+    lock.release()
+    with suppress(OSError):
+        lock.run_dir.rmdir()
 
 
 def write_meta(directory: Path, meta: dict[str, Any]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxlm_ds.data.samples.index import SampleIndex, next_sentence_share
+from ctxlm_ds.data.samples.record import RECORDS_AT_ONCE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +21,7 @@ def summary_lines(index: SampleIndex) -> dict[str, str]:
     meta, settings = index.meta, index.meta["settings"]
     positions = max(1, len(index)) * settings["seq_length"]
     share = next_sentence_share(index)
-    lengths = np.quantile(index.records["num_tokens"], QUANTILES) if len(index.records) else np.zeros(len(QUANTILES))
+    lengths = _quantiles(index)
     return {
         "folder": str(index.directory),
         "format": f"{settings['sample_format']}, {settings['seq_length']} positions"
@@ -36,13 +38,23 @@ def summary_lines(index: SampleIndex) -> dict[str, str]:
     }
 
 
+def _quantiles(index: SampleIndex) -> NDArray[np.int64]:
+    """Lengths of samples at QUANTILES, counted in pieces: an index may be larger than memory."""
+    counts = np.zeros(index.meta["settings"]["seq_length"] + 1, dtype=np.int64)
+    for begin in range(0, len(index.records), RECORDS_AT_ONCE):
+        counts += np.bincount(index.records["num_tokens"][begin : begin + RECORDS_AT_ONCE], minlength=len(counts))
+    places = np.maximum(1, np.ceil(np.multiply(QUANTILES, counts.sum())))
+    return np.minimum(np.searchsorted(np.cumsum(counts), places), len(counts) - 1)
+
+
 def summary_table(indexes: dict[str, SampleIndex]) -> Table:
     """A column for each index (name to index), a line for each figure."""
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     columns = {name: summary_lines(index) for name, index in indexes.items()}
-    table = Table("", *columns, title="sample indexes")
+    folded = [Column(name, overflow="fold") for name in columns]
+    table = Table("", *folded, title="sample indexes", title_justify="left")
     for figure in next(iter(columns.values())):
         table.add_row(figure, *(escape(lines[figure]) for lines in columns.values()))
     return table

@@ -37,6 +37,46 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
         ['2 sources are named "a"'],
     ),
     ({"data": {"validation": [{"name": "a", "path": "p.idx"}]}}, "data.validation[0].path", ["ending: p"]),
+    ({"data": {"train": ["a", "b/../a"]}}, "data.train", ["a stands there 2 times", "epochs"]),
+    (
+        {"data": {"train": [{"path": "a", "name": "x"}, {"path": "b", "name": "x"}]}},
+        "data.train",
+        ['2 sources are named "x"'],
+    ),
+    (
+        {"data": {"train": ["a", {"path": "b", "weight": 2.5}]}},
+        "data.train[1].weight",
+        ["2.5", "no effect with data.blend concatenate", "weighted or megatron"],
+    ),
+    (
+        {"data": {"train": [{"path": "a", "weight": 1, "epochs": 3}], "blend": "weighted"}},
+        "data.train[0].epochs",
+        ["3 has no effect with data.blend weighted", "concatenate"],
+    ),
+    (
+        {"data": {"train": [{"path": "a", "weight": 1}, "b"], "blend": "weighted"}},
+        "data.train[1].weight",
+        ["a weight for every source"],
+    ),
+    (
+        {"data": {"train": [{"path": "a", "weight": 1}, "b"], "blend": "megatron"}},
+        "data.train[1].weight",
+        ["for every source, or for none"],
+    ),
+    *(
+        ({"data": {"split": split}}, "data.split", [f'"{split}"', "969,30,1"])
+        for split in ("", "0,1,0", "1,2,3,4", "9;1", "-1,2", "90,,10", "nan", "1e2")
+    ),
+    (
+        {"data": {"validation": [{"name": "v", "path": "a", "part": "valid"}]}},
+        "data.validation[0].part",
+        ["valid", "no parts without data.split"],
+    ),
+    (
+        {"data": {"train": ["a"], "split": "9,1", "validation": [{"name": "v", "path": "./a"}]}},
+        "data.validation[0].part",
+        ["all of ./a", "valid or test"],
+    ),
     ({"name": "a/b"}, "name", ["cannot name a folder"]),
     ({"objective": {"keep_prob": 0.6, "random_prob": 0.5}}, "objective.random_prob", ["0.5", "0.6", "more than 1"]),
     ({"objective": {"mask_prob": 0.0}}, "objective.mask_prob", ["above 0"]),

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 Document = list[list[int]]
 
 
+class Draws(Protocol):
+    """What the original takes from a `random.Random`."""
+
+    def random(self) -> float: ...
+
+    def randint(self, low: int, high: int, /) -> int: ...
+
+
 def create_instances(  # noqa: C901 - the original's shape, to be compared with it line by line
-    documents: list[Document], number: int, max_num_tokens: int, short_seq_prob: float, rng: random.Random
+    documents: list[Document],
+    number: int,
+    max_num_tokens: int,
+    short_seq_prob: float,
+    rng: Draws,
+    truncation_rng: Callable[[int], Draws] | None = None,
 ) -> list[dict[str, Any]]:
+    """`truncation_rng` gives other draws for shortening a pair, by the number of its A's first sentence."""
     document = documents[number]
     target_seq_length = max_num_tokens
     if rng.random() < short_seq_prob:
@@ -25,6 +39,7 @@ def create_instances(  # noqa: C901 - the original's shape, to be compared with 
         current_length += len(segment)
         if i == len(document) - 1 or current_length >= target_seq_length:
             if current_chunk:
+                a_first = i - len(current_chunk) + 1
                 a_end = 1
                 if len(current_chunk) >= 2:
                     a_end = rng.randint(1, len(current_chunk) - 1)
@@ -52,7 +67,8 @@ def create_instances(  # noqa: C901 - the original's shape, to be compared with 
                     is_random_next = False
                     for j in range(a_end, len(current_chunk)):
                         tokens_b.extend(current_chunk[j])
-                truncate_seq_pair(tokens_a, tokens_b, max_num_tokens, rng)
+                coins = truncation_rng(a_first) if truncation_rng else rng
+                truncate_seq_pair(tokens_a, tokens_b, max_num_tokens, coins)
                 instances.append({"a": tokens_a, "b": tokens_b, "is_random": is_random_next})
             current_chunk = []
             current_length = 0
@@ -60,7 +76,7 @@ def create_instances(  # noqa: C901 - the original's shape, to be compared with 
     return instances
 
 
-def truncate_seq_pair(tokens_a: list[int], tokens_b: list[int], max_num_tokens: int, rng: random.Random) -> None:
+def truncate_seq_pair(tokens_a: list[int], tokens_b: list[int], max_num_tokens: int, rng: Draws) -> None:
     while True:
         total_length = len(tokens_a) + len(tokens_b)
         if total_length <= max_num_tokens:

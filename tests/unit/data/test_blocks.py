@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.loader import TrainLoader
 from ctxlm_ds.data.preview import preview_rows
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.data.samples.blocks import block_rows
+from ctxlm_ds.data.samples import blocks
 from ctxlm_ds.data.samples.build import build_rows, build_sample_index
-from ctxlm_ds.data.samples.index import open_rows
+from ctxlm_ds.data.samples.places import open_rows
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
 from tests.sample_data import FakeTokenizer, numbered_documents, random_documents, run_config, write_dataset
@@ -57,6 +58,14 @@ def predictions(batches: list[Batch]) -> list[tuple[int, int]]:
     return pairs
 
 
+def block_rows(bounds: NDArray[np.int64], seq_length: int, slots: int) -> list[list[tuple[int, int]]]:
+    """Rows of pieces (first token, token after the last)."""
+    records, counts = zip(*blocks.block_pieces(bounds, seq_length, slots), strict=True)
+    pieces = np.concatenate(records)[["a_start", "a_end"]].tolist()
+    ends = np.cumsum(np.concatenate(counts)).tolist()
+    return [pieces[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     seq_length=st.integers(1, 24),
@@ -67,7 +76,7 @@ def test_every_token_but_a_texts_first_is_predicted_once_and_rows_are_full(
     lengths: list[int], seq_length: int, slots: int
 ) -> None:
     bounds = np.cumsum([0, *lengths])
-    rows = list(block_rows(bounds, seq_length, slots))
+    rows = block_rows(bounds, seq_length, slots)
     predicted = [token for row in rows for start, stop in row for token in range(start + 1, stop)]
     assert predicted == [token for token in range(bounds[-1]) if token not in set(bounds.tolist())]
     document_of = np.repeat(np.arange(len(lengths)), lengths)

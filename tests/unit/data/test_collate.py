@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.config.schema import DataConfig, ObjectiveConfig
-from ctxlm_ds.data.collate import BatchShape, batch_shape, collate, prediction_budgets, prediction_slots
+from ctxlm_ds.data.collate import BatchShape, batch_shape, prediction_budgets, prediction_slots
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Example
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
+from tests.ragged import collate
 
 TERMS = ("masked_lm", "next_sentence")
 
@@ -99,3 +100,13 @@ def test_fewer_slots_than_sequences_are_refused() -> None:
     data = DataConfig(packing=True, max_sequences_per_row=8)
     with pytest.raises(ConfigError, match=r"max_predictions 7 .*max_sequences_per_row 8"):
         batch_shape(data, ObjectiveConfig(max_predictions=7), TERMS, 0)
+
+
+@pytest.mark.parametrize(
+    "row", [[example(9, [1])], [example(2, [1])] * 3, [example(8, [1, 2, 3, 4])], [example(4, [0, 1]), example(5, [0])]]
+)
+def test_a_row_that_does_not_fit_is_refused(row: list[Example]) -> None:
+    """Compiled loops have no bounds of their own: nothing may be written beyond the row."""
+    fits = [example(8, [1, 2, 3])]
+    with pytest.raises(DataError, match="row 1 of a micro-batch does not fit into 8 positions, 2 sequences and 3"):
+        collate([fits, row], BatchShape(8, 3, 2, pad_id=0, terms=TERMS))

@@ -5,10 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.samples.full_sentences import full_sentences
+from ctxlm_ds.data.samples import formats
+from ctxlm_ds.data.samples.sentence_table import SentenceTable
 from tests.sample_data import Documents, numbered_documents, random_documents, table_of
 
 SEPARATOR = -1
+
+
+def full_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
+    """All blocks of one pass."""
+    return [record for records in formats.full_sentences(table, room) for record in records.tolist()]
 
 
 def greedy_blocks(documents: Documents, room: int) -> list[list[int]]:
@@ -42,7 +48,7 @@ def read(documents: Documents, record: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("room", [40, 62, 126, 510])
 def test_equals_greedy_filling(room: int) -> None:
     documents = random_documents(80, sentences=6, tokens=20, seed=room)
-    records = list(full_sentences(table_of(documents), room))
+    records = full_sentences(table_of(documents), room)
     blocks = [read(documents, record) for record in records]
     assert blocks == greedy_blocks(documents, room)
     assert [record[4] for record in records] == [len(block) + 2 for block in blocks]
@@ -50,7 +56,7 @@ def test_equals_greedy_filling(room: int) -> None:
 
 def test_separator_counts_and_falls_away_between_blocks() -> None:
     documents = numbered_documents([[4], [3], [3], [8]])
-    records = list(full_sentences(table_of(documents), 8))
+    records = full_sentences(table_of(documents), 8)
     assert [record[4] - 2 for record in records] == [8, 3, 8]
     assert [record[:2] for record in records] == [(0, 7), (7, 10), (10, 18)]
 
@@ -59,7 +65,7 @@ def test_separator_counts_and_falls_away_between_blocks() -> None:
 def test_long_sentences_are_cut_without_losing_a_token(room: int) -> None:
     documents = random_documents(40, sentences=4, tokens=60, seed=9)
     table = table_of(documents)
-    records = list(full_sentences(table, room))
+    records = full_sentences(table, room)
     assert all(record[4] <= room + 2 for record in records)
     assert records[0][0] == 0 and records[-1][1] == table.ends[-1]
     assert all(left[1] == right[0] for left, right in zip(records, records[1:], strict=False))
@@ -72,7 +78,7 @@ def test_long_sentences_are_cut_without_losing_a_token(room: int) -> None:
 
 def test_unsplit_documents_become_full_blocks() -> None:
     documents = numbered_documents([[1000], [700], [333]])
-    records = list(full_sentences(table_of(documents), 62))
+    records = full_sentences(table_of(documents), 62)
     assert all(record[4] == 64 for record in records[:-1])
 
 

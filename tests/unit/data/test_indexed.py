@@ -230,13 +230,43 @@ def test_fairseq_layout_with_the_same_magic(tmp_path: Path) -> None:
     _expect(tmp_path / "data", "fairseq")
 
 
-def test_legacy_and_multimodal_formats(prefix: Path) -> None:
-    path = Path(f"{prefix}.idx")
-    original = path.read_bytes()
-    path.write_bytes(original + b"\0" * IndexedDataset(prefix).num_sequences)
-    _expect(prefix, "multimodal")
-    path.write_bytes(b"TNTIDX\0\0" + original[8:])
-    _expect(prefix, "lazy/cached")
+def test_multimodal_format(tmp_path: Path) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    from torch import tensor
+
+    builder = IndexedDatasetBuilder(str(tmp_path / "data.bin"), dtype=np.uint16, multimodal=True)
+    builder.add_item(tensor([1, 2, 3]), 1)
+    builder.end_document()
+    builder.finalize(str(tmp_path / "data.idx"))
+    _expect(tmp_path / "data", "multimodal")
+
+
+def test_documents_lost_by_an_old_merge(prefix: Path) -> None:
+    dataset = IndexedDataset(prefix)
+    content = bytearray(Path(f"{prefix}.idx").read_bytes()[: 34 + 12 * dataset.num_sequences] + bytes(8))
+    struct.pack_into("<Q", content, 26, 1)
+    Path(f"{prefix}.idx").write_bytes(content)
+    Path(f"{prefix}.json").unlink()
+    _expect(prefix, "no document: joined by a merge of old versions")
+
+
+def test_a_pickled_dataset_is_checked_again_only_where_its_files_changed(prefix: Path) -> None:
+    dataset = IndexedDataset(prefix)
+    stored = pickle.dumps(dataset)
+    assert pickle.loads(stored).fingerprint == dataset.fingerprint
+    _edit(Path(f"{prefix}.idx"), _pack("<i", 34, -5))
+    with pytest.raises(DataError, match="negative length"):
+        pickle.loads(stored)
+
+
+def test_the_recorded_checksum_shows_a_change_of_the_index_that_still_fits(prefix: Path) -> None:
+    dataset = IndexedDataset(prefix)
+    bounds = dataset.document_indices
+    moved = int(np.flatnonzero(np.diff(bounds) > 1)[0])
+    _edit(Path(f"{prefix}.idx"), _pack("<q", 34 + 12 * len(dataset) + 8 * (moved + 1), int(bounds[moved + 1]) - 1))
+    changed = IndexedDataset(prefix)
+    with pytest.raises(DataError, match=r"data\.idx: sha256 .* records"):
+        _ = changed.fingerprint
 
 
 def test_megatron_deepspeed_end_tokens_missing_from_the_lengths(tmp_path: Path) -> None:
@@ -250,24 +280,56 @@ def test_megatron_deepspeed_end_tokens_missing_from_the_lengths(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not valid JSON"), ("[]", "does not describe"), ('{"format": "other"}', "does not describe")],
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"format": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("[]", "does not describe"),
+        ('{"format": "other"}', "does not describe"),
+    ],
 )
 def test_damaged_json(prefix: Path, content: str, message: str) -> None:
     Path(f"{prefix}.json").write_text(content)
+    _expect(prefix, r"data\.json: sha256 .* --write-manifest")
+    Path(f"{prefix}.sha256").unlink()
     _expect(prefix, message)
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokens", 5), ("documents", 1), ("sequences", 0), ("dtype", "int32")])
 def test_json_of_another_dataset(prefix: Path, key: str, value: object) -> None:
     path = Path(f"{prefix}.json")
+    Path(f"{prefix}.sha256").unlink()
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     _expect(prefix, f"says {key}")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
     _expect(prefix, "version 2")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("vocab_size", "many", "vocab_size is 'many', not a number"),
+        ("vocab_size", -3, "vocab_size is -3"),
+        ("split_sentences", 1, "split_sentences is '1', not true or false"),
+        ("tokenizer_path", ["tok"], "tokenizer_path is .*, not a text"),
+        ("inputs", [1], "inputs or sha256 hold"),
+        ("sha256", {"bin": None}, "inputs or sha256 hold"),
+        ("eod_id", 1000, "eod_id 1000 is outside the vocabulary of 1000"),
+        ("parts", ["a"], "parts or cleaning hold"),
+        ("shard", [3, 3], r"shard is \[3, 3\]"),
+    ],
+)
+def test_json_with_fields_of_another_type(prefix: Path, key: str, value: object, message: str) -> None:
+    Path(f"{prefix}.sha256").unlink()
+    path = Path(f"{prefix}.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    _expect(prefix, message)
+
+
 def test_verify_finds_a_flipped_bit_and_ids_outside_the_vocabulary(prefix: Path, tmp_path: Path) -> None:
-    assert len(verify_dataset(IndexedDataset(prefix))) == 4
+    proofs = "\n".join(verify_dataset(IndexedDataset(prefix)))
+    assert "sha256 of .bin, .idx equal those in data.json" in proofs
+    assert "sha256 of .bin, .idx, .json equal those in data.sha256" in proofs
     original = Path(f"{prefix}.bin").read_bytes()
     _edit(Path(f"{prefix}.bin"), lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:])
     with pytest.raises(DataError, match=r"data\.bin: sha256"):
@@ -275,10 +337,10 @@ def test_verify_finds_a_flipped_bit_and_ids_outside_the_vocabulary(prefix: Path,
     Path(f"{prefix}.bin").write_bytes(original)
     outside = _write(tmp_path / "outside", _documents(1, 1000), vocab_size=500)
     with pytest.raises(DataError, match="the vocabulary has 0 to 499"):
-        outside.verify()
+        verify_dataset(outside)
     negative = _write(tmp_path / "negative", [[[1, -2]]], "int32")
     with pytest.raises(DataError, match="ids from -2"):
-        negative.verify()
+        verify_dataset(negative)
 
 
 def test_writer_refuses_what_it_cannot_store(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ctxlm_ds.data import inspect
 from ctxlm_ds.data.indexed import IndexedDataset
 from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
 from ctxlm_ds.data.inspect import describe, open_tokenizer, show_documents
@@ -57,7 +59,8 @@ def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
         writer.add_sequence([5, 6, 7])
         writer.end_document()
         writer.finalize({})
-    (tmp_path / "data.json").unlink()
+    for extension in ("json", "sha256"):
+        (tmp_path / f"data.{extension}").unlink()
     dataset = IndexedDataset(tmp_path / "data")
     assert open_tokenizer(dataset, None) is None
     assert list(show_documents(dataset, None, 5))[-1] == "  [1] (3) 5 6 7"
@@ -83,3 +86,39 @@ def test_a_missing_or_other_tokenizer(made: tuple[IndexedDataset, list[str]], tm
     assert any("not compared" in proof for proof in verify_dataset(dataset))
     assert open_tokenizer(dataset, tmp_path / "moved") is not None
     assert any("has the recorded fingerprint" in proof for proof in verify_dataset(dataset, tmp_path / "moved"))
+
+
+def test_figures_of_long_datasets_come_from_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, size=5000)
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+        for first in range(0, 5000, 10):
+            part = lengths[first : first + 10]
+            writer.add_sequences(np.zeros(part.sum(), dtype=np.int32), part)
+            writer.end_document()
+        writer.finalize({})
+    dataset = IndexedDataset(tmp_path / "data")
+    exact = list(describe(dataset))
+    monkeypatch.setattr(inspect, "_BLOCK_ITEMS", 64)
+    sampled = list(describe(dataset))
+    middle = f"median {np.median(lengths):,.0f}, mean {lengths.mean():,.1f}"
+    assert f"a sequence    {lengths.min():,} to {lengths.max():,} tokens, {middle}" in "\n".join(exact)
+    for line, other in zip(exact, sampled, strict=True):
+        pattern = r"(.*), median ([\d,]+), mean (.*), 95 % up to ([\d,]+)"
+        match, other_match = re.fullmatch(pattern, line), re.fullmatch(pattern, other)
+        if match is None or other_match is None:
+            assert line == other
+            continue
+        assert (match[1], match[3]) == (other_match[1], other_match[3])
+        medians = [int(found[2].replace(",", "")) for found in (match, other_match)]
+        assert medians[1] == pytest.approx(medians[0], rel=0.3)
+
+
+def test_what_was_cleaned_and_joined_is_shown(tmp_path: Path) -> None:
+    stages = [{"stage": "length", "documents_in": 1200, "dropped_documents": 34}, {"stage": "cleaning"}]
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+        parts = [{"name": name} for name in "abc"]
+        writer.finalize({"cleaning": stages, "parts": parts, "inputs": ["x"] * 20})
+    text = "\n".join(describe(IndexedDataset(tmp_path / "data")))
+    assert "cleaned       length: 34 of 1,200 documents left out\ncleaned       cleaning\n" in text
+    assert "joined from   3 parts, a to c" in text
+    assert "and 12 more" in text

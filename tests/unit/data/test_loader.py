@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data import loader as loader_module
 from ctxlm_ds.data.idle import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.loader import EvalLoader, Step, TrainLoader
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
@@ -112,6 +113,39 @@ def test_every_epoch_has_every_row_once_under_new_masks(tmp_path: Path) -> None:
     assert originals[0] != originals[1]
     long_rows = [text for text in masked[0] if len(set(text)) > 30]
     assert sum(masked[0][text] == masked[1][text] for text in long_rows) == 0
+
+
+def test_small_micro_batches_are_made_together_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of 1, of 3 and 1, of all 4 micro-batches of a step."""
+    expected = global_rows([steps_of(setup(tmp_path), 6)])
+    for positions in (1, 3 * 2 * 64, 4 * 2 * 64):
+        monkeypatch.setattr(loader_module, "POSITIONS_AT_ONCE", positions)
+        for workers in (0, 2):
+            steps = steps_of(setup(tmp_path, data={"num_workers": workers}), 6)
+            assert [len(step.micro_batches) for step in steps] == [4] * 6
+            assert global_rows([steps]) == expected
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_micro_batches_are_page_locked_for_a_gpu_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+) -> None:
+    asked: list[bool] = []
+    allocate = torch.empty
+
+    def recording(*sizes: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return allocate(*sizes, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    made = setup(tmp_path)
+    loaders = TrainLoader(*made), EvalLoader(*made)
+    monkeypatch.setattr(torch, "empty", recording)
+    for loader in loaders:
+        next(iter(loader))
+    assert asked == [has_gpu] * 2
 
 
 def test_static_masks_never_change(tmp_path: Path) -> None:
@@ -248,7 +282,7 @@ class Refusing:
 
     terms = ("masked_lm",)
 
-    def corrupt_batch(self, samples: Any, draws: Any, budgets: Any) -> Any:
+    def corrupt_batch(self, samples: Any, key: Any, budgets: Any) -> Any:
         raise DataError("samples.npy: damaged; build it again")
 
 

@@ -78,3 +78,12 @@ def test_shows_what_training_reads_first(tmp_path: Path) -> None:
         names = [TOKENIZER.id_to_token(token_id).strip("[]") for token_id in ids.tolist() if token_id != 0]
         assert tokens == names
     assert len(list(preview_rows(rows, objective, TOKENIZER, config, 10**6))) == len(rows)
+
+
+def test_a_dataset_of_a_blend_can_be_looked_at_alone(tmp_path: Path) -> None:
+    train = [{"path": str(tmp_path / name), "weight": 1} for name in "de"]
+    config = run_config(data={"train": train, "blend": "weighted"})
+    objective = build_objective(config.objective, TOKENIZER)
+    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config, objective)
+    shown, wanted = (list(preview_rows(rows, objective, TOKENIZER, each, 5)) for each in (config, run_config()))
+    assert [text.plain for text in shown] == [text.plain for text in wanted]

@@ -5,64 +5,46 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.randomness import (
-    KeyedStreams,
-    Permutation,
-    SampleDraws,
-    ScalarDraws,
-    generator,
-    hash_words,
-    uniforms,
-)
+from ctxlm_ds.data.native import below, compiled, stream, stream_key, uniform, word_at
+from ctxlm_ds.data.randomness import Permutation, hash_words
 
 
-def test_generator_depends_on_every_part_of_its_key() -> None:
+def test_keys_depend_on_every_part_and_its_type() -> None:
     keys = [(1, "a"), (2, "a"), (1, "b"), (1, "a1"), (1, "a", 1), (1, "a", 2), (1, "a", "1"), (1, "a", 1, 2)]
-    drawn = [generator(*key).random(4).tolist() for key in keys]
-    assert generator(1, "a").random(4).tolist() == drawn[0]
-    assert len({tuple(row) for row in drawn}) == len(keys)
+    assert hash_words(2, *keys[0]).tolist() == hash_words(2, *keys[0]).tolist()
+    assert len({tuple(hash_words(2, *key).tolist()) for key in keys}) == len(keys)
 
 
-def test_streams_are_numpys_philox_at_the_counter_of_their_key() -> None:
-    streams = KeyedStreams(3, "purpose")
-    expected = np.random.Philox(key=hash_words(2, 3, "purpose"), counter=np.array([0, 5, 6, 7], dtype=np.uint64))
-    assert np.array_equal(streams.words((5, 6, 7), 300), expected.random_raw(300))
+@compiled
+def draw(key: np.uint64, first: int, second: int, third: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    state = stream(key, first, second, third)
+    words, numbers, dice = np.empty(count, np.uint64), np.empty(count), np.empty(count, np.int64)
+    for number in range(count):
+        words[number] = word_at(state, number)
+        numbers[number] = uniform(words[number])
+        dice[number] = below(words[number], 6)
+    return words, numbers, dice
 
 
-def test_streams_do_not_depend_on_order_and_longer_requests_begin_alike() -> None:
-    streams = KeyedStreams(3, "purpose")
-    first = streams.words((0, 1, 2), 10)
-    streams.words((9, 9, 9), 3)
-    streams.start((4, 4, 4))
-    streams.next_words(5)
-    assert np.array_equal(streams.words((0, 1, 2), 999)[:10], first)
-    assert not np.array_equal(streams.words((1, 0, 2), 10), first)
-    assert not np.array_equal(KeyedStreams(4, "purpose").words((0, 1, 2), 10), first)
+def test_streams_of_different_keys_share_nothing() -> None:
+    key = stream_key(1, "mask")
+    streams = [draw(key, *triple, 500)[0] for triple in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1 << 40, 7, 7))]
+    streams.append(draw(stream_key(2, "mask"), 0, 0, 0, 500)[0])
+    assert len(np.unique(np.concatenate(streams))) == 6 * 500
+    assert np.array_equal(draw(key, 0, 1, 0, 20)[0], streams[2][:20])
 
 
-def test_batch_of_draws_is_each_samples_own() -> None:
-    streams = KeyedStreams(1, "mask")
-    keys = [(number, 0, 8) for number in range(20)]
-    together = SampleDraws(streams, keys).words(33)
-    alone = SampleDraws(streams, keys[7:8]).words(40)
-    assert np.array_equal(together[7], alone[0, :33])
-    assert len(np.unique(together)) == together.size
-
-
-def test_scalar_draws_are_uniform_and_inclusive() -> None:
-    draws = ScalarDraws(KeyedStreams(1, "x"), (0, 0, 0))
-    values = np.array([draws.random() for _ in range(20_000)])
-    assert values.min() >= 0.0 and values.max() < 1.0
-    assert abs(values.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(values))
-    dice = np.bincount([draws.randint(1, 6) for _ in range(12_000)], minlength=7)
-    assert dice[0] == 0 and len(dice) == 7
-    assert np.abs(dice[1:] - 2000).max() < 5 * np.sqrt(12_000 * 5 / 36)
-    assert draws.randint(3, 3) == 3
-
-
-def test_uniforms_span_the_unit_interval() -> None:
-    edges = uniforms(np.array([0, (1 << 64) - 1], dtype=np.uint64))
-    assert edges[0] == 0.0 and 1 - 1e-15 < edges[1] < 1.0
+def test_words_are_uniform_within_a_stream_and_across_streams() -> None:
+    key = stream_key(3, "test")
+    across = [draw(key, number, 0, 0, 1) for number in range(20_000)]
+    for words, numbers, dice in (draw(key, 5, 6, 7, 20_000), tuple(map(np.concatenate, zip(*across, strict=True)))):
+        assert numbers.min() >= 0.0 and numbers.max() < 1.0
+        assert abs(numbers.mean() - 0.5) < 4 * np.sqrt(1 / 12 / 20_000)
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / np.sqrt(20_000)
+        counts = np.bincount(dice, minlength=6)
+        assert len(counts) == 6 and np.abs(counts - 20_000 / 6).max() < 5 * np.sqrt(20_000 * 5 / 36)
+        ones = np.array([(words >> np.uint64(bit)) & np.uint64(1) for bit in range(64)]).mean(axis=1)
+        assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(20_000)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 100, 4097])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.samples.segment_pair import document_pairs, segment_pairs
+from ctxlm_ds.data.samples.sentence_table import UNALIGNED, SentenceTable
 from tests.sample_data import numbered_documents, random_documents, table_of
 from tests.unit.data.bert_reference import create_instances
+from tests.unit.data.pairs import KernelCoins, KernelDraws, Record, segment_pairs
 
 SPECIALS = 3
 
@@ -21,14 +24,20 @@ def flat(documents: list[list[list[int]]]) -> list[int]:
 @pytest.mark.parametrize("room", [2, 5, 29, 125, 509])
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
 def test_same_draws_give_the_originals_instances(room: int, short_seq_prob: float) -> None:
+    """The original's code, fed with the kernel's own draws, makes every decision alike."""
     documents = random_documents(60, sentences=10, tokens=15, seed=room)
     table, tokens = table_of(documents), flat(documents)
-    for number in range(len(documents)):
-        expected = create_instances(documents, number, room, short_seq_prob, random.Random(number))
-        records = document_pairs(table, number, room, SPECIALS, short_seq_prob, random.Random(number))
+    for duplicate in range(2):
+        expected = []
+        for number in range(len(documents)):
+            first = sum(map(len, documents[:number]))
+            expected += create_instances(
+                documents, number, room, short_seq_prob, KernelDraws(4, "segment_pair", duplicate, number),
+                partial(KernelCoins, 4, "segment_pair", duplicate, first),
+            )  # fmt: skip
         found = [
             {"a": tokens[a0:a1], "b": tokens[b0:b1], "is_random": bool(is_random)}
-            for a0, a1, b0, b1, _, is_random in records
+            for a0, a1, b0, b1, _, is_random in segment_pairs(table, room, SPECIALS, short_seq_prob, 4, duplicate)
         ]
         assert found == expected
 
@@ -71,15 +80,26 @@ def test_share_of_random_next() -> None:
     assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels)) + 40 / len(labels)
 
 
+def by_document(records: list[Record], tokens: int) -> list[list[Record]]:
+    """Pairs grouped by the document of A, all documents having equally many tokens."""
+    grouped = itertools.groupby(records, key=lambda record: record[0] // tokens)
+    return [list(group) for _, group in grouped]
+
+
+def uniform_table(documents: int, sentences: int) -> SentenceTable:
+    """Documents of equally many sentences of one token."""
+    starts = np.arange(documents * sentences).view(UNALIGNED)
+    starts.flags.writeable = False
+    bounds = np.arange(documents + 1) * sentences
+    return SentenceTable(starts, 0, bounds, bounds[1:], True)
+
+
 def test_target_is_drawn_once_a_document() -> None:
     """With short_seq_prob 1 the pairs of one document share a target; over documents targets are uniform in 2..room."""
     room = 101
-    documents = numbered_documents([[1] * 400] * 3000)
-    table = table_of(documents)
     targets = []
-    for number in range(3000):
-        streams = random.Random(number)
-        lengths = [record[4] - SPECIALS for record in document_pairs(table, number, room, SPECIALS, 1.0, streams)]
+    for records in by_document(segment_pairs(uniform_table(3000, 1000), room, SPECIALS, 1.0, 5, 0), 1000):
+        lengths = [record[4] - SPECIALS for record in records]
         # One-token sentences reach a target exactly, except where a document ends.
         targets.append(max(lengths))
         full = [length for length in lengths if length == targets[-1]]
@@ -90,13 +110,10 @@ def test_target_is_drawn_once_a_document() -> None:
 
 
 def test_share_of_short_documents() -> None:
-    room, documents = 100, numbered_documents([[1] * 300] * 6000)
-    table = table_of(documents)
-    starts_of = np.cumsum([0] + [300] * 6000)
-    records = np.array(list(segment_pairs(table, room, SPECIALS, 0.1, 9, 0)))
-    document = np.searchsorted(starts_of, records[:, 0], side="right") - 1
+    room = 100
+    records = np.array(segment_pairs(uniform_table(6000, 300), room, SPECIALS, 0.1, 9, 0))
     longest = np.zeros(6000)
-    np.maximum.at(longest, document, records[:, 4] - SPECIALS)
+    np.maximum.at(longest, records[:, 0] // 300, records[:, 4] - SPECIALS)
     share = (longest < room).mean()
     expected = 0.1 * 98 / 99  # a short target may also be the longest one
     assert abs(share - expected) < 4 * np.sqrt(0.09 / 6000)

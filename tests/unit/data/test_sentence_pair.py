@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 
-from ctxlm_ds.data.samples.sentence_pair import document_pairs, sentence_pairs
-from tests.sample_data import numbered_documents, random_documents, table_of
+from tests.sample_data import Documents, numbered_documents, random_documents, table_of
+from tests.unit.data.pairs import KernelCoins, KernelDraws, Record, sentence_pairs
+
+
+def plain_pairs(documents: Documents, number: int, room: int, draws: KernelDraws) -> list[Record]:
+    """The definition, read plainly, with the same draws in the same order (seed 3, pass 1)."""
+    lengths = [[len(sentence) for sentence in document] for document in documents]
+    first = sum(sum(document) for document in lengths[:number])
+    starts = [first + sum(lengths[number][:k]) for k in range(len(lengths[number]) + 1)]
+    found = []
+    sentence = 0
+    while sentence < len(lengths[number]):
+        a_sentence, a = sentence, [starts[sentence], starts[sentence + 1]]
+        is_random = sentence == len(lengths[number]) - 1 or draws.random() < 0.5
+        if is_random:
+            other = number
+            while other == number:
+                other = draws.randint(0, len(documents) - 1)
+            drawn = draws.randint(0, len(lengths[other]) - 1)
+            start = sum(sum(document) for document in lengths[:other]) + sum(lengths[other][:drawn])
+            b = [start, start + lengths[other][drawn]]
+        else:
+            b = [starts[sentence + 1], starts[sentence + 2]]
+        sentence += 1 if is_random else 2
+        coins = KernelCoins(3, "sentence_pair", 1, sum(map(len, documents[:number])), a_sentence)
+        while a[1] - a[0] + b[1] - b[0] > room:
+            side = a if a[1] - a[0] > b[1] - b[0] else b
+            if coins.random() < 0.5:
+                side[0] += 1
+            else:
+                side[1] -= 1
+        found.append((*a, *b, a[1] - a[0] + b[1] - b[0] + 3, int(is_random)))
+    return found
+
+
+def test_same_draws_give_the_same_pairs_as_the_plain_definition() -> None:
+    documents = random_documents(25, sentences=5, tokens=12, seed=5)
+    expected = [
+        pair
+        for number in range(len(documents))
+        for pair in plain_pairs(documents, number, 29, KernelDraws(3, "sentence_pair", 1, number))
+    ]
+    assert sentence_pairs(table_of(documents), 29, 3, 3, 1) == expected
 
 
 def test_each_side_is_one_sentence() -> None:
@@ -40,8 +79,8 @@ def test_share_of_random_next_and_coverage() -> None:
 
 def test_long_sentences_are_shortened_from_the_longer_side() -> None:
     table = table_of(numbered_documents([[5, 300], [400, 2]]))
-    for document in (0, 1):
-        for a0, a1, b0, b1, length, _ in document_pairs(table, document, 40, 3, random.Random(document)):
+    for seed in range(20):
+        for a0, a1, b0, b1, length, _ in sentence_pairs(table, 40, 3, seed, 0):
             assert length <= 43
             assert min(a1 - a0, b1 - b0) in (2, 5, 20)
 
@@ -49,5 +88,5 @@ def test_long_sentences_are_shortened_from_the_longer_side() -> None:
 def test_passes_and_seeds_differ() -> None:
     table = table_of(random_documents(50, seed=3))
     keys = ((1, 0), (1, 1), (2, 0), (1, 0))
-    drawn = [list(sentence_pairs(table, 100, 3, seed, duplicate)) for seed, duplicate in keys]
+    drawn = [sentence_pairs(table, 100, 3, seed, duplicate) for seed, duplicate in keys]
     assert drawn[0] == drawn[3] and drawn[0] != drawn[1] and drawn[0] != drawn[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,11 +19,16 @@ from tests.text import make_documents, write_corpus
 FORMATS = {
     "text": "corpus.txt",
     "jsonl": "corpus.jsonl",
+    "wikiextractor": "wiki_00",
     "parquet": "corpus.parquet",
+    "arrow": "corpus.arrow",
+    "arrows": "stream.arrow",
     "jsonl.gz": "corpus.jsonl.gz",
     "jsonl.xz": "corpus.jsonl.xz",
     "jsonl.bz2": "corpus.json.bz2",
     "jsonl.zst": "corpus.jsonl.zst",
+    "text.gz": "corpus.txt.gz",
+    "wikiextractor.bz2": "wiki_00.bz2",
 }
 
 
@@ -49,14 +55,45 @@ def test_joined_compressed_files_are_read_to_the_end(tmp_path: Path, format: str
     assert _texts(path) == documents * 2
 
 
-@pytest.mark.parametrize("format", ["jsonl.gz", "jsonl.xz", "jsonl.bz2", "jsonl.zst"])
-@pytest.mark.parametrize("damage", ["cut", "garbage"])
-def test_damaged_compressed_files(tmp_path: Path, format: str, damage: str) -> None:
+@pytest.mark.parametrize("format", ["jsonl.gz", "jsonl.xz"])
+def test_zeros_behind_compressed_members_are_padding(tmp_path: Path, format: str) -> None:
     path = tmp_path / FORMATS[format]
-    write_corpus(path, 50, format=format)
+    documents = write_corpus(path, 20, format=format)
+    path.write_bytes(path.read_bytes() + bytes(400) + path.read_bytes() + bytes(70_000))
+    assert _texts(path) == documents * 2
+
+
+@pytest.mark.parametrize("format", ["jsonl.gz", "jsonl.xz", "jsonl.bz2", "jsonl.zst"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "garbage", "garbage behind", "empty"])
+def test_the_damaged_rest_of_a_compressed_file_is_one_bad_record(tmp_path: Path, format: str, damage: str) -> None:
+    path = tmp_path / FORMATS[format]
+    documents = write_corpus(path, 50, format=format)
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"{not compressed at all}" * 20)
-    with pytest.raises(DataError, match=rf"{path.name}: damaged"):
+    half = len(content) // 2
+    path.write_bytes(
+        {
+            "cut": content * 2 + content[:half],
+            "flipped": content * 2 + content[:half] + bytes([content[half] ^ 255]) + content[half + 1 :],
+            "garbage": b"{not compressed at all}" * 20,
+            "garbage behind": content * 2 + b"{not compressed at all}",
+            "empty": b"",
+        }[damage]
+    )
+    write_corpus(tmp_path / "next.jsonl", 3, seed=9)
+    found = find_sources([str(path), str(tmp_path / "next.jsonl")])
+    items = [item for chunk in read_chunks(found) for item in parse_chunk(chunk, ["text"])]
+    bad = [item for item in items if isinstance(item, BadRecord)]
+    good = [item["text"] for item in items if isinstance(item, dict)]
+    read = good[:-3]
+    assert good[-3:] == make_documents(3, 9)
+    reason = f"damaged or not {format[6:]} data; the rest of the file is lost"
+    assert bad[-1].reason == reason and bad[-1].detail and {item.path for item in bad} == {str(path)}
+    if damage == "flipped":  # what a member holds is only proved at its end
+        assert read[:100] == documents * 2
+        return
+    assert read == [] if damage in ("garbage", "empty") else read == (documents * 3)[: len(read)] and len(read) >= 100
+    assert [(item.position, item.unit) for item in bad] == [(len(read) + 1, "line")]
+    with pytest.raises(DataError, match=rf"{path.name}, line {len(read) + 1}: damaged"):
         _texts(path)
 
 
@@ -67,25 +104,57 @@ def test_zst_without_zstandard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         _texts(tmp_path / "corpus.jsonl.zst")
 
 
-def test_damaged_parquet_and_a_missing_column(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "corpus.parquet", 20, format="parquet")
-    with pytest.raises(DataError, match="no column 'body', only text, title"):
-        list(Corpus([str(tmp_path / "corpus.parquet")], ["body"]))
-    (tmp_path / "corpus.parquet").write_bytes(b"PAR1 nothing")
-    with pytest.raises(DataError, match="not a readable parquet file"):
-        _texts(tmp_path / "corpus.parquet")
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("format", ["jsonl", "text", "wikiextractor"])
+def test_too_long_records_are_passed_over(
+    tmp_path: Path, format: str, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 7_000)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 700)
+    records = {
+        "jsonl": [json.dumps({"text": "x" * size}).encode() + b"\n" for size in (10, 9_000, 20, 4_000)],
+        "text": [b"x" * size + b"\n\n" for size in (10, 9_000, 20, 4_000)],
+        "wikiextractor": [b'<doc id="1">\n' + b"xx\n" * (size // 2) + b"</doc>\n" for size in (10, 9_000, 20, 4_000)],
+    }[format]
+    path = tmp_path / f"corpus{suffix}"
+    path.write_bytes(gzip.compress(b"".join(records)) if suffix else b"".join(records))
+    chunks = list(read_chunks(find_sources([str(path)], format)))
+    items = [item for chunk in chunks for item in parse_chunk(chunk, ["text"])]
+    assert [item["text"].count("x") for item in items if isinstance(item, dict)] == [10, 20, 4_000]
+    bad = [item for item in items if isinstance(item, BadRecord)]
+    assert [(item.reason, item.excerpt) for item in bad] == [("longer than 7,000 bytes", records[1][:200])]
+    assert bad[0].position == 1 + records[0].count(b"\n")
+    assert max(len(chunk.records) for chunk in chunks) < 8_000
+
+
+def test_records_of_nothing_but_nul_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(bytes(3000) + b'\n{"text": "\\u0000\\u0000"}\n{"text": "a\\u0000b"}\n')
+    (tmp_path / "b.txt").write_bytes(bytes(70) + b"\n\n" + b"text\0\n\n" + bytes(5))
+    reasons = [getattr(item, "reason", "") for name in ("a.jsonl", "b.txt") for item in _parsed(tmp_path / name)]
+    nul = "nothing but NUL bytes"
+    assert reasons == [nul, nul, "", nul, "", nul]
+
+
+def test_a_corpus_leaves_bad_records_out_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"text": "one"}\nbroken\n{"text": "two"}\n{}\n')
+    assert list(Corpus([str(path)], max_bad_records=2)) == ["one", "two"]
+    assert list(Corpus([str(path)], max_bad_records=2).documents()) == [{"text": "one"}, {"text": "two"}]
+    with pytest.raises(DataError, match=r"line 4: has no key 'text'.*more than the 1 allowed"):
+        list(Corpus([str(path)], max_bad_records=1))
 
 
 def test_text_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"\xef\xbb\xbf\n\n one a\none b\r\n\r\n \t \ntwo\n\n\n\nthree\nmore")
     assert _texts(path) == [" one a\none b", "two", "three\nmore"]
-    chunk = next(read_chunks(find_sources([str(path)])))
-    assert [position for position, _ in chunk.records] == [3, 7, 11]
+    path.write_bytes(path.read_bytes().replace(b"t", b"\xff"))
+    assert [item.position for item in _parsed(path) if isinstance(item, BadRecord)] == [7, 11]
 
 
 def test_a_text_document_without_any_blank_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_TEXT_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 300)
     lines = [f"line {number} of one endless file." for number in range(500)]
     (tmp_path / "corpus.txt").write_text("\n".join(lines))
     documents = _texts(tmp_path / "corpus.txt")
@@ -109,6 +178,16 @@ def test_wrong_inputs(tmp_path: Path) -> None:
         find_sources([str(tmp_path / "*.jsonl")])
     with pytest.raises(DataError, match="is a folder"):
         find_sources([str(tmp_path)])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="not a regular file"):
+        find_sources([str(tmp_path / "pipe")])
+    for name in ("openwebtext.tar", "books.tar.gz", "dump.zip"):
+        (tmp_path / name).touch()
+        with pytest.raises(DataError, match="unpack it"):
+            find_sources([str(tmp_path / name)])
+    with pytest.raises(DataError, match="a parquet file is read as it is; decompress it first"):
+        write_corpus(tmp_path / "corpus.parquet.gz", 3)
+        find_sources([str(tmp_path / "corpus.parquet.gz")])
     with pytest.raises(DataError, match="no input"):
         find_sources([])
     with pytest.raises(DataError, match="input format 'csv'"):
@@ -142,9 +221,9 @@ def test_bad_records_name_file_line_and_reason(tmp_path: Path) -> None:
     bad = [str(item) for item in _parsed(path) if isinstance(item, BadRecord)]
     expected = [
         ("line 2", "not valid JSON"),
-        ("line 4", "has no key 'text' (its keys: title)"),
-        ("line 5", "holds a list"),
-        ("line 6", "is a int, not text"),
+        ("line 4", "has no key 'text' (its keys: title; see --json-keys)"),
+        ("line 5", "not a JSON object (a list where one with 'text' is expected)"),
+        ("line 6", "the value of 'text' is not text (a int)"),
         ("line 8", "not valid UTF-8 (byte 0xe9 at 13)"),
         ("line 9", "nested too deeply"),
     ]
@@ -184,17 +263,7 @@ def test_chunks_are_small_and_bytes_read_grow_to_the_file_size(
     chunks = list(read_chunks(found))
     read = [chunk.bytes_read for chunk in chunks]
     assert len(chunks) > 10 and read == sorted(read) and read[-1] == path.stat().st_size
-    assert sum(len(chunk.records) for chunk in chunks) == len(documents)
-
-
-def test_hugging_face_data_set_streams_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    documents = write_corpus(tmp_path / "set" / "train.jsonl", 30)
-    assert _texts(f"hf://{tmp_path / 'set'}?split=train") == documents
-    with pytest.raises(DataError, match="cannot be read through the datasets library"):
-        _texts(f"hf://{tmp_path / 'set'}?split=nowhere")
-    with pytest.raises(DataError, match="optionally"):
-        _texts(f"hf://{tmp_path / 'set'}?trust=yes")
+    assert [item["text"] for chunk in chunks for item in parse_chunk(chunk, ["text"])] == documents  # type: ignore[index]
 
 
 def test_memory_does_not_grow_with_one_long_file(tmp_path: Path) -> None:
@@ -205,7 +274,7 @@ def test_memory_does_not_grow_with_one_long_file(tmp_path: Path) -> None:
         for _ in range(15_000):  # 30 MB of text
             file.write(line)
     tracemalloc.start()
-    count = sum(len(chunk.records) for chunk in read_chunks(find_sources([str(tmp_path / "corpus.jsonl.gz")])))
+    count = sum(chunk.records.count(b"\n") for chunk in read_chunks(find_sources([str(tmp_path / "corpus.jsonl.gz")])))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 15_000 and peak < 6_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from ctxlm_ds.config.schema import DataConfig, OptimizerConfig, RunConfig
+from ctxlm_ds.config.schema import DataConfig, OptimizerConfig, RunConfig, TrainSource
 from ctxlm_ds.export.model_card import CardFacts, read_dataset_metadata, read_evaluation, write_model_card
 from tests.checkpoints import make_config
 
@@ -27,10 +27,10 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     Path(f"{prefix}.json").write_text(json.dumps(metadata))
     gone = tmp_path / "gone_text_sentence"
     config = make_config("bert_nsp", tmp_path, 60, optimizer=OptimizerConfig(learning_rate=3e-4, betas=(0.9, 0.98)))
-    config = config.model_copy(
-        update={"initialize_from": "runs/phase1", "data": DataConfig(train=[str(prefix), str(gone)], seq_length=64)}
-    )
-    card = write_model_card(facts(config, datasets=read_dataset_metadata(config.data.train)))
+    paths = [str(prefix), str(gone)]
+    data = DataConfig(train=[TrainSource(path=path) for path in paths], seq_length=64)
+    config = config.model_copy(update={"initialize_from": "runs/phase1", "data": data})
+    card = write_model_card(facts(config, datasets=read_dataset_metadata(paths)))
 
     _, header, body = card.split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "transformers"

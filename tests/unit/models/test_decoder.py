@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
-from ctxlm_ds.data.collate import BatchShape, collate
+from ctxlm_ds.data.collate import BatchShape
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.samples.blocks import block_sample
 from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list, build_model
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm import CausalLM
 from tests.encoder_batches import tiny_model
+from tests.ragged import collate, text_examples
 
 TERMS = ("causal_lm",)
 SEQ_LENGTH = 12
@@ -36,10 +36,7 @@ def kernels() -> KernelSet:
 
 def batch(lengths: list[list[int]], seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    rows = [
-        CausalLM().corrupt_batch([block_sample(rng.integers(2, 61, n + 1)) for n in row], None, None)  # type: ignore[arg-type]
-        for row in lengths
-    ]
+    rows = [text_examples([rng.integers(2, 61, n + 1) for n in row]) for row in lengths]
     return collate(rows, BatchShape(SEQ_LENGTH, SEQ_LENGTH, max(map(len, lengths)), 1, TERMS))
 
 

@@ -8,11 +8,10 @@ import torch
 from torch.nn import functional
 
 from ctxlm_ds.config.schema import ObjectiveConfig
-from ctxlm_ds.data.randomness import KeyedStreams, SampleDraws
-from ctxlm_ds.data.sample import IGNORE_LABEL
-from ctxlm_ds.data.samples.blocks import block_sample
+from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.objectives.build import build_objective, objective_terms
 from ctxlm_ds.objectives.causal_lm import CausalLM
+from tests.ragged import text_examples
 from tests.sample_data import FakeTokenizer
 
 VOCAB_SIZE = 11
@@ -29,12 +28,13 @@ def test_terms() -> None:
 
 
 def test_inputs_are_all_but_the_last_and_labels_all_but_the_first() -> None:
-    samples = [block_sample(np.array(ids, dtype=np.uint16)) for ids in ([7, 8, 9, 3], [5, 3])]
-    draws = SampleDraws(KeyedStreams(0, "test"), [(0, 0, 0), (1, 0, 0)])
-    first, second = objective().corrupt_batch(samples, draws, np.array([4, 4]))
+    first, second, third = text_examples([np.array(ids) for ids in ([7, 8, 9, 3], [5, 3], [4, 6, 8])])
     assert first.input_ids.tolist() == [7, 8, 9] and first.prediction_labels.tolist() == [8, 9, 3]
     assert first.prediction_positions.tolist() == [0, 1, 2]
     assert second.input_ids.tolist() == [5] and second.prediction_labels.tolist() == [3]
+    assert second.prediction_positions.tolist() == [0] and third.prediction_positions.tolist() == [0, 1]
+    assert third.input_ids.tolist() == [4, 6] and third.prediction_labels.tolist() == [6, 8]
+    assert not first.token_type_ids.any() and first.is_random_next == NO_LABEL
 
 
 def test_micro_batches_of_unequal_counts_add_up_to_the_mean_of_the_step() -> None:

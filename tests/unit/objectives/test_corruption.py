@@ -9,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.config.schema import ObjectiveConfig
-from ctxlm_ds.data.randomness import KeyedStreams, SampleDraws
+from ctxlm_ds.data.native import stream_key
 from ctxlm_ds.data.sample import Example, Sample
-from ctxlm_ds.data.samples.template import SequenceTemplate
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
+from tests.ragged import each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
 
-TEMPLATE = SequenceTemplate(cls_id=2, sep_id=3, pad_id=0, double_separator=False)
 TOKENIZER = FakeTokenizer()
+KEY = stream_key(1, "mask")
 
 
 def samples_of(lengths: list[int] | NDArray[np.int64], seed: int = 0, vocab_size: int = 1000) -> list[Sample]:
@@ -26,14 +26,14 @@ def samples_of(lengths: list[int] | NDArray[np.int64], seed: int = 0, vocab_size
     made = []
     for length in lengths:
         text = rng.integers(FIRST_WORD_ID, vocab_size, size=length - 3)
-        made.append(TEMPLATE.pair(text[: len(text) // 2], text[len(text) // 2 :], 0))
+        made.append(pair_sample(text[: len(text) // 2], text[len(text) // 2 :]))
     return made
 
 
-def corrupt(samples: list[Sample], budget: int = 1000, key: int = 0, **settings: object) -> list[Example]:
+def corrupt(samples: list[Sample], budget: int = 1000, epoch: int = 0, **settings: object) -> list[Example]:
     config = ObjectiveConfig.model_validate(settings)
-    draws = SampleDraws(KeyedStreams(1, "mask"), [(number, key, 0) for number in range(len(samples))])
-    return MaskedTokenCorruption(config, TOKENIZER).corrupt_batch(samples, draws, np.full(len(samples), budget))
+    laid = samples_from(samples, [(number, epoch, 0) for number in range(len(samples))])
+    return each(MaskedTokenCorruption(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(len(samples), budget)))
 
 
 def outcomes(samples: list[Sample], examples: list[Example]) -> dict[str, int]:
@@ -57,7 +57,7 @@ def test_labels_are_the_originals_and_nothing_else_changes(settings: dict[str, o
         restored = example.input_ids.copy()
         restored[positions] = example.prediction_labels
         assert np.array_equal(restored, sample.input_ids)
-        assert example.token_type_ids is sample.token_type_ids
+        assert np.array_equal(example.token_type_ids, sample.token_type_ids)
 
 
 def test_count_is_berts_and_at_least_one() -> None:
@@ -159,42 +159,91 @@ def test_whole_words_are_whole() -> None:
     assert predicted > 0.99 * sum(round(len(sample.input_ids) * 0.15) for sample in samples)
 
 
-def test_whole_words_equal_the_originals_loop() -> None:
-    """BERT's loop over shuffled candidates, driven by the same order of words."""
-    samples = samples_of([60] * 50, seed=8)
-    config = ObjectiveConfig(whole_word=True)
-    draws = SampleDraws(KeyedStreams(1, "mask"), [(number, 0, 0) for number in range(50)])
-    examples = MaskedTokenCorruption(config, TOKENIZER).corrupt_batch(samples, draws, np.full(50, 1000))
-    ranks = draws.words(1 + 2 * 60)[:, 1::2]
-    for row, (sample, example) in enumerate(zip(samples, examples, strict=True)):
-        candidates: list[list[int]] = []
-        for position in range(60):
-            if sample.special_mask[position]:
-                continue
-            continues = sample.input_ids[position] % 2 == 1 and not sample.special_mask[position - 1]
-            if continues and candidates:
-                candidates[-1].append(position)
-            else:
-                candidates.append([position])
-        candidates.sort(key=lambda word: ranks[row, word[0]])
-        masked: list[int] = []
-        for word in candidates:
-            if len(masked) >= 9:
-                break
-            if len(masked) + len(word) > 9:
-                continue
-            masked.extend(word)
-        assert sorted(masked) == example.prediction_positions.tolist()
+class Words:
+    """The words of a sample's stream as corruption.py and native.py document them, in Python's whole numbers."""
+
+    GAMMA, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+    def __init__(self, key: int, integers: tuple[int, int, int]) -> None:
+        self.state = self.mix(key + integers[0] * self.GAMMA + self.GAMMA)
+        for number, integer in enumerate(integers[1:], start=1):
+            self.state = self.mix(self.state ^ ((integer * self.GAMMA + number) & self.MASK))
+
+    def mix(self, word: int) -> int:
+        word &= self.MASK
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & self.MASK
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & self.MASK
+        return word ^ (word >> 31)
+
+    def __getitem__(self, number: int) -> int:
+        return self.mix(self.state + (number + 1) * self.GAMMA)
+
+
+def berts_corruption(sample: Sample, words: Words, budget: int, config: ObjectiveConfig) -> tuple[list[int], list[int]]:
+    """create_masked_lm_predictions of google-research/bert, its shuffle and draws taken from `words`.
+
+    Returns:
+        The positions predicted, ascending, and the corrupted tokens.
+    """
+    ids, special, length = sample.input_ids.tolist(), sample.special_mask.tolist(), len(sample.input_ids)
+    expected = length * config.mask_prob
+    whole = round(expected) if config.count_rounding == "nearest" else int(expected + (words[0] >> 11) * 2.0**-53)
+    wanted = min(max(1, whole), budget)
+    candidates: list[list[int]] = []
+    for position in range(length):
+        if special[position] and config.special_tokens != "roberta":
+            continue
+        continues = ids[position] % 2 == 1 and not special[position] and position and not special[position - 1]
+        if config.whole_word and continues:
+            candidates[-1].append(position)
+        else:
+            candidates.append([position])
+    for turn in range(len(candidates)):
+        drawn = turn + ((words[1 + 2 * turn] >> 32) * (len(candidates) - turn) >> 32)
+        candidates[turn], candidates[drawn] = candidates[drawn], candidates[turn]
+    predicted: list[int] = []
+    for candidate in candidates:
+        if len(predicted) < wanted and len(predicted) + len(candidate) <= wanted:
+            predicted.extend(candidate)
+    predicted = sorted(predicted or candidates[0][:wanted])
+    drawable = [token for token in range(1000) if config.special_tokens == "bert" or token >= FIRST_WORD_ID]
+    for position in predicted:
+        word = words[2 + 2 * position]
+        action = (word >> 32) * 2.0**-32
+        if action < 1.0 - config.random_prob - config.keep_prob:
+            ids[position] = TOKENIZER.mask_id
+        elif action >= 1.0 - config.random_prob:
+            ids[position] = drawable[(word & 0xFFFFFFFF) * len(drawable) >> 32]
+    return predicted, ids
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("special_tokens", ["never", "bert", "roberta"])
+@pytest.mark.parametrize("count_rounding", ["nearest", "probabilistic"])
+@pytest.mark.parametrize("budget", [1000, 5])
+def test_every_sample_is_the_originals_loop_over_documented_words(
+    whole_word: bool, special_tokens: str, count_rounding: str, budget: int
+) -> None:
+    settings = {"whole_word": whole_word, "special_tokens": special_tokens, "count_rounding": count_rounding}
+    config = ObjectiveConfig.model_validate(settings | {"mask_prob": 0.2, "keep_prob": 0.2, "random_prob": 0.3})
+    samples = samples_of(np.random.default_rng(8).integers(5, 90, size=60), seed=8)
+    keys = [(number * 10**12, 3, (1 << 64) - 1 - number) for number in range(60)]
+    laid = samples_from(samples, keys)
+    examples = each(MaskedTokenCorruption(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(60, budget)))
+    for sample, key, example in zip(samples, keys, examples, strict=True):
+        positions, ids = berts_corruption(sample, Words(int(KEY), key), budget, config)
+        assert example.prediction_positions.tolist() == positions
+        assert example.input_ids.tolist() == ids
 
 
 def test_one_long_word_is_predicted_in_part() -> None:
     ids = np.full(40, 7)  # odd: every token but the first continues the word
-    for example in corrupt([TEMPLATE.single([ids])] * 20, whole_word=True):
+    for example in corrupt([single_sample(ids)] * 20, whole_word=True):
         assert example.prediction_positions.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_nothing_to_predict_in_a_sample_of_specials() -> None:
-    empty = TEMPLATE.single([np.empty(0, dtype=np.int64)])
+    empty = single_sample(np.empty(0, dtype=np.int64))
     for settings in ({}, {"whole_word": True}):
         bare, full = corrupt([empty, samples_of([30])[0]], **settings)
         assert len(bare.prediction_positions) == 0 and np.array_equal(bare.input_ids, empty.input_ids)
@@ -206,20 +255,17 @@ def test_a_sample_is_corrupted_alike_in_any_batch(settings: dict[str, object]) -
     lengths = np.random.default_rng(2).integers(5, 100, size=40)
     samples = samples_of(lengths)
     corruption = MaskedTokenCorruption(ObjectiveConfig.model_validate(settings), TOKENIZER)
-    streams = KeyedStreams(1, "mask")
-    together = corruption.corrupt_batch(
-        samples, SampleDraws(streams, [(n, 0, 0) for n in range(40)]), np.full(40, 1000)
-    )
+    together = each(corruption.corrupt_batch(samples_from(samples), KEY, np.full(40, 1000)))
     for number in (0, 7, 39):
-        draws = SampleDraws(streams, [(number, 0, 0)])
-        alone = corruption.corrupt_batch([samples[number]], draws, np.full(1, 1000))[0]
+        laid = samples_from([samples[number]], [(number, 0, 0)])
+        (alone,) = each(corruption.corrupt_batch(laid, KEY, np.full(1, 1000)))
         assert np.array_equal(alone.input_ids, together[number].input_ids)
         assert np.array_equal(alone.prediction_positions, together[number].prediction_positions)
 
 
 def test_keys_give_different_masks() -> None:
     samples = samples_of([128] * 20)
-    one, other = corrupt(samples, key=0), corrupt(samples, key=1)
+    one, other = corrupt(samples, epoch=0), corrupt(samples, epoch=1)
     same = [np.array_equal(a.prediction_positions, b.prediction_positions) for a, b in zip(one, other, strict=True)]
     assert not any(same)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.config.schema import ObjectiveConfig
-from ctxlm_ds.data.randomness import KeyedStreams, SampleDraws
 from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
 from ctxlm_ds.objectives.build import build_objective, objective_terms
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.parallel.cross_entropy import classification_sums
+from tests.ragged import KEY, each, samples_from
 
 VOCAB_SIZE = 11
 
@@ -126,8 +126,8 @@ def test_corruption_follows_the_recipe() -> None:
     special[[0, -1]] = True
     sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, is_random_next=1)
     config = ObjectiveConfig(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
-    draws = SampleDraws(KeyedStreams(0, "test"), [(0, 0, 0)])
-    (example,) = build_objective(config, Words()).corrupt_batch([sample], draws, np.array([40]))
+    examples = build_objective(config, Words()).corrupt_batch(samples_from([sample]), KEY, np.array([40]))
+    (example,) = each(examples)
     assert len(example.prediction_positions) == round(0.5 * len(ids))
     assert (example.input_ids[example.prediction_positions] == Words.mask_id).all()
     assert (example.prediction_labels == ids[example.prediction_positions]).all()

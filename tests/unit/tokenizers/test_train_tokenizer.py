@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import train_tokenizer
+from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
 from tests.text import make_documents
 
 TEXTS = make_documents(150, seed=3)
@@ -149,16 +149,17 @@ def test_decode_and_word_starts(trained: tuple[str, Path, Tokenizer]) -> None:
 def test_the_same_text_gives_the_same_vocabulary_in_every_process(tmp_path: Path) -> None:
     code = (
         "import sys; from ctxlm_ds.tokenizers.train import train_tokenizer; from tests.text import make_documents\n"
-        "for kind in ('wordpiece', 'bpe'):\n"
+        "for kind in ('wordpiece', 'bpe', 'sentencepiece-bpe', 'unigram', 'elmo'):\n"
         "    print(train_tokenizer(kind, make_documents(150, seed=3), 700, sys.argv[1] + kind).fingerprint)"
     )
     root = Path(__file__).parents[3]
     outputs = set()
-    for run in range(3):
+    for run in range(2):
         command = [sys.executable, "-c", code, str(tmp_path / f"run{run}-")]
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": str(run)}
+        environment |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(run + 1)}
         outputs.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert len(outputs) == 1 and len(outputs.pop().split()) == 2
+    assert len(outputs) == 1 and len(outputs.pop().split()) == 5
 
 
 def test_an_iterator_works_like_a_list(tmp_path: Path) -> None:
@@ -183,8 +184,17 @@ def test_default_vocabulary_sizes(tmp_path: Path) -> None:
 
 
 def test_impossible_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unigram"):
-        train_tokenizer("unigram", TEXTS, 500, tmp_path / "a")
+    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, unigram"):
+        train_tokenizer("wordlevel", TEXTS, 500, tmp_path / "a")
+    with pytest.raises(ConfigError, match="lowercase is no setting of bpe, which has add_prefix_space, min_frequency"):
+        train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", lowercase=True)
+    for names in (["[MASK]"], ["<a>", "<a>"], ["a b"], ["x"]):
+        with pytest.raises(ConfigError, match="special_tokens: .* cannot be one"):
+            train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", special_tokens=names)
+    with pytest.raises(ConfigError, match="normalization 'lower' is not known to byte-level BPE"):
+        train_tokenizer("gpt2", TEXTS, 500, tmp_path / "a", normalization="lower")
+    with pytest.raises(ConfigError, match="a sample of 0 bytes"):
+        train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", max_sample_bytes=0)
     with pytest.raises(ConfigError, match="at least 261"):
         train_tokenizer("bpe", TEXTS, 200, tmp_path / "a")
     with pytest.raises(TokenizerError, match="no text"):
@@ -203,3 +213,37 @@ def test_an_error_of_the_text_source_comes_through(tmp_path: Path) -> None:
 
     with pytest.raises(TokenizerError, match="line 2 is damaged"):
         train_tokenizer("wordpiece", Broken(), 500, tmp_path / "t")
+
+
+@pytest.mark.parametrize(("kind", "ids"), [("wordpiece", [5, 6]), ("bpe", [4, 5]), ("gpt2", [597, 598])])
+def test_further_special_tokens_have_ids_of_their_own(tmp_path: Path, kind: str, ids: list[int]) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer(kind, TEXTS, 600, tmp_path / "t", special_tokens=["[E1]", "<speaker>"])
+    assert tokenizer.vocab_size == 600 and tokenizer.special_ids >= set(ids)
+    assert [tokenizer.id_to_token(number) for number in ids] == ["[E1]", "<speaker>"]
+    (text_ids,) = tokenizer.encode_batch(["an [E1] of the <speaker>"])
+    assert not set(text_ids) & set(ids)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert [token for token in loaded("[E1] the <speaker>")["input_ids"] if token in ids] == ids
+    assert [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == tokenizer.encode_batch(TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "gpt2"])
+def test_byte_level_bpe_with_a_normalization_loads_with_it(tmp_path: Path, kind: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer(kind, TEXTS, 600, tmp_path / "t", normalization="nfkc")
+    composed, decomposed = tokenizer.encode_batch(["caf\u00e9 fi", "cafe\u0301 \ufb01"])
+    assert composed == decomposed and tokenizer.kind == "byte_bpe"
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
+    for text, ids in zip(MIXED + TEXTS, tokenizer.encode_batch(MIXED + TEXTS), strict=True):
+        assert loaded(text, add_special_tokens=False)["input_ids"] == ids
+    tokenizer.save(tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").fingerprint == tokenizer.fingerprint
+
+
+def test_a_text_with_a_nul_is_one_text(tmp_path: Path) -> None:
+    for kind in TOKENIZER_TYPES:
+        tokenizer = train_tokenizer(kind, iter(["the quiet\x00harbour " * 30, *TEXTS]), 700, tmp_path / kind)
+        assert tokenizer.encode_batch(["the quiet"])[0]

@@ -1,11 +1,12 @@
 """One live job a run directory: a lock that outlives crashes, requeues and shared storage.
 
-RUN/lock.json says who holds it (host, process, job); its modification time is the heartbeat. It is created by a hard
-link, which is atomic on every file system, NFS included. A dead holder is replaced: on the same host as soon as its
-process is gone, on another host when its heartbeat stands still. Of several contenders exactly one wins, because the
-takeover of one lock is itself claimed by a hard link named after that lock's token. Where record locks work (local
-disks, NFS) RUN/.lock is locked too: the kernel frees it with the process, and forked loader workers do not inherit it.
-Only rank 0 locks; the caller tells the other ranks.
+Also of any other folder that one process fills (an unfinished dataset). RUN/lock.json says who holds it (host,
+process, job); its modification time is the heartbeat. It is created by a hard link, which is atomic on every file
+system, NFS included. A dead holder is replaced: on the same host as soon as its process is gone, on another host when
+its heartbeat stands still. Of several contenders exactly one wins, because the takeover of one lock is itself claimed
+by a hard link named after that lock's token. Where record locks work (local disks, NFS) RUN/.lock is locked too: the
+kernel frees it with the process, and forked loader workers do not inherit it. Only rank 0 locks a run; the caller tells
+the other ranks.
 """
 
 from __future__ import annotations
@@ -104,15 +105,21 @@ class RunLock:
         run_dir: made if missing.
         stale_after_s: how long another host's heartbeat must stand still before its lock is taken over.
         heartbeat_s: time between heartbeats.
+        remedy: what a refusal advises besides waiting and stopping the holder.
     """
 
     def __init__(
-        self, run_dir: str | Path, stale_after_s: float = STALE_AFTER_S, heartbeat_s: float = HEARTBEAT_S
+        self,
+        run_dir: str | Path,
+        stale_after_s: float = STALE_AFTER_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        remedy: str = "choose another run_dir",
     ) -> None:
         self.run_dir = Path(run_dir)
         self._path = self.run_dir / LOCK_NAME
         self._stale_after_s = stale_after_s
         self._heartbeat_s = heartbeat_s
+        self._remedy = remedy
         self._record = this_process()
         self._handle = -1
         self._guard = -1
@@ -345,7 +352,7 @@ class RunLock:
         age_s = max(0.0, self._age_s(holder))
         return (
             f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
-            f"ago{waited}. Wait until it ends, stop it ({stop} on {holder.record.host}), or choose another run_dir"
+            f"ago{waited}. Wait until it ends, stop it ({stop} on {holder.record.host}), or {self._remedy}"
         )
 
     # Holding

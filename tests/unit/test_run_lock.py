@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.checkpoint import run_lock
-from ctxlm_ds.checkpoint.run_lock import LOCK_NAME, LockRecord, RunLock, process_start_ticks, this_process
+from ctxlm_ds import run_lock
 from ctxlm_ds.errors import RunLockedError
+from ctxlm_ds.run_lock import LOCK_NAME, LockRecord, RunLock, process_start_ticks, this_process
 
 HOLDER = """
 import sys, time
-from ctxlm_ds.checkpoint.run_lock import RunLock
+from ctxlm_ds.run_lock import RunLock
 lock = RunLock(sys.argv[1], heartbeat_s=0.1).acquire()
 print("held", flush=True)
 sys.stdin.readline()

@@ -1,0 +1,54 @@
+"""The whole of preprocessing beside the tokenizer alone: `encode_batch_fast` on the same text with the same cores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctxlm_ds.benchmark.timing import Comparison, in_turn
+from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
+from ctxlm_ds.data.sources import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
+
+_TEXTS_A_CALL = 1000
+
+
+def compare_preprocess(
+    inputs: Sequence[str], tokenizer_path: str, split_sentences: bool, workers: int | None, rounds: int
+) -> Comparison:
+    """Bytes of input a second of preprocessing (read, parse, split, tokenize, write, flush) and of the library.
+
+    The library gets the texts of the first key "text" ready in memory, whole documents in calls of a thousand, with as
+    many threads as we have worker processes (default: one a core), and only has to encode them. Must run before the
+    library's threads are started by anything else.
+
+    Raises:
+        DataError, TokenizerError: as `preprocess`.
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    os.environ["RAYON_NUM_THREADS"] = str(workers)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if workers > 1 else "false"
+    from tokenizers import Tokenizer as Backend
+
+    sources = find_sources(inputs)
+    num_bytes = total_bytes(sources)
+    chunks = read_chunks(sources)
+    documents = (document for chunk in chunks for document in parse_chunk(chunk, ("text",)))
+    texts = [document["text"] for document in documents if not isinstance(document, BadRecord)]
+    backend = Backend.from_file(str(Path(tokenizer_path) / "tokenizer.json"))
+    config = PreprocessConfig(split_sentences=split_sentences, workers=workers)
+    logging.getLogger("ctxlm_ds").setLevel(logging.WARNING)
+
+    def ours() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            preprocess(inputs, tokenizer_path, Path(folder) / "data", config)
+        return num_bytes
+
+    def theirs() -> int:
+        for first in range(0, len(texts), _TEXTS_A_CALL):
+            backend.encode_batch_fast(texts[first : first + _TEXTS_A_CALL], add_special_tokens=False)
+        return num_bytes
+
+    return in_turn(ours, theirs, rounds, "bytes/s", "encode_batch_fast")

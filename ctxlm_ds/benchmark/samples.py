@@ -1,0 +1,105 @@
+"""The sample index beside Megatron's C++ helpers (megatron.core.datasets.helpers_cpp), as ratios.
+
+Both sides get the same lengths in memory and make one epoch; speeds are in sentences or documents of the corpus, so
+that a side that makes more samples of them gains nothing. build_mapping cuts documents into runs of sentences and
+shuffles them: doc_sentences is that task (rows are shuffled without an array when they are read). segment_pair does
+what Megatron leaves to the reading of each sample as well: it draws A, B and a random next segment out of another
+document, and shortens them; it makes nearly twice as many samples, since unused sentences come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.benchmark.timing import in_turn
+from ctxlm_ds.data.samples.blocks import block_pieces
+from ctxlm_ds.data.samples.build import usable_cores
+from ctxlm_ds.data.samples.formats import sample_records
+from ctxlm_ds.data.samples.record import SampleSettings
+from ctxlm_ds.data.samples.sentence_table import UNALIGNED, SentenceTable
+from ctxlm_ds.data.samples.template import SequenceTemplate
+from ctxlm_ds.errors import ConfigError
+
+SEQ_LENGTH = 512
+SENTENCES_A_DOCUMENT = 20
+TOKENS_A_SENTENCE = 25
+SHORT_SEQ_PROB = 0.1
+ONE_EPOCH_WITHOUT_LIMIT = 2**31 - 1
+TEMPLATE = SequenceTemplate(cls_id=2, sep_id=3, pad_id=0, double_separator=False, vocab_size=30_522)
+
+
+def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
+    """Lines of a table for each format: one thread, then all processor cores where a format uses several.
+
+    Raises:
+        ConfigError: megatron-core is not installed.
+    """
+    try:
+        from megatron.core.datasets import helpers_cpp
+    except ImportError as error:
+        raise ConfigError(f"the peer of this benchmark is missing ({error}): pip install megatron-core") from error
+    lengths, bounds = made_up_corpus(documents)
+    table = table_of(lengths, bounds)
+    room = SEQ_LENGTH - TEMPLATE.pair_specials
+    mapping = partial(
+        helpers_cpp.build_mapping, bounds, lengths, 1, ONE_EPOCH_WITHOUT_LIMIT, room, SHORT_SEQ_PROB, 1, False, 2
+    )
+    threads = sorted({1, usable_cores()})
+    for sample_format, counts in (("segment_pair", threads), ("doc_sentences", threads), ("full_sentences", [1])):
+        for workers in counts:
+            ours = partial(_sentences_done, table, sample_format, workers)
+            comparison = in_turn(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
+            yield from _titled(f"{sample_format}, {_counted(workers, 'thread')}", comparison.lines())
+    sizes = np.add.reduceat(lengths, bounds[:-1], dtype=np.int32)
+    order = np.arange(documents, dtype=np.int32)
+    num_tokens = int(sizes.sum(dtype=np.int64))
+    blocks = partial(helpers_cpp.build_sample_idx_int32, sizes, order, SEQ_LENGTH, 1, num_tokens, False, 1)
+    comparison = in_turn(
+        partial(_documents_done, sizes), lambda: len(blocks()) and documents, rounds, "documents/s", "build_sample_idx"
+    )
+    yield from _titled("blocks, reset_at_documents false, 1 thread", comparison.lines())
+
+
+def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """[n] tokens of each sentence, and [documents + 1] first sentence of each document."""
+    draws = np.random.default_rng(0)
+    sentences = draws.poisson(SENTENCES_A_DOCUMENT - 1, documents) + 1
+    bounds = np.concatenate([[0], np.cumsum(sentences)]).astype(np.int64)
+    return (draws.poisson(TOKENS_A_SENTENCE - 1, bounds[-1]) + 1).astype(np.int32), bounds
+
+
+def table_of(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> SentenceTable:
+    """The table that a dataset of these sentences has."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = (ends - lengths).view(UNALIGNED)
+    starts.flags.writeable = False
+    return SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
+
+
+def _sentences_done(table: SentenceTable, sample_format: str, workers: int) -> int:
+    settings = SampleSettings(
+        sample_format=sample_format, seq_length=SEQ_LENGTH, short_seq_prob=SHORT_SEQ_PROB, num_duplicates=1, seed=1,
+        packing=False, max_sequences_per_row=1, static_masking=None,
+    )  # fmt: skip
+    for _ in sample_records(table, "made up", settings, TEMPLATE, 0, workers):
+        pass
+    return table.num_sentences
+
+
+def _documents_done(sizes: NDArray[np.int32]) -> int:
+    for _ in block_pieces(np.array([0, sizes.sum(dtype=np.int64)]), SEQ_LENGTH, 1):
+        pass
+    return len(sizes)
+
+
+def _titled(title: str, lines: list[str]) -> Iterator[str]:
+    yield title
+    yield from (f"  {line}" for line in lines)
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

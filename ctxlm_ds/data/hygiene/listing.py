@@ -1,0 +1,97 @@
+"""Corpora for people: the published ones as a table, and what a prepared one came to.
+
+In: data recipes, a corpus.json. Out: lines. Not here: printing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.data.corpora import (
+    LANGUAGE_TEMPLATE,
+    CorpusRecipe,
+    blend_text,
+    expectations,
+    load_corpus,
+    shipped_corpora,
+)
+
+EXAMPLE_LANGUAGE = "en"
+
+
+def corpora_lines() -> list[str]:
+    """A table of the shipped data recipes: a line each, below it a line a source."""
+    rows = [("corpus", "size", "source", "now", "published counts")]
+    titles: list[str] = []
+    for name in shipped_corpora():
+        recipe = load_corpus(name.replace("-LANG", f"-{EXAMPLE_LANGUAGE}"))
+        titles.append(f"{name}: {recipe.title}")
+        for number, source in enumerate(recipe.sources):
+            counts = [f"{count.count:,} {count.measure}" for count in expectations(source, recipe.language)]
+            where = source.input[0] + (f" and {len(source.input) - 1} more" if len(source.input) > 1 else "")
+            shown = (name, recipe.size) if number == 0 else ("", "")
+            if name.startswith(f"{LANGUAGE_TEMPLATE}-"):
+                where = where.replace(f".{EXAMPLE_LANGUAGE}", ".LANG")
+                counts = [f"of {len(source.records_by_language)} languages"]
+            rows.append((*shown, where, source.status, "; ".join(counts) or "none"))
+    return [*_columns(rows), "", *titles]
+
+
+def source_notes(recipe: CorpusRecipe) -> list[str]:
+    """What became of the sources of a data recipe that are not the originals."""
+    return [f"{source.name} ({source.status}): {source.note}" for source in recipe.sources if source.note]
+
+
+def report_lines(report: dict[str, Any]) -> list[str]:
+    """What was read, dropped by each stage, and written."""
+    lines = []
+    for source in report["sources"]:
+        read, written = source["read"], source["written"]
+        unreadable = sum(source["unreadable"].values())
+        lines.append(
+            f"{source['name']}: {source['records']:,} records ({unreadable:,} unreadable), read "
+            f"{read['documents']:,} documents, {read['words']:,} words; wrote {written['documents']:,} documents, "
+            f"{written['words']:,} words, {written['bytes'] / 1e6:,.1f} MB of text in {len(source['files'])} file(s)"
+        )
+    rows = [("stage", "documents in", "dropped", "share", "most often because of")]
+    for stage in report["stages"]:
+        if stage["stage"] == "cleaning":
+            taken = ", ".join(f"{rule} {count:,}" for rule, count in stage["removed_characters"].items())
+            lines.append(f"cleaning took characters: {taken or 'none'}")
+            continue
+        reasons = sorted(stage["reasons"].items(), key=lambda reason: (-reason[1], reason[0]))[:2]
+        dropped, arrived = stage["dropped_documents"], stage["documents_in"]
+        why = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
+        rows.append((stage["stage"], f"{arrived:,}", f"{dropped:,}", f"{dropped / max(1, arrived):.1%}", why))
+    return [*lines, *_columns(rows)]
+
+
+def expected_lines(report: dict[str, Any]) -> list[str]:
+    """Each published count beside what was found."""
+    lines = []
+    for check in report["expected"]:
+        verdict = "not checked" if not check["checked"] else "as published" if check["met"] else "NOT AS PUBLISHED"
+        deviation = f"{check['found'] / check['count'] - 1:+.1%}, allowed {check['tolerance']:.0%}"
+        what = f"{check['found']:,} {check['measure'].replace('_', ' ')}"
+        lines.append(f"{check['source']}: {what}, published {check['count']:,} ({deviation}): {verdict}")
+    return lines
+
+
+def next_lines(report: dict[str, Any], directory: Path, recipe: CorpusRecipe) -> list[str]:
+    """The commands that go on, and the section of a training recipe that blends the sources."""
+    sources = [source["name"] for source in report["sources"] if source["files"]]
+    commands = [
+        f"next: python tools/preprocess_data.py --input '{directory}/{source}-*.jsonl.zst' --tokenizer TOKENIZER "
+        f"--split-sentences --output-prefix PREFIX-{source} --workers 8"
+        for source in sources
+    ]
+    blend = [f"  {line}" for line in blend_text(recipe).rstrip("\n").split("\n")]
+    return [*commands, f"then in the training recipe ({directory}/blend.yaml):", *blend]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+

@@ -1,0 +1,168 @@
+"""What the reading of corpora hands on: sources, shards, positions, chunks, bad records.
+
+In: nothing. Out: plain values, all of them small to pickle but a chunk's records. Not here: any reading.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ctxlm_ds.errors import DataError
+
+INPUT_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet", "arrow")
+LINE_FORMATS = ("text", "jsonl", "wikiextractor")
+EXCERPT_BYTES = 200
+MAX_RECORD_BYTES = 256_000_000
+"""A longer record is a bad record, and is never held in memory as a whole."""
+
+Document = dict[str, str]
+"""Text by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file, or one Hugging Face data set."""
+
+    path: str
+    format: str
+    """`text`, `jsonl`, `wikiextractor`, `parquet`, `arrow` or `hf`."""
+    compression: str
+    """`gz`, `xz`, `bz2`, `zst` or empty."""
+    num_bytes: int
+    """Size on disk; 0 where unknown (hf://)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `index` (from 0) of `count` parts of the input. Raises DataError where there is no such part."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise DataError(f"shard {self.index}/{self.count}: the parts of {self.count} are 0 to {self.count - 1}")
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`3/16` -> Shard(3, 16). Raises DataError."""
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+        if match is None:
+            raise DataError(f"shard {text!r}: write i/n, part i (from 0) of n, for example 0/16")
+        return cls(int(match[1]), int(match[2]))
+
+
+WHOLE = Shard()
+"""All of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where reading goes on after a chunk."""
+
+    source: int
+    """Index into the sources."""
+    offset: int = 0
+    """Bytes of the decompressed file already read; chunks already seen of a data set from the Hub."""
+    record: int = 0
+    """Lines or rows of the source already read; -1 where lines are not counted (a shard that begins inside a file)."""
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Position:
+        """The inverse of `to_json`. Raises DataError where `value` is not such an object."""
+        names = {"source", "offset", "record"}
+        if not isinstance(value, dict) or set(value) != names or {type(number) for number in value.values()} != {int}:
+            raise DataError(f"{value!r} is no position in a corpus; start anew")
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that is no document, or the unreadable rest of a file."""
+
+    path: str
+    position: int
+    """Number of the line or row (from 1), or of the byte (from 0), where the record begins."""
+    unit: str
+    """`line`, `row` or `byte`."""
+    reason: str
+    """One of few, to be counted by."""
+    excerpt: bytes = b""
+    """The first bytes of the record, at most EXCERPT_BYTES."""
+    detail: str = ""
+    """What is particular to this record."""
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.path}, {self.unit} {self.position}: {self.reason}{detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive records of one source as its reader found them."""
+
+    records: bytes | list[dict[str, Any]]
+    """Whole lines, not yet split, or rows."""
+    first: int
+    """Number of the first line or row, from 1; 0 where lines are not counted."""
+    offset: int
+    """Bytes of the decompressed file before this piece; 0 for rows."""
+    next_offset: int
+    next_record: int
+    """Where reading goes on: Position's fields."""
+    disk_bytes: int
+    """Bytes of the file on disk read when this piece was complete."""
+    bad_records: tuple[BadRecord, ...] = ()
+    """What the reader itself could not read: records too long, the damaged rest of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive records of one source, not yet parsed: a piece with its place among all sources."""
+
+    path: str
+    format: str
+    records: bytes | list[dict[str, Any]]
+    first: int
+    offset: int
+    bad_records: tuple[BadRecord, ...]
+    bytes_read: int
+    """Bytes of this shard of the input read when this chunk was complete (on disk, so compressed where files are)."""
+    position: Position
+    """`read_chunks(..., after=position)` goes on behind this chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bytes [start, end) of a file on disk that belong to a shard."""
+
+    start: int
+    end: int
+
+    def owns(self, offset: int) -> bool:
+        return self.start <= offset < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How much a piece holds."""
+
+    chunk_bytes: int
+    chunk_rows: int
+    text_document_bytes: int
+    record_bytes: int
+
+
+def excerpt_of(record: Any, json_keys: Sequence[str]) -> bytes:
+    """The beginning of a line, or of a row's first text."""
+    if isinstance(record, dict):
+        record = next((record[key] for key in json_keys if isinstance(record.get(key), str | bytes)), b"")
+    if isinstance(record, str):
+        record = record[:EXCERPT_BYTES].encode("utf-8", "replace")
+    return bytes(record[:EXCERPT_BYTES])

@@ -1,0 +1,205 @@
+"""sentencepiece vocabularies (Kudo & Richardson 2018): unigram or BPE, in T5's layout, mBART's or XLM-R's.
+
+In: texts. Out: a tokenizer folder with spiece.model and a tokenizer.json with the same ids.
+Not here: how tokenizer.json is made of the model (sentence_piece_json.py).
+
+T5 (`extra_ids`): <pad> </s> <unk> as ids 0 to 2, pieces, special tokens, <extra_id_N-1> ... <extra_id_0> last.
+Else XLM-R's: <s> <pad> </s> <unk> as 0 to 3, pieces, special tokens, language codes (mBART), <mask> last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+
+KIND = "sentencepiece"
+MODEL_FILE = "spiece.model"
+DEFAULT_VOCAB_SIZE = 32_000
+"""Pieces; the sentinels of T5 come on top of the default."""
+T5_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"}
+XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+WHITESPACE = "whitespace"
+"""Every white space of Unicode a plain space, the rest as it is: what MBartTokenizer of transformers does."""
+NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity", WHITESPACE)
+_SPACES = (*range(0x9, 0xE), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
+_FIRST_IDS: dict[str, dict[str, Any]] = {
+    "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    "xlmr": {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
+}
+_NUM_THREADS = 16
+"""Of the trainer, on any machine: the sums of its threads, and so the scores, depend on their number."""
+_LINE_CHARACTERS = 4000
+_LINE_BYTES = 4 * _LINE_CHARACTERS + 16
+_SCORE_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceSettings:
+    """How a sentencepiece vocabulary is made."""
+
+    vocab_size: int = DEFAULT_VOCAB_SIZE
+    """Every id: pieces, special tokens, sentinels, language codes, mask."""
+    model_type: str = "unigram"
+    """`unigram` or `bpe`."""
+    extra_ids: int = 0
+    """Sentinels <extra_id_i> of T5; any makes the layout T5's."""
+    language_codes: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
+    normalization: str = "nmt_nfkc"
+    character_coverage: float = 0.9995
+    """Share of the text's characters that get a piece; the rest becomes <unk> or bytes."""
+    byte_fallback: bool = False
+    """256 byte pieces spell what is outside the vocabulary."""
+
+    def appended_tokens(self) -> list[str]:
+        """The tokens behind the pieces, in the order of their ids."""
+        if self.extra_ids:
+            return [*self.special_tokens, *(f"<extra_id_{number}>" for number in reversed(range(self.extra_ids)))]
+        return [*self.special_tokens, *self.language_codes, XLMR_ROLES["mask"]]
+
+
+class SentencePieceTokenizer(FastTokenizer):
+    """Encodes with the sentencepiece library itself: it is exact where tokenizer.json's normalizer is not quite.
+
+    Raises TokenizerError where spiece.model and tokenizer.json number their pieces differently.
+    """
+
+    def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
+        super().__init__(backend, facts)
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            self._processor = SentencePieceProcessor(model_proto=facts.files[MODEL_FILE])
+        except RuntimeError as error:
+            raise TokenizerError(f"{facts.source}: {MODEL_FILE} is damaged ({error}); restore the folder") from error
+        pieces = self._processor.id_to_piece(list(range(len(self._processor))))
+        for token_id, piece in enumerate(pieces):
+            if backend.token_to_id(piece) != token_id:
+                raise TokenizerError(
+                    f"{facts.source}: {MODEL_FILE} numbers {piece!r} {token_id}, tokenizer.json "
+                    f"{backend.token_to_id(piece)}; restore the folder"
+                )
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
+        return self._processor.encode(list(texts), num_threads=threads)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        parts = super().fingerprint, hashlib.sha256(self.facts.files[MODEL_FILE]).hexdigest()
+        return hashlib.sha256(":".join(parts).encode()).hexdigest()
+
+
+def train_sentencepiece(texts: Iterable[str], settings: SentencePieceSettings) -> SentencePieceTokenizer:
+    """Train on `texts` (iterated once; held in memory by the library)."""
+    from ctxlm_ds.tokenizers.sentence_piece_json import build_backend
+
+    _check(settings)
+    model = _rounded_scores(_learn(texts, settings))
+    roles = dict(T5_ROLES if settings.extra_ids else XLMR_ROLES)
+    training: dict[str, Any] = asdict(settings)
+    training["requested_vocab_size"] = training.pop("vocab_size")
+    training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
+    config = {"tokenizer_class": transformers_class(settings), "extra_ids": settings.extra_ids}
+    facts = TokenizerFacts(KIND, roles, config, training, files={MODEL_FILE: model})
+    return SentencePieceTokenizer(build_backend(model, settings), facts)
+
+
+def _check(settings: SentencePieceSettings) -> None:
+    if settings.normalization not in NORMALIZATIONS:
+        raise ConfigError(
+            f"normalization {settings.normalization!r} is not known to sentencepiece; choose one of "
+            + ", ".join(NORMALIZATIONS)
+        )
+    if settings.extra_ids and settings.language_codes:
+        raise ConfigError("sentinels (--extra-ids) are T5's, --language-codes mBART's; name one of the two")
+    if settings.extra_ids < 0 or not 0 < settings.character_coverage <= 1:
+        raise ConfigError(
+            f"extra_ids {settings.extra_ids} must not be negative, character_coverage {settings.character_coverage} "
+            "must be above 0 and at most 1"
+        )
+
+
+def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
+    from sentencepiece import SentencePieceTrainer
+
+    written = io.BytesIO()
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        rules.writelines(f"{space:X}\t20\n" for space in _SPACES)
+        rules.flush()
+        normalization: dict[str, Any] = {"normalization_rule_name": settings.normalization}
+        if settings.normalization == WHITESPACE:
+            normalization = {"normalization_rule_tsv": rules.name}
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=_lines(texts),
+                model_writer=written,
+                model_type=settings.model_type,
+                vocab_size=settings.vocab_size - len(settings.appended_tokens()),
+                character_coverage=settings.character_coverage,
+                byte_fallback=settings.byte_fallback,
+                hard_vocab_limit=False,
+                max_sentence_length=_LINE_BYTES,
+                train_extremely_large_corpus=True,
+                num_threads=_NUM_THREADS,
+                minloglevel=2,
+                **normalization,
+                **_FIRST_IDS["t5" if settings.extra_ids else "xlmr"],
+            )
+        except (RuntimeError, OSError) as error:
+            raise ConfigError(f"sentencepiece cannot train this vocabulary: {error}") from error
+    return written.getvalue()
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """sentencepiece's sentences: lines, long ones cut at spaces (it leaves out what is over-long)."""
+    for text in texts:
+        for line in text.split("\n"):
+            start = 0
+            while start < len(line):
+                end = start + _LINE_CHARACTERS
+                if end < len(line) and (space := line.rfind(" ", start + 1, end)) > 0:
+                    end = space
+                if part := line[start:end].strip():
+                    yield part
+                start = end
+
+
+def _rounded_scores(model: bytes) -> bytes:
+    """Scores in steps that float32 adds without error: every implementation then breaks ties alike."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model)
+    for piece in proto.pieces:
+        piece.score = round(piece.score * _SCORE_STEPS) / _SCORE_STEPS
+    return proto.SerializeToString(deterministic=True)
+
+
+MBART_CODES = (
+    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT", "ja_XX",
+    "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
+    "zh_CN",
+)  # fmt: skip
+"""Of mbart-large-cc25, in the order of their ids."""
+
+
+def transformers_class(settings: SentencePieceSettings) -> str:
+    """The class whose own pipeline (transformers 5 rebuilds it) gives these ids, else the generic one."""
+    plain = settings.model_type == "unigram" and not settings.byte_fallback
+    if plain and settings.language_codes:
+        # MBartTokenizer normalizes nothing else and has exactly these codes.
+        faithful = settings.language_codes == MBART_CODES and settings.normalization == WHITESPACE
+        return "MBartTokenizer" if faithful and not settings.special_tokens else "PreTrainedTokenizerFast"
+    if plain and settings.normalization.startswith("nmt_"):
+        return "T5Tokenizer" if settings.extra_ids else "XLMRobertaTokenizer"
+    return "PreTrainedTokenizerFast"

@@ -1,0 +1,136 @@
+"""inspect_dataset.py and merge_datasets.py as a user types them, on shards of preprocessed text."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.indexed import IndexedDataset
+from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
+from ctxlm_ds.data.sources import Shard
+from ctxlm_ds.data.verify import round_trip
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.sample_data import random_documents, write_dataset
+from tests.text import write_corpus
+
+TOOLS = Path(__file__).parents[2] / "tools"
+SHARDS = 3
+
+
+def _run(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / f"{tool}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in three files, two tokenizers, the dataset of the whole and those of three shards."""
+    folder = tmp_path_factory.mktemp("corpus")
+    documents: list[str] = []
+    for number in range(3):
+        documents += write_corpus(folder / f"{number}.jsonl", 20 + 30 * number, seed=number)
+    train_tokenizer("wordpiece", documents, 600, folder / "tok")
+    train_tokenizer("bpe", documents, 600, folder / "other")
+    inputs = [str(folder / "*.jsonl")]
+    for shard in [Shard(0, 1), *(Shard(number, SHARDS) for number in range(SHARDS))]:
+        config = PreprocessConfig(split_sentences=True, append_eod=True, shard=shard)
+        preprocess(inputs, folder / "tok", folder / ("whole" if shard.count == 1 else "c"), config)
+    return folder
+
+
+@pytest.mark.parametrize("tool", ["merge_datasets", "inspect_dataset"])
+def test_help_within_a_second(tool: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "usage:" in _run(tool, "--help").stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
+
+
+def test_shards_joined_are_the_whole(folder: Path) -> None:
+    shards = sorted(folder.glob("c_text_sentence_shard*.idx"))
+    assert len(shards) == SHARDS
+    done = _run("merge_datasets", "--input", *shards, "--output-prefix", folder / "joined")
+    whole, joined = IndexedDataset(folder / "whole_text_sentence"), IndexedDataset(folder / "joined")
+    assert done.stdout.startswith(f"{folder}/joined: 3 parts, 150 documents, {len(whole):,} sequences")
+    for extension in ("bin", "idx"):
+        joined_bytes = (folder / f"joined.{extension}").read_bytes()
+        assert joined_bytes == (folder / f"whole_text_sentence.{extension}").read_bytes()
+    assert joined.metadata is not None and whole.metadata is not None
+    for key in ("documents", "characters", "empty_documents", "sha256", "tokenizer_fingerprint", "inputs"):
+        assert joined.metadata[key] == whole.metadata[key]
+    again = _run("merge_datasets", "--input", *shards, "--output-prefix", folder / "joined")
+    assert "complete already, nothing to do" in again.stdout
+    missing = _run("merge_datasets", "--input", *shards[:2], "--output-prefix", folder / "two", code=2)
+    assert "2 of its 3 shards are named, missing 00002" in missing.stderr
+    assert not list(folder.glob("two*"))
+
+
+def test_verify_shows_the_text_and_finds_a_changed_byte(folder: Path) -> None:
+    prefix = folder / "whole_text_sentence"
+    shown = _run("inspect_dataset", prefix, "--verify").stdout
+    for proof in ("structure: ", "checksums: sha256 of .bin, .idx, .json equal", f"tokenizer: {folder}/tok has the",
+                  "ids: ", "text: "):  # fmt: skip
+        assert f"verified      {proof}" in shown
+    original = (folder / "whole_text_sentence.bin").read_bytes()
+    try:
+        (folder / "whole_text_sentence.bin").write_bytes(original[:99] + bytes([original[99] ^ 1]) + original[100:])
+        failed = _run("inspect_dataset", prefix, "--verify", code=2)
+        assert failed.stderr.startswith("error: ") and "whole_text_sentence.bin: sha256" in failed.stderr
+    finally:
+        (folder / "whole_text_sentence.bin").write_bytes(original)
+
+
+def test_text_comes_back_with_the_right_tokenizer_only(folder: Path, tmp_path: Path) -> None:
+    dataset = IndexedDataset(folder / "whole_text_sentence")
+    result = round_trip(dataset, load_tokenizer(folder / "tok"))
+    assert result.sequences > 30
+    assert result.same + result.with_unknown >= 0.95 * result.sequences
+    for extension in ("bin", "idx"):  # as a dataset of Megatron, which records no tokenizer
+        (tmp_path / f"bare.{extension}").write_bytes((folder / f"whole_text_sentence.{extension}").read_bytes())
+    right = _run("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", folder / "tok").stdout
+    assert "sampled sequences decode to text that gives the same ids again" in right
+    wrong = _run("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", folder / "other", code=2)
+    assert "name the tokenizer that made the dataset with --tokenizer" in wrong.stderr
+    written = _run("inspect_dataset", tmp_path / "bare", "--write-manifest").stdout
+    assert "bare.sha256 written" in written
+    checked = subprocess.run(["sha256sum", "--strict", "-c", "bare.sha256"], cwd=tmp_path, capture_output=True)
+    assert checked.returncode == 0
+
+
+def test_memory_of_a_join_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ctxlm_ds.data.merge import merge_datasets\n"
+        "merge_datasets(sys.argv[2:], sys.argv[1])\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    peaks = []
+    for name, tokens in (("small", 100_000), ("large", 5_000_000)):
+        documents = [[[7] * 50_000] for _ in range(tokens // 50_000)]
+        parts = [str(write_dataset(tmp_path / f"{name}{number}", documents)) for number in range(2)]
+        command = [sys.executable, "-c", code, str(tmp_path / name), *parts]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout))
+    assert peaks[1] < peaks[0] * 1.15  # 40 MB of tokens; peaks in kB
+
+
+def test_a_join_of_many_parts_keeps_few_files_open(tmp_path: Path) -> None:
+    first = write_dataset(tmp_path / "p000", random_documents(1))
+    parts = [tmp_path / f"p{number:03d}" for number in range(60)]
+    for part in parts[1:]:
+        for extension in ("bin", "idx", "json", "sha256"):
+            shutil.copy(f"{first}.{extension}", f"{part}.{extension}")
+    command = [sys.executable, str(TOOLS / "merge_datasets.py"), "--input", *map(str, parts)]
+    done = subprocess.run(
+        ["prlimit", "--nofile=48", *command, "--output-prefix", str(tmp_path / "joined")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert IndexedDataset(tmp_path / "joined").num_documents == 60

@@ -1,0 +1,111 @@
+"""What a resume continues and what it refuses: by the setting's name, with both values, before any data is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.checkpoint.training import refuse_changed_data, refuse_changed_settings
+from ctxlm_ds.config.load import dump_config
+from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.errors import CheckpointError
+
+SAVED = {
+    "data": {
+        "train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 3}], "blend": "weighted", "split": "9,1",
+        "seq_length": 128,
+    }
+}  # fmt: skip
+
+
+def config_of(changes: dict[str, Any]) -> RunConfig:
+    settings: dict[str, Any] = {section: dict(values) for section, values in SAVED.items()}
+    for path, value in changes.items():
+        section, name = path.split(".")
+        settings.setdefault(section, {})[name] = value
+    return RunConfig.model_validate(settings)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(dump_config(config_of({})), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data.seq_length": 64}, ["data.seq_length: 128 in the checkpoint, 64 in the recipe"]),
+        ({"data.blend": "megatron"}, ["data.blend: 'weighted' in the checkpoint, 'megatron' in the recipe"]),
+        ({"data.split": "8,2"}, ["data.split: '9,1' in the checkpoint, '8,2' in the recipe"]),
+        ({"data.split": None}, ["data.split: '9,1' in the checkpoint, None in the recipe"]),
+        ({"data.temperature": 2.0}, ["data.temperature: 1.0 in the checkpoint, 2.0 in the recipe"]),
+        (
+            {"data.train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 2}]},
+            ["data.train[1]: weight 3.0, epochs 1 in the checkpoint, weight 2.0, epochs 1 in the recipe"],
+        ),
+        (
+            {"data.train": [{"path": "a", "weight": 1}]},
+            ["data.train: 2 sources in the checkpoint, 1 in the recipe"],
+        ),
+        (
+            {"data.seq_length": 64, "training.seed": 5},
+            ["data.seq_length: 128", "training.seed: 1234 in the checkpoint, 5 in the recipe"],
+        ),
+    ],
+)
+def test_another_stream_of_rows_is_refused_by_name(checkpoint: Path, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(CheckpointError, match="cannot be continued") as caught:
+        refuse_changed_settings(checkpoint, config_of(changes))
+    for word in words:
+        assert word in str(caught.value)
+    assert "initialize_from" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"training.global_batch_size": 96, "training.micro_batch_size": 4},
+        {"training.max_steps": 5000},
+        {"data.num_workers": 5, "data.prefetch_steps": 7},
+        {"data.train": [{"path": "elsewhere/a", "weight": 1}, {"path": "b", "weight": 3, "name": "renamed"}]},
+        {"data.validation": [{"name": "new", "path": "c", "part": "test"}]},
+    ],
+)
+def test_what_leaves_the_stream_as_it_is_may_change(checkpoint: Path, changes: dict[str, Any]) -> None:
+    refuse_changed_settings(checkpoint, config_of(changes))
+
+
+def described(*indexes: str, tokenizer: str = "t", folder: str = "data") -> dict[str, Any]:
+    sources = [
+        {"path": f"{folder}/s{number}", "documents": [0, 90], "rows": 700 + number, "index": index * 8}
+        for number, index in enumerate(indexes)
+    ]
+    return {"sources": sources, "tokenizer_fingerprint": tokenizer}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (
+            described("abcd", "1234"),
+            ["data.train[1]: data/s1 (documents 0 to 90, 701 rows, samples efefefefefef) in the checkpoint, data/s1"],
+        ),
+        (described("abcd"), ["data.train[1]: data/s1", "in the checkpoint, no source now"]),
+        (described("efef", "abcd"), ["data.train[0]: data/s0", "data.train[1]: data/s1"]),
+        (described("abcd", "efef", "1234"), ["data.train[2]: no source in the checkpoint, data/s2"]),
+        (described("abcd", "efef", tokenizer="u"), ["tokenizer_fingerprint: 't' in the checkpoint, 'u' now"]),
+    ],
+)
+def test_other_rows_are_refused_source_by_source(tmp_path: Path, now: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(CheckpointError, match="cannot be continued") as caught:
+        refuse_changed_data(tmp_path, described("abcd", "efef"), now)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_dataset_may_move(tmp_path: Path) -> None:
+    refuse_changed_data(tmp_path, described("abcd", "efef"), described("abcd", "efef", folder="elsewhere"))

@@ -1,0 +1,293 @@
+"""Whole corpora prepared: what stays, in which order, what is counted, and that nothing half-done is taken for done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from ctxlm_ds.data.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
+from ctxlm_ds.data.corpus import Corpus
+from ctxlm_ds.data.hygiene.prepare import PrepareOptions, PrepareResult, prepare_corpus
+from ctxlm_ds.data.hygiene.report import cleaning_record
+from ctxlm_ds.errors import DataError
+from tests.text import make_documents
+
+GERMAN = "Die Bibliothek stand neben dem alten Markt, und niemand hatte ihre Türen seit jenem Winter geöffnet. " * 3
+EVERYTHING = FilterConfig(
+    min_words=12,
+    min_letters=0.6,
+    languages=["en"],
+    exact_duplicates=True,
+    near_duplicates=True,
+    decontamination_ngram=8,
+)
+
+
+def _write(path: Path, texts: list[str], **more: str) -> str:
+    path.write_text("".join(json.dumps({"text": text, **more}) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def _recipe(*sources: CorpusSource, **filters: Any) -> CorpusRecipe:
+    return CorpusRecipe(name="test", sources=list(sources), filters=FilterConfig(**filters))
+
+
+def _source(name: str, *paths: str, **settings: Any) -> CorpusSource:
+    return CorpusSource(name=name, input=list(paths), **settings)
+
+
+def _lines(directory: Path, pattern: str = "*.jsonl.zst") -> list[dict[str, str]]:
+    content = b"".join(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True).read()
+                       for path in sorted(directory.glob(pattern)))
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def _stages(result: PrepareResult) -> dict[str, dict[str, Any]]:
+    return {stage["stage"]: stage for stage in result.report["stages"]}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> tuple[CorpusRecipe, list[str]]:
+    """A recipe of two sources with something for every stage, and the texts that must stay."""
+    texts = [text for text in make_documents(400, seed=3) if len(text.split()) > 60]
+    held_out = _write(tmp_path / "held.jsonl", [texts[5]])
+    near = texts[7].rsplit(" ", 1)[0] + " changed."
+    first = [*texts[:40], "too short", "", "1234 5678 " * 20, GERMAN, texts[2].upper(), f"Said he: {texts[5]}", near]
+    second = [texts[3], *texts[40:80]]
+    stay = [text for text in texts[:80] if text != texts[5]]
+    # The first of duplicates stays: the made-up texts themselves hold none.
+    files = {"one": first, "two": second}
+    sources = [_source(name, _write(tmp_path / f"{name}.jsonl", some)) for name, some in files.items()]
+    filters = EVERYTHING.model_copy(update={"decontaminate": [held_out]})
+    return CorpusRecipe(name="test", sources=sources, filters=filters), stay
+
+
+def test_every_stage_drops_its_own_and_the_order_stays(corpus: tuple[CorpusRecipe, list[str]], tmp_path: Path) -> None:
+    recipe, stay = corpus
+    result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert [line["text"] for line in _lines(tmp_path / "out")] == stay
+    stages = _stages(result)
+    dropped = {name: stage["dropped_documents"] for name, stage in stages.items()}
+    assert dropped == {"empty": 1, "length": 1, "characters": 1, "language": 1, "decontamination": 2,
+                       "exact_duplicates": 2, "near_duplicates": 1}
+    assert stages["language"]["reasons"] == {"language de": 1}
+    assert stages["empty"]["documents_in"] == 88
+    assert stages["near_duplicates"]["documents_in"] - 1 == len(stay)
+    one, two = result.report["sources"]
+    assert (one["records"], two["records"]) == (47, 41)
+    assert one["written"]["documents"] + two["written"]["documents"] == len(stay)
+    assert one["written"]["words"] + two["written"]["words"] == sum(len(text.split()) for text in stay)
+    assert one["written"]["bytes"] + two["written"]["bytes"] == sum(len(text.encode()) for text in stay)
+    assert one["read"]["documents"] == 46
+    sample = [json.loads(line) for line in (tmp_path / "out/dropped.jsonl").read_text().splitlines()]
+    assert [(entry["stage"], entry["source"], entry["record"]) for entry in sample] == [
+        ("empty", "one", 42), ("length", "one", 41), ("characters", "one", 43), ("language", "one", 44),
+        ("decontamination", "one", 6), ("decontamination", "one", 46), ("exact_duplicates", "one", 45),
+        ("exact_duplicates", "two", 1), ("near_duplicates", "one", 47),
+    ]
+    assert sample[-1]["duplicate_of"] == 7  # the eighth text; the sixth was held out
+    assert GERMAN.startswith(sample[3]["text"]) and len(sample[3]["text"]) == 200
+
+
+def test_the_same_bytes_with_any_number_of_workers(corpus: tuple[CorpusRecipe, list[str]], tmp_path: Path) -> None:
+    recipe = corpus[0]
+    for workers in (1, 2):
+        prepare_corpus(recipe, tmp_path / f"out{workers}", PrepareOptions(workers=workers, part_bytes=20_000))
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / f"out{n}").iterdir()} for n in (1, 2))
+    assert one == two
+    assert len([name for name in one if name.startswith("one-")]) > 1
+
+
+def test_parts_are_listed_with_their_checksums(corpus: tuple[CorpusRecipe, list[str]], tmp_path: Path) -> None:
+    recipe, stay = corpus
+    result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(part_bytes=15_000))
+    files = [file for source in result.report["sources"] for file in source["files"]]
+    assert len(files) > 3
+    for file in files:
+        content = (tmp_path / "out" / file["name"]).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
+        assert len(_lines(tmp_path / "out", file["name"])) == file["documents"]
+    assert list(Corpus([str(tmp_path / "out/*.jsonl.zst")])) == stay
+
+
+def test_a_finished_corpus_is_recognised(corpus: tuple[CorpusRecipe, list[str]], tmp_path: Path) -> None:
+    recipe, out = corpus[0], tmp_path / "out"
+    first = prepare_corpus(recipe, out, PrepareOptions())
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = prepare_corpus(recipe, out, PrepareOptions(workers=2, max_bad_records=7))
+    assert (again.report, again.seconds) == (first.report, 0.0)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    other = recipe.model_copy(update={"filters": recipe.filters.model_copy(update={"min_words": 13})})
+    with pytest.raises(DataError, match="exists and is not this corpus.*--overwrite"):
+        prepare_corpus(other, out, PrepareOptions())
+    prepare_corpus(other, out, PrepareOptions(overwrite=True))
+    with open(recipe.sources[1].input[0], "a") as file:
+        file.write(json.dumps({"text": "One more document of more than twelve words, which stands at the very end."}))
+    with pytest.raises(DataError, match="is not this corpus"):
+        prepare_corpus(other, out, PrepareOptions())
+    shutil.copytree(out, tmp_path / "cut")
+    next((tmp_path / "cut").glob("one-*")).write_bytes(b"")
+    (tmp_path / "two.jsonl").write_text("".join((tmp_path / "two.jsonl").read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(DataError, match="missing or changed since it was made"):
+        prepare_corpus(other, tmp_path / "cut", PrepareOptions())
+
+
+def test_another_folder_is_left_alone(tmp_path: Path) -> None:
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", make_documents(3))))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("precious")
+    with pytest.raises(DataError, match="exists and is not this corpus"):
+        prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert (tmp_path / "out/thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(("count", "tolerance", "met"), [(10, 0.0, True), (11, 0.1, True), (12, 0.1, False)])
+def test_published_counts_are_checked(tmp_path: Path, count: int, tolerance: float, met: bool) -> None:
+    expected = [Expectation(measure="records_read", count=count, tolerance=tolerance, published="a paper")]
+    path = _write(tmp_path / "in.jsonl", make_documents(10))
+    recipe = _recipe(_source("part", path, expected=expected))
+    for options, checked in ((PrepareOptions(), True), (PrepareOptions(replaced=("part",), overwrite=True), False),
+                             (PrepareOptions(limit_bytes=10**6, overwrite=True), False)):
+        check = prepare_corpus(recipe, tmp_path / "out", options).report["expected"][0]
+        assert (check["found"], check["count"], check["checked"]) == (10, count, checked)
+        assert check["met"] == (met or not checked)
+
+
+def test_every_measure_counts_what_it_says(tmp_path: Path) -> None:
+    texts = ["one two three four", "", "größer als fünf"]
+    measures = ["records_read", "documents_read", "words_read", "bytes_read"]
+    measures += ["documents_written", "words_written", "bytes_written"]
+    expected = [Expectation(measure=measure, count=1, published="a paper") for measure in measures]
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", texts), expected=expected), min_words=4)
+    checks = prepare_corpus(recipe, tmp_path / "out", PrepareOptions()).report["expected"]
+    assert [check["found"] for check in checks] == [3, 2, 7, 18 + 18, 1, 4, 18]
+
+
+def test_rows_are_joined_and_other_keys_kept(tmp_path: Path) -> None:
+    rows = [{"title": f"t{number}", "body": f"sentence {number}."} for number in range(7)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = _source("part", str(tmp_path / "in.jsonl"), join_rows=3, json_keys=["body", "title"])
+    prepare_corpus(_recipe(source), tmp_path / "out", PrepareOptions())
+    lines = _lines(tmp_path / "out")
+    assert [line["text"].count("\n") for line in lines] == [2, 2, 0]
+    assert lines[1] == {"text": "sentence 3.\nsentence 4.\nsentence 5.", "title": "t3\nt4\nt5"}
+
+
+def test_cleaning_is_counted_and_empties(tmp_path: Path) -> None:
+    path = _write(tmp_path / "in.jsonl", ["Title\nProse stands here.", "Title only"])
+    result = prepare_corpus(_recipe(_source("part", path, clean=["prose_lines"])), tmp_path / "out", PrepareOptions())
+    assert [line["text"] for line in _lines(tmp_path / "out")] == ["Prose stands here."]
+    assert _stages(result)["cleaning"]["removed_characters"] == {"prose_lines": 6 + 10}
+    assert _stages(result)["empty"]["dropped_documents"] == 1
+
+
+def test_unreadable_records_are_counted_sampled_and_limited(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n{"text": \n\xff\xfe{}\n{"text": "fine too"}\n')
+    recipe = _recipe(_source("part", str(path)))
+    with pytest.raises(DataError, match="in.jsonl, line 2.*--max-bad-records"):
+        prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert list(tmp_path.iterdir()) == [path]
+    result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(max_bad_records=2))
+    assert sum(result.report["sources"][0]["unreadable"].values()) == 2
+    assert result.report["sources"][0]["records"] == 4
+    assert len((tmp_path / "out/errors.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_limit_reads_a_beginning(tmp_path: Path) -> None:
+    texts = [f"document {number} " + "filler words " * 200 for number in range(2000)]
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", texts)))
+    result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(limit_bytes=1_500_000))
+    assert 500 < result.report["sources"][0]["records"] < 1200
+    assert _lines(tmp_path / "out")[0]["text"] == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "filters"), [("rensa", {"near_duplicates": True}), ("py3langid", {"languages": ["en"]})]
+)
+def test_a_missing_library_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, filters: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", ["text"])), **filters)
+    with pytest.raises(DataError, match=f"needs the package {name}.*pip install {name}"):
+        prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_done_travels_with_the_files(corpus: tuple[CorpusRecipe, list[str]], tmp_path: Path) -> None:
+    recipe = corpus[0]
+    result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(part_bytes=15_000))
+    record = cleaning_record([str(tmp_path / "out/*.zst"), str(tmp_path / "out/one-00000.jsonl.zst")])
+    assert record == [{"corpus": "test", **stage} for stage in result.report["stages"]]
+    assert cleaning_record([str(tmp_path / "one.jsonl"), "hf://some/where", str(tmp_path / "none*")]) == []
+    (tmp_path / "out/corpus.json").write_text("{")
+    with pytest.raises(DataError, match="corpus.json: not valid JSON"):
+        cleaning_record([str(tmp_path / "out/one-00000.jsonl.zst")])
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    rng_texts = [hashlib.sha512(str(number).encode()).hexdigest() for number in range(6000)]
+    path = _write(tmp_path / "in.jsonl", rng_texts)
+    recipe = _recipe(_source("part", path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(DataError, match="nothing was kept, free some space"):
+            prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_killed_run_leaves_nothing_that_is_taken_for_a_corpus(tmp_path: Path) -> None:
+    texts = [f"{number} " + hashlib.sha512(str(number).encode()).hexdigest() * 50 for number in range(9000)]
+    path = _write(tmp_path / "in.jsonl", texts)
+    command = [sys.executable, "tools/prepare_corpus.py", "--input", path, "--output-dir", str(tmp_path / "out")]
+    process = subprocess.Popen([*command, "--part-size", "1", "--workers", "1"], stderr=subprocess.DEVNULL)
+    try:
+        while not list(tmp_path.glob("out.partial-*/part-00001*")) and process.poll() is None:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.glob("out.partial-*/part-*")) and not list(tmp_path.glob("**/*.zst"))
+    assert not list(tmp_path.glob("**/corpus.json"))
+
+
+@pytest.mark.soak
+def test_killed_at_any_moment_it_is_whole_or_absent(tmp_path: Path) -> None:
+    texts = [f"{number} " + hashlib.sha512(str(number).encode()).hexdigest() * 50 for number in range(3000)]
+    path = _write(tmp_path / "in.jsonl", texts)
+    command = [sys.executable, "tools/prepare_corpus.py", "--input", path, "--part-size", "1", "--near-duplicates"]
+    finished = 0
+    for attempt in range(12):
+        out = tmp_path / f"out{attempt}"
+        process = subprocess.Popen([*command, "--output-dir", str(out), "--workers", "2"], stderr=subprocess.DEVNULL)
+        while not list(tmp_path.glob(f"out{attempt}.partial-*")) and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(attempt * 0.1)
+        process.kill()
+        process.wait()
+        if out.exists():
+            finished += 1
+            report = json.loads((out / "corpus.json").read_text())
+            assert [line["text"] for line in _lines(out)] == texts
+            for file in report["sources"][0]["files"]:
+                assert hashlib.sha256((out / file["name"]).read_bytes()).hexdigest() == file["sha256"]
+    assert finished < 12

@@ -1,0 +1,43 @@
+"""Join indexed datasets into one without decoding them, in the order given, at the speed of the disk."""
+
+from __future__ import annotations
+
+import argparse
+
+from ctxlm_ds.console import run_command, setup_logging
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PREFIX",
+        help="datasets in the order wanted (prefixes, or their files), or a folder: every dataset in it, "
+        "sorted by name",
+    )
+    parser.add_argument("--output-prefix", required=True, metavar="P", help="writes P.bin, P.idx, P.json and P.sha256")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    return parser
+
+
+def main() -> None:
+    args = build_parser().parse_args()
+    setup_logging()
+    from ctxlm_ds.data.merge import merge_datasets
+
+    result = merge_datasets(args.input, args.output_prefix, args.overwrite)
+    counts = f"{result.num_documents:,} documents, {result.num_sequences:,} sequences, {result.num_tokens:,} tokens"
+    if result.complete_already:
+        print(f"{result.prefix}: complete already, nothing to do ({counts})")
+        return
+    speed = result.num_bytes / 1e6 / max(1e-9, result.seconds)
+    print(
+        f"{result.prefix}: {result.num_parts} parts, {counts}; {result.num_bytes / 1e6:,.1f} MB in "
+        f"{result.seconds:.1f} s, {speed:,.0f} MB/s"
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,106 @@
+"""Clean, filter and deduplicate a corpus, a published one by name or any files; writes JSON lines in zstd.
+
+OUTPUT_DIR gets SOURCE-00000.jsonl.zst ..., corpus.json (what was dropped by which stage and why), dropped.jsonl (a
+sample of it) and blend.yaml, complete or not at all. Ends with status 1 where counts are not as published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from ctxlm_ds.console import format_duration, run_command, setup_logging
+from ctxlm_ds.data.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
+from ctxlm_ds.data.hygiene.flags import add_filter_flags, with_filter_flags
+from ctxlm_ds.data.hygiene.listing import corpora_lines, expected_lines, next_lines, report_lines, source_notes
+from ctxlm_ds.errors import ConfigError
+
+
+def _megabytes(text: str) -> int:
+    """`1.5` -> 1,500,000 bytes."""
+    size = float(text)
+    if not 0 < size < 1e12:
+        raise argparse.ArgumentTypeError(f"{text}: a number of megabytes above 0 is needed")
+    return max(1, int(size * 1e6))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_argument_group("input").add_mutually_exclusive_group(required=True)
+    what.add_argument("--list", action="store_true", help="print the published corpora and where their parts are")
+    what.add_argument("--corpus", metavar="NAME", help="a data recipe: a shipped name, or a path of a YAML file")
+    what.add_argument("--input", nargs="+", metavar="FILE", help="files as for tools/preprocess_data.py")
+    source = parser.add_argument_group("input, in detail")
+    pair: dict[str, Any] = {"nargs": "+", "action": "append", "default": [], "metavar": ("SOURCE", "FILE")}
+    source.add_argument("--downloaded", **pair, help="read a source of the data recipe from your copy of its files")
+    source.add_argument("--replace", **pair, help="read other files instead of a source (its counts are not checked)")
+    source.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="with --input: keys")
+    source.add_argument("--input-format", default="auto", help="with --input: as for tools/preprocess_data.py")
+    source.add_argument("--clean", nargs="+", default=[], choices=get_args(CleaningRule), help="with --input: rules")
+    source.add_argument("--join-rows", type=int, default=0, metavar="N", help="with --input: N rows are a document")
+    source.add_argument("--limit", type=_megabytes, metavar="MB", help="read only so much of each source, to try it")
+    skipped_help = "skip up to N damaged records, or a share such as 1%% (default: 0)"
+    source.add_argument("--max-bad-records", default="0", metavar="N", help=skipped_help)
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-dir", metavar="DIR", help="folder to write")
+    output.add_argument("--part-size", type=_megabytes, default="512", metavar="MB", help="text in a file (512)")
+    output.add_argument("--overwrite", action="store_true", help="replace an existing folder")
+    cores = len(os.sched_getaffinity(0))
+    output.add_argument("--workers", type=int, default=cores, metavar="N", help="processes (default: one a core)")
+    filters = "stages, each off unless the data recipe or a flag turns it on; defaults in brackets"
+    add_filter_flags(parser.add_argument_group(filters))
+    return parser
+
+
+def recipe_of(args: argparse.Namespace) -> tuple[CorpusRecipe, tuple[str, ...]]:
+    """The data recipe as the command line has it, and the sources whose files were replaced."""
+    if args.input:
+        keys = ("input", "json_keys", "input_format", "clean", "join_rows")
+        recipe = input_corpus(Path(args.output_dir).name or "corpus", {key: getattr(args, key) for key in keys})
+        return with_filter_flags(recipe, args), ()
+    recipe = load_corpus(args.corpus)
+    files = {name: paths for name, *paths in args.downloaded + args.replace}
+    unknown = [name for name in files if not files[name] or name not in [source.name for source in recipe.sources]]
+    if unknown:
+        names = ", ".join(source.name for source in recipe.sources)
+        raise ConfigError(f"{unknown[0]}: name a source of {recipe.name} ({names}) and its files")
+    sources = [
+        source.model_copy(update={"input": files[source.name]}) if source.name in files else source
+        for source in recipe.sources
+    ]
+    replaced = tuple(sorted(name for name, *_ in args.replace))
+    return with_filter_flags(recipe.model_copy(update={"sources": sources}), args), replaced
+
+
+def main() -> None:
+    parser = build_parser()
+    args = parser.parse_args()
+    setup_logging()
+    if args.list:
+        print("\n".join(corpora_lines()))
+        return
+    if not args.output_dir:
+        parser.error("--output-dir is needed")
+    recipe, replaced = recipe_of(args)
+    from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
+    from ctxlm_ds.data.preprocess_config import parse_max_bad_records
+
+    options = PrepareOptions(
+        workers=args.workers, overwrite=args.overwrite, replaced=replaced,
+        max_bad_records=parse_max_bad_records(args.max_bad_records),
+        limit_bytes=args.limit, part_bytes=args.part_size,
+    )
+    result = prepare_corpus(recipe, Path(args.output_dir), options)
+    report = result.report
+    lines = [*source_notes(recipe), *report_lines(report), *expected_lines(report)]
+    print("\n".join([*lines, *next_lines(report, result.directory, recipe)]))
+    print(f"in {format_duration(result.seconds)}" if result.seconds else "complete already, nothing to do")
+    if not all(check["met"] for check in report["expected"]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run_command(main)
