@@ -62,8 +62,7 @@ def build_run(
     if newest is not None:
         # Before sample indexes are built for a run that is not to be.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
-    # Every rank at once, on whatever disk: the first one there builds an index, the others wait for it.
-    rows = topology.run_together(lambda: build_run_rows(config, tokenizer, objective))
+    rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
     for line in plan_lines(config, rows.train, rows.validation):
         logger.info("%s", line)
@@ -87,6 +86,23 @@ def build_run(
         stop_signal=stop_signal,
         state=state,
     )
+
+
+def build_rows_by_node(
+    config: RunConfig, tokenizer: Tokenizer, objective: TrainingObjective, topology: Topology
+) -> RunRows:
+    """The run's rows on every rank, whatever disks the nodes share: the first rank of each node builds what is missing
+    or waits for another node's, then the others open it. Rank 0 compares the checksums of what was there.
+
+    Raises:
+        ConfigError, DataError: of build_run_rows on any rank, on every rank.
+    """
+
+    def build() -> RunRows:
+        return build_run_rows(config, tokenizer, objective, verify=topology.is_main)
+
+    rows = topology.run_together(lambda: build() if topology.local_rank == 0 else None)
+    return topology.run_together(lambda: build() if rows is None else rows)
 
 
 def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+logger = logging.getLogger("ctxlm_ds")
+
 PARTIAL_MARK = ".partial-"
+_MAX_HOST_CHARACTERS = 32
 
 
 def partial_path(path: Path) -> Path:
-    """The name beside `path` under which it is written before it is complete."""
-    return path.with_name(f"{path.name}{PARTIAL_MARK}{os.getpid()}")
+    """A new name beside `path` under which it is written before it is complete: nobody else's, on any host."""
+    return path.with_name(f"{path.name}{PARTIAL_MARK}{_own_mark()}")
+
+
+def _own_mark() -> str:
+    # Containers share process ids, and even host names; the host and the process are for whoever finds a leftover.
+    return f"{os.uname().nodename[:_MAX_HOST_CHARACTERS]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def report_leftovers(path: Path) -> None:
+    """Warn of what killed processes left of `path`; whether they still run elsewhere cannot be known here."""
+    for left in sorted(path.parent.glob(f"{glob.escape(path.name)}{PARTIAL_MARK}*")):
+        logger.warning("%s is left from an interrupted run; remove it if none is running", left)
 
 
 def fsync_path(path: Path) -> None:
@@ -60,13 +77,13 @@ def output_folder(path: Path) -> Iterator[Path]:
     An existing folder at `path` is replaced only after the new one is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    report_leftovers(path)
     partial = partial_path(path)
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial
         fsync_tree(partial)
-        replaced = path.with_name(f"{path.name}.replaced-{os.getpid()}")
+        replaced = path.with_name(f"{path.name}.replaced-{_own_mark()}")
         if path.exists():
             os.rename(path, replaced)
         os.rename(partial, path)

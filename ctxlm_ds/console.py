@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ctxlm_ds.errors import CtxlmError
@@ -42,6 +43,42 @@ def run_command(main: Callable[[], None]) -> None:
         where = f" ({error.filename})" if error.filename else ""
         print(f"error: {error.strerror or error}{where}", file=sys.stderr)
         sys.exit(2)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 document`, `1,234 documents`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_size(num_bytes: float) -> str:
+    """`2.5 GB`, `31.0 MB`, `0.2 kB`: the largest unit of which there is a whole one."""
+    size, unit = next((pair for pair in ((1e9, "GB"), (1e6, "MB")) if num_bytes >= pair[0]), (1e3, "kB"))
+    return f"{num_bytes / size:,.1f} {unit}"
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A type for argparse: a whole number that is not below `lowest`."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"{value} is too small; give {lowest} or more")
+        return value
+
+    return number
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, columns padded to their widest cell: names to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for name, *figures in table:
+        cells = [name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True))]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
 
 
 def format_duration(seconds: float) -> str:
@@ -94,6 +131,9 @@ class ByteProgress:
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
+            if done_bytes <= 0:  # a compressed file's first block is still being read: nothing to reckon from
+                logger.info("%s: begun %s", self.title, note)
+                return
             speed = done_bytes / max(1e-9, now_s - self._start_s)
             left_s = (self.total_bytes - done_bytes) / max(1.0, speed)
             logger.info(

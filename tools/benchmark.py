@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.console import at_least, run_command, setup_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,18 +17,22 @@ if TYPE_CHECKING:
 def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads (default: torch's)")
 
 
 def _preprocess_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="as for tools/preprocess_data.py")
     parser.add_argument("--tokenizer", required=True, metavar="DIR", help="folder of a tokenizer")
     parser.add_argument("--split-sentences", action="store_true", help="a sequence is a sentence")
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes, and the peer's threads (all cores)")
+    parser.add_argument(
+        "--workers", type=at_least(1), metavar="N", help="worker processes, and the peer's threads (all cores)"
+    )
 
 
 def _samples_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--documents", type=int, default=1_000_000, metavar="N", help="documents of made-up lengths")
+    parser.add_argument(
+        "--documents", type=at_least(1), default=1_000_000, metavar="N", help="documents of made-up lengths"
+    )
 
 
 def _merge_options(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, explanation, add_options, measure in COMMANDS:
         command = commands.add_parser(name, help=explanation, description=explanation)
         add_options(command)
-        command.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds that count (default: 5)")
+        command.add_argument("--rounds", type=at_least(1), default=5, metavar="N", help="rounds that count (5)")
         command.set_defaults(measure=measure)
     return parser
 

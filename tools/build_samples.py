@@ -6,19 +6,18 @@ Training builds what is missing by itself; with this, a cluster's compute nodes 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from ctxlm_ds.console import run_command, setup_logging
-
-PIPED_WIDTH = 10_000
+from ctxlm_ds.console import at_least, run_command, setup_logging
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True, metavar="RECIPE", help="a path, or the name of a shipped recipe")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change settings")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows as the model will see them")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads (default: all cores); the files are the same")
+    parser.add_argument("--show", type=at_least(0), default=0, metavar="N", help="print N rows as the model sees them")
+    parser.add_argument(
+        "--workers", type=at_least(1), metavar="N", help="threads (default: all cores); the files are the same"
+    )
     return parser
 
 
@@ -32,7 +31,7 @@ def main() -> None:
     from ctxlm_ds.data.plan_table import plan_lines
     from ctxlm_ds.data.preview import preview_rows
     from ctxlm_ds.data.run_rows import build_run_rows
-    from ctxlm_ds.data.samples.summary import summary_table
+    from ctxlm_ds.data.samples.summary import summary_lines
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective
     from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -45,10 +44,10 @@ def main() -> None:
     rows = build_run_rows(config, tokenizer, objective, args.workers)
     indexes = dict(zip(source_names(config), rows.train.indexes, strict=True))
     held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    console.print(summary_table(indexes | held_out))
-    print("\n".join(plan_lines(config, rows.train, rows.validation)))
+    for line in (*summary_lines(indexes | held_out), *plan_lines(config, rows.train, rows.validation)):
+        print(line)
     if args.show:
+        console = Console(soft_wrap=True)
         for text in preview_rows(rows.train, objective, tokenizer, config, args.show):
             console.print(text)
 

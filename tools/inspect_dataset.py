@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.console import at_least, run_command, setup_logging
+
+ROWS_SHOWN = 5
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,9 +21,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
     )
     parser.add_argument(
-        "--show", type=int, default=0, metavar="N", help="print N documents, a numbered line for each sentence"
+        "--show", type=at_least(0), default=0, metavar="N", help="print N documents, a numbered line for each sentence"
     )
-    parser.add_argument("--first", type=int, default=0, metavar="I", help="first document to print (default: 0)")
+    parser.add_argument("--first", type=at_least(0), default=0, metavar="I", help="first document to print (0)")
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
     parser.add_argument(
         "--objective", action="store_true", help="show N rows as the model will see them under --config instead"
@@ -32,14 +34,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show_objective(args: argparse.Namespace) -> None:
-    """Print the first rows of training on this dataset; its sample index is built where it is missing."""
+    """Print rows of this dataset as training makes them; nothing is left beside it."""
     from rich.console import Console
 
     from ctxlm_ds.config.load import load_config
     from ctxlm_ds.data.indexed import IndexedDataset
     from ctxlm_ds.data.inspect import open_tokenizer
     from ctxlm_ds.data.preview import preview_rows
-    from ctxlm_ds.data.samples.build import build_rows
+    from ctxlm_ds.data.samples.excerpt import excerpt
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective
 
@@ -50,10 +52,11 @@ def show_objective(args: argparse.Namespace) -> None:
     if tokenizer is None:
         raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
     objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([args.prefix], tokenizer, config, objective)
-    console = Console(soft_wrap=True)
-    for text in preview_rows(rows, objective, tokenizer, config, args.show or 5):
-        console.print(text)
+    console, count = Console(soft_wrap=True), args.show or ROWS_SHOWN
+    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, told):
+        print(told)
+        for text in preview_rows(rows, objective, tokenizer, config, count):
+            console.print(text)
 
 
 def main() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.console import counted, format_size, run_command, setup_logging
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,15 +29,17 @@ def main() -> None:
     from ctxlm_ds.data.merge import merge_datasets
 
     result = merge_datasets(args.input, args.output_prefix, args.overwrite)
-    counts = f"{result.num_documents:,} documents, {result.num_sequences:,} sequences, {result.num_tokens:,} tokens"
+    numbers = {"document": result.num_documents, "sequence": result.num_sequences, "token": result.num_tokens}
+    counts = ", ".join(counted(number, noun) for noun, number in numbers.items())
     if result.complete_already:
         print(f"{result.prefix}: complete already, nothing to do ({counts})")
         return
-    speed = result.num_bytes / 1e6 / max(1e-9, result.seconds)
+    speed = format_size(result.num_bytes / max(1e-9, result.seconds))
     print(
-        f"{result.prefix}: {result.num_parts} parts, {counts}; {result.num_bytes / 1e6:,.1f} MB in "
-        f"{result.seconds:.1f} s, {speed:,.0f} MB/s"
+        f"{result.prefix}: {counted(result.num_parts, 'part')}, {counts}; {format_size(result.num_bytes)} in "
+        f"{result.seconds:.1f} s, {speed}/s"
     )
+    print(f"next: python tools/inspect_dataset.py {shlex.quote(result.prefix)} --verify")
 
 
 if __name__ == "__main__":

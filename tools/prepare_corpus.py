@@ -1,7 +1,8 @@
 """Clean, filter and deduplicate a corpus, a published one by name or any files; writes JSON lines in zstd.
 
 OUTPUT_DIR gets SOURCE-00000.jsonl.zst ..., corpus.json (what was dropped by which stage and why), dropped.jsonl (a
-sample of it) and blend.yaml, complete or not at all. Ends with status 1 where counts are not as published.
+sample of it) and blend.yaml, complete or not at all. Ends with status 1 where counts are not as published or nothing
+is left.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from ctxlm_ds.console import format_duration, run_command, setup_logging
+from ctxlm_ds.console import format_duration, logger, run_command, setup_logging
 from ctxlm_ds.data.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
 from ctxlm_ds.data.hygiene.flags import add_filter_flags, with_filter_flags
-from ctxlm_ds.data.hygiene.listing import corpora_lines, expected_lines, next_lines, report_lines, source_notes
+from ctxlm_ds.data.hygiene.listing import (
+    corpora_lines,
+    empty_warnings,
+    expected_lines,
+    next_lines,
+    report_lines,
+    source_notes,
+)
 from ctxlm_ds.errors import ConfigError
 
 
@@ -98,7 +106,10 @@ def main() -> None:
     lines = [*source_notes(recipe), *report_lines(report), *expected_lines(report)]
     print("\n".join([*lines, *next_lines(report, result.directory, recipe)]))
     print(f"in {format_duration(result.seconds)}" if result.seconds else "complete already, nothing to do")
-    if not all(check["met"] for check in report["expected"]):
+    for warning in empty_warnings(report):
+        logger.warning("%s", warning)
+    is_empty = not any(source["files"] for source in report["sources"])
+    if is_empty or not all(check["met"] for check in report["expected"]):
         sys.exit(1)
 
 

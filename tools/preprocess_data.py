@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+from typing import TYPE_CHECKING
 
-from ctxlm_ds.console import format_duration, run_command, setup_logging
+from ctxlm_ds.console import counted, format_duration, run_command, setup_logging
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.preprocess import PreprocessConfig, PreprocessResult
 
 INPUT_HELP = (
     "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
@@ -42,15 +47,46 @@ def build_parser() -> argparse.ArgumentParser:
     add("--append-eod", action="store_true", help=eod_help)
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
-    add("--overwrite", action="store_true", help="replace an existing dataset, and start an interrupted one anew")
+    add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
     add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one a core)")
     return parser
+
+
+def _show(result: PreprocessResult) -> None:
+    facts = result.metadata
+    skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
+    size = f"{counted(facts['sequences'], 'sequence')}, {counted(facts['tokens'], 'token')}"
+    print(f"{result.prefix}: {counted(facts['documents'], 'document')} ({skipped}), {size}")
+    for reason, count in facts["bad_record_reasons"].items():
+        print(f"  skipped {count:,}: {reason} (a sample in {result.prefix}.errors.jsonl)")
+
+
+def _speed_line(characters: int, seconds: float) -> str:
+    size, unit = (1e6, "M ") if characters >= 1e6 else (1, "")
+    figure = f"{characters / size:,.1f}" if unit else f"{characters:,}"
+    rate = characters / max(seconds, 1e-9)
+    speed = f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
+    return f"{figure} {unit}characters in {format_duration(seconds)} ({speed})"
+
+
+def _next_lines(results: list[PreprocessResult], config: PreprocessConfig) -> list[str]:
+    from ctxlm_ds.data.preprocess_config import shard_set_prefix
+
+    count = config.shard.count
+    if count == 1:
+        return [f"next: python tools/inspect_dataset.py {shlex.quote(results[0].prefix)} --show 1"]
+    wholes = [shlex.quote(shard_set_prefix(result.prefix, config)) for result in results]
+    return [
+        f"next, when all {count} shards are there: python tools/merge_datasets.py "
+        f"--input {whole}_shard*-of-{count:05d}.idx --output-prefix {whole}"
+        for whole in wholes
+    ]
 
 
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.preprocess import PreprocessConfig, PreprocessResult, preprocess
+    from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
     from ctxlm_ds.data.preprocess_config import parse_max_bad_records
     from ctxlm_ds.data.sources import Shard
 
@@ -66,23 +102,14 @@ def main() -> None:
         overwrite=args.overwrite,
     )
 
-    def show(result: PreprocessResult) -> None:
-        facts = result.metadata
-        skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
-        size = f"{facts['sequences']:,} sequences, {facts['tokens']:,} tokens"
-        print(f"{result.prefix}: {facts['documents']:,} documents ({skipped}), {size}")
-        for reason, count in facts["bad_record_reasons"].items():
-            print(f"  skipped {count:,}: {reason} (a sample in {result.prefix}.errors.jsonl)")
-
     results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
     for result in results:
-        show(result)
+        _show(result)
     if results[0].was_complete:
         print("complete already, nothing to do")
-        return
-    seconds, characters = results[0].seconds, results[0].metadata["characters"] / 1e6
-    print(f"{characters:,.1f} M characters in {format_duration(seconds)} ({characters / max(seconds, 1e-9):.2f} M/s)")
-    print(f"next: python tools/inspect_dataset.py {results[0].prefix} --show 1")
+    else:
+        print(_speed_line(results[0].metadata["characters"], results[0].seconds))
+    print("\n".join(_next_lines(results, config)))
 
 
 if __name__ == "__main__":

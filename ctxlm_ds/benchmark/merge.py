@@ -1,4 +1,4 @@
-"""Joining datasets beside copying them: `merge_datasets` (hashes every part and the whole) and a plain copy, flushed."""
+"""Joining datasets beside copying them: `merge_datasets`, which hashes each part and the whole, and a flushed copy."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from ctxlm_ds.config.describe import dotted
+from ctxlm_ds.config.describe import describe_field, describe_type, dotted, section_of
 from ctxlm_ds.config.problems import Problem, nearest_name, raise_problems, show_value
 from ctxlm_ds.config.schema import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from ctxlm_ds.config.yaml_source import YamlSource, read_yaml
@@ -92,7 +92,6 @@ class CorpusSource(Section):
     """Published counts, checked at the end."""
     records_by_language: dict[str, PositiveInt] = {}
     """Published number of records for each language of a recipe by language."""
-
 
     @model_validator(mode="after")
     def _text_comes_first(self) -> CorpusSource:
@@ -258,8 +257,30 @@ def _problem(details: ErrorDetails, source: YamlSource, where: str) -> Problem:
         return Problem(name, "unknown setting" + (f"; did you mean {near}?" if near else ""), where=place)
     if details["type"] == "missing":
         return Problem(name, "missing", where=place)
-    message = details["msg"].removeprefix("Value error, ")
-    return Problem(name, f"{show_value(details['input'])}: {message}", where=place)
+    return Problem(name, f"{show_value(details['input'])}: {explain(CorpusRecipe, details)}", where=place)
+
+
+def explain(section: type[Section], details: ErrorDetails) -> str:
+    """What is wrong with the value of a setting below `section`, in words: what it expects."""
+    kind, path = details["type"], details["loc"]
+    if kind == "value_error":
+        return details["msg"].removeprefix("Value error, ")
+    if kind == "string_pattern_mismatch":
+        return "expected letters, digits and _ . - behind a first letter or digit"
+    return f"expected {_expected(section, path)}" + (" with at least one in it" if kind == "too_short" else "")
+
+
+def _expected(section: type[Section], path: tuple[int | str, ...]) -> str:
+    inside: Any = section
+    expected = "something else"
+    for part in path:
+        if isinstance(part, str) and (holder := section_of(inside)) is not None and part in holder.model_fields:
+            field = holder.model_fields[part]
+            inside, expected = field.annotation, describe_field(field)
+        elif isinstance(part, int) or get_origin(inside) is dict:
+            inside = get_args(inside)[-1]
+            expected = describe_type(inside)
+    return expected
 
 
 def _known_settings(path: tuple[str | int, ...]) -> Mapping[str, Any]:
@@ -287,10 +308,10 @@ def expectations(source: CorpusSource, language: str) -> list[Expectation]:
     return [*expected, by_language]
 
 
-def blend_text(recipe: CorpusRecipe, prefix: str = "PREFIX") -> str:
-    """The `data` section of a training recipe that mixes the sources as this data recipe says, in YAML."""
+def blend_text(recipe: CorpusRecipe, names: Collection[str], prefix: str = "PREFIX") -> str:
+    """The `data` section (YAML) of a training recipe that mixes the sources of these names as this data recipe says."""
     lines = ["data:", f"  blend: {recipe.blend}", "  train:"]
-    for source in recipe.sources:
+    for source in (source for source in recipe.sources if source.name in names):
         lines += [f"  - name: {source.name}", f"    path: {prefix}-{source.name}_text_sentence"]
         if recipe.blend == "weighted":
             lines.append(f"    weight: {source.weight or 1.0}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -23,14 +22,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ctxlm_ds.atomic import PARTIAL_MARK, fsync_path, partial_path, publish
+from ctxlm_ds.atomic import fsync_path, partial_path, publish, report_leftovers
 from ctxlm_ds.data.index_file import DTYPES, HEADER, MAGIC, VERSION
 from ctxlm_ds.data.indexed import dataset_file
 from ctxlm_ds.data.manifest import manifest_text
 from ctxlm_ds.data.metadata import METADATA_FORMAT, METADATA_VERSION
 from ctxlm_ds.errors import DataError
-
-logger = logging.getLogger("ctxlm_ds")
 
 EXTENSIONS = ("bin", "json", "sha256", "errors.jsonl", "idx")
 """In the order in which finished files get their names; `errors.jsonl` is there only where records were skipped."""
@@ -42,9 +39,15 @@ _COPY_ITEMS = 1 << 20
 class WriterState:
     """What an unfinished dataset holds."""
 
-    sequences: int = 0
-    documents: int = 0
-    tokens: int = 0
+    sequences: int
+    documents: int
+    tokens: int
+    sha256: dict[str, str]
+    """Of the tokens, lengths and documents written so far, by the names of their files."""
+
+
+class DamagedPartsError(DataError):
+    """The files of an unfinished dataset are not what was written."""
 
 
 def refuse_existing(prefix: str | Path, overwrite: bool) -> None:
@@ -83,8 +86,8 @@ class IndexedDatasetWriter:
     ) -> None:
         """Write in `folder`, which then is the caller's to remove, going on behind `state`.
 
-        Raises DataError where the dataset exists and `overwrite` is not set, `dtype` has no code, or the files of
-        `folder` hold less than `state` says.
+        Raises DataError where the dataset exists and `overwrite` is not set or `dtype` has no code, and
+        DamagedPartsError where the files of `folder` do not hold what `state` says.
         """
         refuse_existing(prefix, overwrite)
         self.prefix = str(prefix)
@@ -93,22 +96,21 @@ class IndexedDatasetWriter:
         if not codes or self.dtype.kind == "f":
             raise DataError(f"{self.prefix}: token ids cannot be stored as {self.dtype.name}")
         self._code = codes[0]
-        state = state or WriterState()
+        state = state or WriterState(0, 0, 0, {})
         self.num_sequences, self.num_documents, self.num_tokens = state.sequences, state.documents, state.tokens
         self._limits = np.iinfo(self.dtype)
-        self._digest = hashlib.sha256()
+        self._digests = {name: hashlib.sha256() for name in _STREAMS}
         self._owns_folder = folder is None
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         if folder is None:
-            self._report_leftovers()
+            report_leftovers(Path(prefix))
             folder = partial_path(Path(prefix))
-            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)
         self._folder = folder
         self._open_files: list[IO[bytes]] = []
         try:
-            self._bin, self._lengths, self._documents = (self._open(name) for name in _STREAMS)
-            self._cut_back()
+            _, self._lengths, self._documents = (self._open(name) for name in _STREAMS)
+            self._cut_back(state)
         except BaseException:
             self.close()
             raise
@@ -122,23 +124,24 @@ class IndexedDatasetWriter:
         self._open_files.append(file)
         return file
 
-    def _cut_back(self) -> None:
+    def _cut_back(self, state: WriterState) -> None:
         """Take off what was written after the state, and hash what stays."""
-        sizes = (self.num_tokens * self.dtype.itemsize, self.num_sequences * 4, self.num_documents * 8)
-        for file, size in zip(self._open_files, sizes, strict=True):
+        sizes = (state.tokens * self.dtype.itemsize, state.sequences * 4, state.documents * 8)
+        for file, size, (name, digest) in zip(self._open_files, sizes, self._digests.items(), strict=True):
             present = os.fstat(file.fileno()).st_size
             if present < size:
-                raise DataError(f"{file.name}: {present} bytes where {size} were written; remove {self._folder}")
+                raise DamagedPartsError(f"{file.name}: {present} bytes where {size} were written")
             file.truncate(size)
-            if file is self._bin:
-                while block := file.read(1 << 20):
-                    self._digest.update(block)
+            while block := file.read(1 << 20):
+                digest.update(block)
+            if digest.hexdigest() != state.sha256.get(name, digest.hexdigest()):
+                raise DamagedPartsError(f"{file.name}: changed since it was written (its sha256 is another one)")
             file.seek(size)
 
-    def _report_leftovers(self) -> None:
-        path = Path(self.prefix)
-        for left in sorted(path.parent.glob(f"{_glob_escape(path.name)}{PARTIAL_MARK}*")):
-            logger.warning("%s is left from an interrupted run; remove it if none is running", left)
+    def _write(self, name: str, data: bytes) -> None:
+        file = self._open_files[_STREAMS.index(name)]
+        file.write(data)
+        self._digests[name].update(data)
 
     def __enter__(self) -> IndexedDatasetWriter:
         return self
@@ -163,16 +166,14 @@ class IndexedDatasetWriter:
         if tokens.size and (int(tokens.min()) < self._limits.min or int(tokens.max()) > self._limits.max):
             limits = f"{self._limits.min} to {self._limits.max}"
             raise DataError(f"{self.prefix}: an id outside {limits} ({self.dtype.name}); the tokenizer does not fit")
-        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
-        self._bin.write(data)
-        self._digest.update(data)
-        self._lengths.write(sizes.astype("<i4").tobytes())
+        self._write("bin", np.ascontiguousarray(tokens, dtype=self.dtype).tobytes())
+        self._write("lengths", sizes.astype("<i4").tobytes())
         self.num_sequences += sizes.size
         self.num_tokens += tokens.size
 
     def end_document(self) -> None:
         """Close the current document (one without sequences is allowed)."""
-        self._documents.write(np.int64(self.num_sequences).astype("<i8").tobytes())
+        self._write("documents", np.int64(self.num_sequences).astype("<i8").tobytes())
         self.num_documents += 1
 
     def add_documents(
@@ -184,7 +185,7 @@ class IndexedDatasetWriter:
         ends = first + np.cumsum(document_sizes, dtype=np.int64)
         if self.num_sequences != (int(ends[-1]) if ends.size else first):
             raise DataError(f"{self.prefix}: {len(lengths)} sequences for documents of {int(ends[-1]) - first}")
-        self._documents.write(ends.astype("<i8").tobytes())
+        self._write("documents", ends.astype("<i8").tobytes())
         self.num_documents += ends.size
 
     def save(self) -> WriterState:
@@ -192,15 +193,17 @@ class IndexedDatasetWriter:
         for file in self._open_files:
             file.flush()
             os.fsync(file.fileno())
-        return WriterState(self.num_sequences, self.num_documents, self.num_tokens)
+        digests = {name: digest.hexdigest() for name, digest in self._digests.items()}
+        return WriterState(self.num_sequences, self.num_documents, self.num_tokens, digests)
 
     def prepare(self, metadata: dict[str, Any], errors: str = "") -> dict[str, Any]:
         """Complete and flush the files aside; the JSON as written: `metadata` and what the files hold.
 
-        `errors` is the content of `PREFIX.errors.jsonl`, which is not written where it is empty.
+        `errors` is the content of `PREFIX.errors.jsonl`, which is not written where it is empty. Raises DataError where
+        lengths and documents do not add up to the tokens.
         """
         self.save()
-        digests = {"bin": self._digest.hexdigest(), "idx": self._write_index()}
+        digests = {"bin": self._digests["bin"].hexdigest(), "idx": self._write_index()}
         complete = {
             "format": METADATA_FORMAT,
             "version": METADATA_VERSION,
@@ -271,6 +274,8 @@ class IndexedDatasetWriter:
                 last = int(indices[-1])
             file.flush()
             os.fsync(file.fileno())
+        if end != self.num_tokens:
+            raise DataError(f"{self.prefix}: lengths of {end} tokens for {self.num_tokens} tokens; preprocess it again")
         if last != self.num_sequences:
             raise DataError(f"{self.prefix}: {self.num_sequences - last} sequences are in no document (end_document)")
         return digest.hexdigest()
@@ -281,8 +286,3 @@ class IndexedDatasetWriter:
         file.seek(0)
         for first in range(0, count, _COPY_ITEMS):
             yield np.frombuffer(file.read(min(_COPY_ITEMS, count - first) * item_bytes), dtype=dtype)
-
-
-def _glob_escape(name: str) -> str:
-    """`name` with the characters that a pattern would read as wildcards taken literally."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in name)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ctxlm_ds.atomic import fsync_path, partial_path
-from ctxlm_ds.console import ByteProgress, byte_progress
+from ctxlm_ds.atomic import fsync_path, partial_path, report_leftovers
+from ctxlm_ds.console import ByteProgress, byte_progress, format_size
 from ctxlm_ds.data.indexed import IndexedDataset, dataset_file
 from ctxlm_ds.data.indexed_writer import EXTENSIONS, part_file, publish_parts
 from ctxlm_ds.data.joining import Joiner, digest_of, index_blocks, index_bytes
@@ -112,11 +112,11 @@ def _write(output: str, parts: Sequence[Part], overwrite: bool) -> None:
     needed, free = _num_bytes(parts), shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(
-            f"{folder}: {free / 1e9:,.1f} GB are free, the joined dataset takes {needed / 1e9:,.1f} GB; free some "
-            "space or choose another --output-prefix"
+            f"{folder}: {format_size(free)} are free, the joined dataset takes {format_size(needed)}; free some space "
+            "or choose another --output-prefix"
         )
+    report_leftovers(Path(output))
     aside = partial_path(Path(output))
-    shutil.rmtree(aside, ignore_errors=True)
     try:
         with stop_signals_interrupt():
             aside.mkdir()

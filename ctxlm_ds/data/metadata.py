@@ -17,8 +17,18 @@ from ctxlm_ds.errors import DataError
 METADATA_FORMAT = "ctxlm_ds-dataset"
 METADATA_VERSION = 1
 _MAX_BYTES = 1 << 28
-_TEXTS = ("tokenizer_fingerprint", "tokenizer_path", "tokenizer_kind", "sentence_prefix", "json_key", "build_key")
-_COUNTS = ("vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters")
+_TEXTS = (
+    "tokenizer_fingerprint",
+    "tokenizer_path",
+    "tokenizer_kind",
+    "sentence_prefix",
+    "json_key",
+    "build_key",
+    "source_signature",
+    "input_format",
+)
+_COUNTS = ("vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters", "build_version")
+_LISTS_OF_TEXTS = ("inputs", "sources", "json_keys")
 _SWITCHES = ("split_sentences", "keep_newlines", "append_eod")
 
 
@@ -78,12 +88,13 @@ def _check_types(path: Path, metadata: dict[str, Any]) -> None:
             raise DataError(f"{path}: {key} is {metadata[key]}; the file is damaged, restore it")
     for key in _SWITCHES:
         require(key, bool, "true or false")
-    for key in ("inputs", "cleaning", "parts", "shard"):
+    for key in (*_LISTS_OF_TEXTS, "cleaning", "parts", "shard"):
         require(key, list, "a list")
     require("sha256", dict, "an object")
-    texts = [*(metadata.get("inputs") or []), *(metadata.get("sha256") or {}).values()]
-    if not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{path}: inputs or sha256 hold something other than texts; the file is damaged, restore it")
+    texts = [text for key in _LISTS_OF_TEXTS for text in metadata.get(key) or []]
+    if not all(isinstance(text, str) for text in [*texts, *(metadata.get("sha256") or {}).values()]):
+        names = ", ".join(_LISTS_OF_TEXTS)
+        raise DataError(f"{path}: {names} or sha256 hold something other than texts; the file is damaged, restore it")
     records = [*(metadata.get("parts") or []), *(metadata.get("cleaning") or [])]
     if not all(isinstance(record, dict) for record in records):
         raise DataError(f"{path}: parts or cleaning hold something other than objects; the file is damaged, restore it")

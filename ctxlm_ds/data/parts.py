@@ -39,7 +39,19 @@ _SAME = (
 )
 """Settings that the parts of one dataset have in common; they decide what its tokens mean."""
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
-_OF_A_PART = ("documents", "sequences", "tokens", "empty_documents", "bad_records", "cleaning", "sha256")
+_OF_A_SHARD_SET = ("source_signature", "input_format", "json_keys", "json_key", "build_version")
+"""What shards of one set have in common besides: what was read, and how."""
+_OF_A_PART = (
+    "documents",
+    "sequences",
+    "tokens",
+    "empty_documents",
+    "bad_records",
+    "source_signature",
+    "shard",
+    "cleaning",
+    "sha256",
+)
 _ANEW = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
 
 
@@ -140,13 +152,15 @@ def _shard_of(part: Part) -> tuple[str, int, int] | None:
 
 
 def _check_shards(parts: Sequence[Part]) -> None:
-    """Of a dataset made with --shard all shards are there, or the joined one would silently be a part of it."""
-    sets: dict[tuple[str, int], list[int]] = {}
+    """Of a dataset made with --shard all shards are there, of the same input, or the joined one would silently lack
+    some of it or hold some twice."""
+    sets: dict[tuple[str, int], list[tuple[int, Part]]] = {}
     for part in parts:
         shard = _shard_of(part)
         if shard is not None:
-            sets.setdefault((shard[0], shard[2]), []).append(shard[1])
-    for (whole, count), numbers in sets.items():
+            sets.setdefault((shard[0], shard[2]), []).append((shard[1], part))
+    for (whole, count), members in sets.items():
+        numbers = [number for number, _ in members]
         # Twice as many may be the shards of two corpora of one name, from two folders.
         times = len(numbers) // count
         if times == 0 or Counter(numbers) != Counter(dict.fromkeys(range(count), times)):
@@ -157,15 +171,96 @@ def _check_shards(parts: Sequence[Part]) -> None:
                 f"{whole}: {len(numbers)} of its {count} shards are named, missing {shown or 'none, one is double'}; "
                 "make them with tools/preprocess_data.py --shard, or name all"
             )
+        _check_one_input(members, count)
         if numbers != list(range(count)) * times:
             logger.warning("%s: shards are joined in the order given, which is not theirs", whole)
+
+
+def _check_one_input(members: Sequence[tuple[int, Part]], count: int) -> None:
+    """Every number is there of each input that the shards were made of."""
+    made_of: dict[str, list[tuple[int, Part]]] = {}
+    for number, part in members:
+        made_of.setdefault(json.dumps([(part.metadata or {}).get(key) for key in _OF_A_SHARD_SET]), []).append(
+            (number, part)
+        )
+    if all(len({number for number, _ in group}) == count for group in made_of.values()):
+        return
+    (number, first), (other_number, other) = (group[0] for group in list(made_of.values())[:2])
+    mine, theirs = first.metadata or {}, other.metadata or {}
+    key = next(key for key in _OF_A_SHARD_SET if mine.get(key) != theirs.get(key))
+    if key != "source_signature":
+        what = f"with {key} {_short(theirs.get(key))}, where that was made with {_short(mine.get(key))}"
+    elif mine.get("sources") != theirs.get("sources"):
+        what = f"of {_listed(theirs.get('sources'))}, where that was made of {_listed(mine.get('sources'))}"
+    else:
+        what = "of files that had changed since"
+    raise DataError(
+        f"{other.prefix}: shard {other_number} does not belong to shard {number}, {first.prefix}: it was made {what}; "
+        "make all shards again with the same tools/preprocess_data.py --input, in the same order, of files that no "
+        "longer change (--overwrite replaces those that are there)"
+    )
+
+
+def _listed(sources: list[str] | None) -> str:
+    names = sources or ["unknown sources"]
+    return ", ".join(names[:3]) + (f", … ({len(names)} sources)" if len(names) > 3 else "")
+
+
+def _check_doubles(parts: Sequence[Part]) -> None:
+    """No tokens are joined twice: neither a dataset and its copy, nor parts and what was joined from them."""
+    seen: dict[tuple[str, str], tuple[Part, dict[str, Any]]] = {}
+    for part in parts:
+        for digests, record in _held(part).items():
+            if digests in seen and not _are_different_shards(seen[digests][1], record):
+                raise DataError(_double(seen[digests][0], part))
+            seen.setdefault(digests, (part, record))
+
+
+def _held(part: Part) -> dict[tuple[str, str], dict[str, Any]]:
+    """The part, and those that it was joined from, by the sha256 of .bin and .idx; nothing that holds no tokens."""
+    held: dict[tuple[str, str], dict[str, Any]] = {}
+    metadata = part.metadata or {}
+    if part.bin_digests and part.num_tokens:
+        held[part.bin_digests[0][1], part.idx_digest] = metadata
+    for record in metadata.get("parts") or []:
+        sha256 = record.get("sha256")
+        if record.get("tokens") and isinstance(sha256, dict) and {"bin", "idx"} <= sha256.keys():
+            held[str(sha256["bin"]), str(sha256["idx"])] = record
+    return held
+
+
+def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Shards of the same input never overlap, whatever they hold: the input itself holds this text twice."""
+    signature, shard, other_shard = one.get("source_signature"), one.get("shard"), other.get("shard")
+    return (
+        signature is not None
+        and signature == other.get("source_signature")
+        and isinstance(shard, list)
+        and isinstance(other_shard, list)
+        and shard[1:] == other_shard[1:]
+        and shard != other_shard
+    )
+
+
+def _double(first: Part, second: Part) -> str:
+    for whole, part in ((first, second), (second, first)):
+        own = (part.bin_digests[0][1], part.idx_digest) if part.bin_digests else None
+        if (whole.metadata or {}).get("parts") and own in _held(whole) and not (part.metadata or {}).get("parts"):
+            return (
+                f"{whole.prefix}: was joined from {part.prefix}, which is named as well, and would be in the result "
+                "twice; name the parts or what was joined from them (move it out of the folder), not both"
+            )
+    return (
+        f"{second.prefix}: holds the same tokens as {first.prefix}, or both were joined from one dataset; name only "
+        "one of them (to see a source more often give it a weight in data.train)"
+    )
 
 
 def open_parts(prefixes: Sequence[str]) -> list[Part]:
     """Open every part and compare each with the first.
 
-    Raises DataError where one is damaged, or made with another tokenizer, dtype or settings, or is a shard of a set
-    that is not complete.
+    Raises DataError where one is damaged, made with another tokenizer, dtype or settings, a shard of a set that is not
+    complete or not of one input, or named twice under two names.
     """
     parts: list[Part] = []
     for prefix in prefixes:
@@ -186,6 +281,7 @@ def open_parts(prefixes: Sequence[str]) -> list[Part]:
         )
         _check_fits(parts[0], parts[-1])
     _check_shards(parts)
+    _check_doubles(parts)
     return parts
 
 
@@ -233,7 +329,7 @@ def merged_metadata(parts: Sequence[Part], counts: dict[str, Any], digests: dict
             continue
         if key in _SUMMED:
             shared[key] = sum(value or 0 for value in values)
-        elif key in ("inputs", "cleaning"):
+        elif key in ("inputs", "sources", "cleaning"):
             shared[key] = _united(values)
         elif _are_counts(values):
             shared[key] = _added(values)

@@ -5,11 +5,12 @@ In: a recipe and its open sample indexes. Out: lines of text. Not here: one inde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.config.source_rules import source_names
+from ctxlm_ds.console import aligned
 from ctxlm_ds.data.blend import stream_shares
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ def plan_lines(config: RunConfig, train: RowSource, held_out: Mapping[str, RowSo
     lines = [
         f"the run reads {training.max_steps:,} steps of {training.global_batch_size:,} rows of "
         f"{config.data.seq_length} positions: {total_rows:,} rows{_limits(config)}; {_blend(config)}",
-        *_aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
+        *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
     ]
     if held_out:
-        lines += _aligned([HELD_OUT_HEAD, *_held_out_rows(config, held_out)])
+        lines += aligned([HELD_OUT_HEAD, *_held_out_rows(config, held_out)])
     return lines
 
 
@@ -85,13 +86,3 @@ def _blend(config: RunConfig) -> str:
         "megatron": "sources in Megatron's order",
     }
     return words[data.blend] + (f", split {data.split}" if data.split is not None else "")
-
-
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns padded to their widest cell, names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for name, *figures in table:
-        cells = [name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True))]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,11 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.console import byte_progress
+from ctxlm_ds.console import byte_progress, counted
 from ctxlm_ds.data.indexed import IndexedDataset, dataset_file, token_dtype
-from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter, publish_parts, refuse_existing
+from ctxlm_ds.data.indexed_writer import (
+    DamagedPartsError,
+    IndexedDatasetWriter,
+    part_file,
+    publish_parts,
+    refuse_existing,
+)
 from ctxlm_ds.data.pool import ordered_map, stop_signals_interrupt
-from ctxlm_ds.data.preprocess_config import PreprocessConfig, build_key, dataset_prefix
+from ctxlm_ds.data.preprocess_config import BUILD_VERSION, PreprocessConfig, build_key, dataset_prefix
 from ctxlm_ds.data.preprocess_encode import EncodedChunk, build_encoder
 from ctxlm_ds.data.preprocess_folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess_records import BadRecords
@@ -76,20 +83,26 @@ def preprocess(
     check_keys(sources, config.json_keys)
     tokenizer = load_tokenizer(tokenizer_path)
     prefixes = [dataset_prefix(output_prefix, key, config) for key in config.json_keys]
-    key = build_key(source_signature(sources), tokenizer.fingerprint, config)
+    signature = source_signature(sources)
+    key = build_key(signature, tokenizer.fingerprint, config)
     folder = PartialFolder(prefixes[0], key)
     if not folder.path.exists() and (complete := _complete_datasets(prefixes, key, config)):
         return complete
-    job = _Job(config, tokenizer, Path(tokenizer_path), sources, prefixes)
+    job = _Job(config, tokenizer, Path(tokenizer_path), sources, signature, prefixes)
     with folder, stop_signals_interrupt(), _explained(folder, job):
         if complete := _complete_datasets(prefixes, key, config):
             return complete
-        progress = folder.load(anew=config.overwrite)
+        progress = folder.load()
         if progress is None or not progress.is_prepared:
             for prefix in prefixes:
                 refuse_existing(prefix, config.overwrite)
             job.write(folder, progress, inputs)
         folder.check()
+        for prefix in prefixes:
+            # Other keys of the same input are locked apart from these. A .bin gets its name first: while ours has none,
+            # what is there is another's.
+            if part_file(folder.path, prefix, "bin").exists():
+                refuse_existing(prefix, config.overwrite)
         for prefix in prefixes:
             publish_parts(prefix, folder.path)
     seconds = time.monotonic() - start_s
@@ -146,29 +159,32 @@ class _Job:
         tokenizer: Tokenizer,
         tokenizer_path: Path,
         sources: Sequence[Source],
+        signature: str,
         prefixes: Sequence[str],
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.tokenizer_path = tokenizer_path
         self.sources = sources
+        self.signature = signature
         self.prefixes = prefixes
         self.bad_records = BadRecords(config.max_bad_records)
         self.counts = dict.fromkeys(("input_bytes", "characters", "empty_documents", "records"), 0)
 
     def write(self, folder: PartialFolder, progress: Progress | None, inputs: Sequence[str]) -> None:
         """Write every dataset into `folder`, behind what `progress` counts, up to where only the names are missing."""
-        if progress is not None:
-            self.counts = dict(progress.counts)
-            self.bad_records.restore(progress.bad_records)
-            logger.info("going on after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, folder.path)
-        dtype = token_dtype(self.tokenizer.vocab_size)
-        states = progress.writers if progress is not None else [None] * len(self.prefixes)
         with ExitStack() as stack:
-            writers = [
-                stack.enter_context(IndexedDatasetWriter(prefix, dtype, self.config.overwrite, folder.path, state))
-                for prefix, state in zip(self.prefixes, states, strict=True)
-            ]
+            try:
+                writers = self._open_writers(stack, folder, progress)
+            except DamagedPartsError as error:
+                logger.warning("%s; starting anew", error)
+                folder.clear()
+                progress = None
+                writers = self._open_writers(stack, folder, progress)
+            if progress is not None:
+                self.counts = dict(progress.counts)
+                self.bad_records.restore(progress.bad_records)
+                logger.info("going on after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, folder.path)
             position = self._consume(folder, progress, writers)
             self._check_end(writers)
             keyed = zip(writers, self.config.json_keys, strict=True)
@@ -176,6 +192,19 @@ class _Job:
             for writer, key in keyed:
                 writer.prepare(metadata | {"json_key": key}, self.bad_records.error_lines())
             self._save(folder, writers, position, is_prepared=True)
+
+    def _open_writers(
+        self, stack: ExitStack, folder: PartialFolder, progress: Progress | None
+    ) -> list[IndexedDatasetWriter]:
+        dtype = token_dtype(self.tokenizer.vocab_size)
+        states = progress.writers if progress is not None else [None] * len(self.prefixes)
+        with ExitStack() as opened:
+            writers = [
+                opened.enter_context(IndexedDatasetWriter(prefix, dtype, self.config.overwrite, folder.path, state))
+                for prefix, state in zip(self.prefixes, states, strict=True)
+            ]
+            stack.push(opened.pop_all())
+        return writers
 
     def _consume(
         self, folder: PartialFolder, progress: Progress | None, writers: list[IndexedDatasetWriter]
@@ -248,9 +277,20 @@ class _Job:
             "bad_record_reasons": dict(sorted(self.bad_records.reasons.items())),
             "cleaning": cleaning_record(inputs),
             "inputs": list(inputs),
+            "sources": [_source_name(source) for source in self.sources],
+            "source_signature": self.signature,
+            "input_format": config.input_format,
+            "json_keys": list(config.json_keys),
+            "build_version": BUILD_VERSION,
             "input_bytes": self.counts["input_bytes"],
             "characters": self.counts["characters"],
         }
+
+
+def _source_name(source: Source) -> str:
+    """Without its folder, which the signature does not know either; text, whatever bytes the name has."""
+    name = source.path if source.format == "hf" else os.path.basename(source.path)
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 class _Reporter(ExitStack):
@@ -264,7 +304,7 @@ class _Reporter(ExitStack):
         self._last_s = time.monotonic()
 
     def __call__(self, bytes_read: int, documents: int, tokens: int) -> None:
-        note = f"{documents:,} documents, {tokens / 1e6:.1f} M tokens"
+        note = f"{counted(documents, 'document')}, {tokens / 1e6:.1f} M tokens"
         if self._update is not None:
             self._update(bytes_read, note)
         elif time.monotonic() - self._last_s >= _UNKNOWN_SIZE_INTERVAL_S:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ctxlm_ds.data.sources import Shard
 from ctxlm_ds.errors import DataError
 
-BUILD_VERSION = 2
+BUILD_VERSION = 3
 """Raised whenever the same input and settings give other bytes."""
 MIN_RECORDS_FOR_SHARE = 10_000
 """A share of bad records is judged from so many records on, and at the end."""
@@ -39,7 +39,7 @@ class PreprocessConfig:
     shard: Shard = Shard(0, 1)
     """The part of the input that this dataset holds."""
     overwrite: bool = False
-    """Replace datasets that exist."""
+    """Replace datasets that exist, once the new ones are complete."""
 
 
 def parse_max_bad_records(text: str) -> int | float:
@@ -52,9 +52,17 @@ def parse_max_bad_records(text: str) -> int | float:
 
 def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig) -> str:
     """Megatron's name of a dataset, with the number of its shard."""
-    shard = config.shard
-    part = f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
-    return f"{output_prefix}_{key}_{'sentence' if config.split_sentences else 'document'}{part}"
+    kind = "sentence" if config.split_sentences else "document"
+    return f"{output_prefix}_{key}_{kind}{_shard_suffix(config.shard)}"
+
+
+def shard_set_prefix(prefix: str, config: PreprocessConfig) -> str:
+    """A shard's prefix without its number: that of the whole."""
+    return prefix.removesuffix(_shard_suffix(config.shard))
+
+
+def _shard_suffix(shard: Shard) -> str:
+    return f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
 
 
 def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:

@@ -7,6 +7,7 @@ Not here: what is written (indexed_writer.py, preprocess.py).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -76,27 +77,34 @@ class PartialFolder:
         """Raises RunLockedError where another process took the folder over (this one had been suspended)."""
         self._lock.check()
 
-    def load(self, anew: bool = False) -> Progress | None:
-        """The progress to go on from; None (and an empty folder) without any of this build, or `anew`."""
-        progress = None if anew else self._read()
+    def load(self) -> Progress | None:
+        """The progress to go on from; None (and an empty folder) without any of this build."""
+        progress = self._read()
         if progress is not None and progress.build_key == self.build_key:
             return progress
         if progress is not None:
             logger.warning("%s: holds progress of another input, tokenizer or setting; starting anew", self.path)
+        self.clear()
+        return None
+
+    def clear(self) -> None:
+        """Throw the progress away."""
         (self.path / PROGRESS_NAME).unlink(missing_ok=True)
         for left in self.path.glob("*.part"):
             left.unlink()
-        return None
 
     def save(self, progress: Progress) -> None:
         """Replace the progress; what it counts must be on the disk. Raises RunLockedError as `check`."""
         self.check()
-        write_text(self.path / PROGRESS_NAME, json.dumps(asdict(progress)))
+        value = asdict(progress)
+        write_text(self.path / PROGRESS_NAME, json.dumps(value | {"sha256": _digest(value)}))
 
     def _read(self) -> Progress | None:
         path = self.path / PROGRESS_NAME
         try:
             value = json.loads(path.read_bytes())
+            if value.pop("sha256") != _digest(value):
+                raise DataError("changed since it was written")
             states = [WriterState(**state) for state in value.pop("writers")]
             return Progress(**(value | {"position": Position.from_json(value["position"]), "writers": states}))
         except FileNotFoundError:
@@ -104,3 +112,7 @@ class PartialFolder:
         except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
             logger.warning("%s: damaged (%s); starting anew", path, error)
             return None
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

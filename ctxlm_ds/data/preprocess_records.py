@@ -46,7 +46,7 @@ class BadRecords:
     def check(self, records: int) -> None:
         """At the end: raises DataError where the share is too large."""
         if isinstance(self.limit, float) and self.count > self.limit * records:
-            raise DataError(self._refusal("at the end of the input", records))
+            raise DataError(self._refusal("the whole input is read", records))
 
     def _is_beyond(self, records: int) -> bool:
         if isinstance(self.limit, float):
@@ -54,11 +54,11 @@ class BadRecords:
         return self.count > self.limit
 
     def _refusal(self, where: str, records: int) -> str:
-        remedy = "mend it, or let such records be skipped with --max-bad-records N"
         if not self.limit:
-            return f"{where}; {remedy}"
-        allowed = f"{self.limit:.4g} of all" if isinstance(self.limit, float) else str(self.limit)
-        return f"{where}; {remedy} (more than the {allowed} allowed: {self.summary()}, of {records:,} records)"
+            return f"{where}; mend it, or let such records be skipped with --max-bad-records N"
+        allowed = f"{100 * self.limit:.4g} %" if isinstance(self.limit, float) else str(self.limit)
+        found = f"{self.count:,} of {records:,} records are no documents ({self.summary()})"
+        return f"{where}; {found}, more than the {allowed} allowed; mend them, or raise --max-bad-records"
 
     def summary(self) -> str:
         """`3 missing key, 1 invalid JSON`."""

@@ -14,7 +14,7 @@ from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.collate import Objective
 from ctxlm_ds.data.samples.build import build_rows
 from ctxlm_ds.data.samples.index import RowSource
-from ctxlm_ds.data.splits import held_out_parts, refuse_overlap, train_parts
+from ctxlm_ds.data.splits import held_out_parts, refuse_copies, refuse_overlap, train_parts
 from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,23 +44,27 @@ class RunRows:
 
 
 def build_run_rows(
-    config: RunConfig, tokenizer: Tokenizer, objective: Objective, workers: int | None = None
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, workers: int | None = None, verify: bool = True
 ) -> RunRows:
     """The sample indexes of the training and held-out sources, built where they are missing (by `workers` threads).
 
+    Args:
+        verify: compare the checksums of the indexes that are there already.
+
     Raises:
         ConfigError: no training data is named.
-        DataError: a dataset is missing, damaged or made with another tokenizer; or held-out documents of a split are
-            trained on.
+        DataError: a dataset or an index is missing, damaged or made with another tokenizer; a training source is a copy
+            of another one; or held-out documents of a split are trained on.
     """
     if not config.data.train:
         raise ConfigError(
             "data.train is empty: name one or more dataset prefixes made by tools/preprocess_data.py, e.g. "
             "--set data.train=[data/wiki_text_sentence]"
         )
-    train = build_rows(train_parts(config), tokenizer, config, objective, workers=workers)
+    train = build_rows(train_parts(config), tokenizer, config, objective, workers=workers, verify=verify)
+    refuse_copies(train, config)
     held_out = {
-        name: build_rows([part], tokenizer, config, objective, held_out=True, workers=workers)
+        name: build_rows([part], tokenizer, config, objective, held_out=True, workers=workers, verify=verify)
         for name, part in held_out_parts(config).items()
     }
     refuse_overlap(train, held_out, config)

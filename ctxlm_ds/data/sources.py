@@ -16,12 +16,14 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
+from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.data.compression import Decompressor, compression_of
 from ctxlm_ds.data.sources_hub import HF_SCHEME, read_hf
 from ctxlm_ds.data.sources_lines import read_lines
 from ctxlm_ds.data.sources_parse import parse_chunk
 from ctxlm_ds.data.sources_types import (
     INPUT_FORMATS,
+    KEY_HINT,
     LINE_FORMATS,
     MAX_RECORD_BYTES,
     WHOLE,
@@ -40,6 +42,7 @@ from ctxlm_ds.errors import DataError
 
 __all__ = [
     "INPUT_FORMATS",
+    "KEY_HINT",
     "BadRecord",
     "Chunk",
     "Document",
@@ -90,7 +93,7 @@ def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Sour
             source = _file_source(path, input_format)
             sources.setdefault(os.path.realpath(path), source)
     if not sources:
-        raise DataError("no input; name at least one file, glob or hf://NAME with --input")
+        raise DataError("no input; name at least one file, glob or hf://NAME")
     return list(sources.values())
 
 
@@ -100,20 +103,26 @@ def _expand(name: str) -> list[str]:
         return _saved_files(name)
     if os.path.exists(name) or not any(character in name for character in _GLOB_CHARACTERS):
         return [name]
-    paths = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    paths = [path for path in found if not _is_unfinished(path)]
     if not paths:
         raise DataError(f"{name}: no file matches; check the pattern (quote it, so that the shell leaves it alone)")
     return paths
 
 
+def _is_unfinished(path: str) -> bool:
+    """Whether a file lies in a folder that some tool is writing, or that a killed one left."""
+    return PARTIAL_MARK in os.path.basename(os.path.dirname(os.path.abspath(path)))
+
+
 def _saved_files(folder: str) -> list[str]:
     """The Arrow files of a folder that datasets' save_to_disk wrote, in its order."""
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
-        raise DataError(f"{folder} holds several splits; name one, for example --input {os.path.join(folder, 'train')}")
+        raise DataError(f"{folder} holds several splits; name one, for example {os.path.join(folder, 'train')}")
     state = os.path.join(folder, "state.json")
     if not os.path.exists(state):
         pattern = os.path.join(folder, "*.jsonl")
-        raise DataError(f"{folder} is a folder; name its files, for example --input '{pattern}'")
+        raise DataError(f"{folder} is a folder; name its files, for example '{pattern}'")
     try:
         with open(state, encoding="utf-8") as file:
             names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]]
@@ -126,9 +135,11 @@ def _file_source(path: str, input_format: str) -> Source:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise DataError(f"{path}: no such file; check --input") from error
+        raise DataError(f"{path}: no such file; check its name") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: not a regular file (a pipe cannot be read from a place on); write it to a file first")
+    if _is_unfinished(path):
+        raise DataError(f"{path}: in a folder that was never finished; make it again, or copy the file elsewhere")
     compression = compression_of(path)
     stem = path[: -len(compression) - 1] if compression else path
     if stem.lower().endswith(_ARCHIVES):
@@ -227,13 +238,13 @@ def _with_end(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
         held = following
 
 
-def check_keys(sources: Iterable[Source], json_keys: Sequence[str]) -> None:
+def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str = "--json-keys") -> None:
     """Raises DataError where several keys are asked of a format that has one text a document, or a key twice."""
     if not json_keys or len(set(json_keys)) != len(json_keys):
-        raise DataError(f"--json-keys {' '.join(json_keys)}: name each key once")
+        raise DataError(f"{flags} {' '.join(json_keys)}: name each key once")
     for source in sources:
         if source.format == "text" and len(json_keys) > 1:
-            raise DataError(f"{source.path}: plain text has one text a document, --json-keys names {len(json_keys)}")
+            raise DataError(f"{source.path}: plain text has one text a document, {flags} name {len(json_keys)}")
 
 
 def source_signature(sources: Iterable[Source]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ctxlm_ds.data.sources_types import Piece, Position, ReadLimits, Shard, Source
+from ctxlm_ds.data.sources_types import KEY_HINT, Piece, Position, ReadLimits, Shard, Source
 from ctxlm_ds.errors import DataError
 
 HF_SCHEME = "hf://"
@@ -55,7 +55,7 @@ def _open(name: str, json_keys: Sequence[str], shard: Shard) -> tuple[Any, bool]
         missing = next((key for key in json_keys if key not in rows.column_names), None)
         if missing is not None:
             columns = ", ".join(sorted(rows.column_names))
-            raise DataError(f"{name}: has no column {missing!r}, only {columns}; name one with --json-keys")
+            raise DataError(f"{name}: has no column {missing!r}, only {columns}{KEY_HINT}")
         rows = rows.select_columns(list(json_keys))
     by_files = rows.num_shards >= shard.count
     return (rows.shard(shard.count, shard.index, contiguous=True) if by_files else rows), by_files

@@ -13,11 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctxlm_ds.data.sources_lines import DOC_END
-from ctxlm_ds.data.sources_types import MAX_RECORD_BYTES, BadRecord, Chunk, Document, excerpt_of
+from ctxlm_ds.data.sources_types import KEY_HINT, MAX_RECORD_BYTES, BadRecord, Chunk, Document, excerpt_of
 
 _BOM = b"\xef\xbb\xbf"
 _DOC_START = b"<doc "
 _ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>\s*$)')
+
+
+_JSON_TYPES = {
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 class _Unfit(Exception):
@@ -118,13 +129,13 @@ def _from_json(record: bytes, json_keys: Sequence[str]) -> Document:
     except json.JSONDecodeError as error:
         if not text.strip("\0 \t\r\n"):
             raise _Unfit("nothing but NUL bytes", "") from None
-        raise _Unfit("not valid JSON", f"{error.msg} at column {error.colno}") from None
+        raise _Unfit("not valid JSON", f"{error.msg.removesuffix(' at')} at column {error.colno}") from None
     except RecursionError:
         raise _Unfit("not valid JSON", "nested too deeply") from None
     except ValueError:
         raise _Unfit("not valid JSON", "a number of thousands of digits") from None
     if not isinstance(value, dict):
-        raise _Unfit("not a JSON object", f"a {type(value).__name__} where one with {json_keys[0]!r} is expected")
+        raise _Unfit("not a JSON object", f"{_JSON_TYPES[type(value)]} where one with {json_keys[0]!r} is expected")
     return _fields(value, json_keys)
 
 
@@ -152,14 +163,15 @@ def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
     for key in json_keys:
         if key not in record:
             present = ", ".join(sorted(map(str, record)))[:200] or "none"
-            raise _Unfit(f"has no key {key!r}", f"its keys: {present}; see --json-keys")
+            raise _Unfit(f"has no key {key!r}", f"its keys: {present}{KEY_HINT}")
         text = record[key]
         if text is None:
             text = ""
         elif isinstance(text, bytes):
             text = _table_text(text)
         elif not isinstance(text, str):
-            raise _Unfit(f"the value of {key!r} is not text", f"a {type(text).__name__}")
+            what = _JSON_TYPES.get(type(text), f"of type {type(text).__name__}")
+            raise _Unfit(f"the value of {key!r} is not text", what)
         document[key] = _checked(text)
     return document
 

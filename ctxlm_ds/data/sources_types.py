@@ -18,6 +18,9 @@ EXCERPT_BYTES = 200
 MAX_RECORD_BYTES = 256_000_000
 """A longer record is a bad record, and is never held in memory as a whole."""
 
+KEY_HINT = "; see --json-keys"
+"""Ends what is said of a missing key or column; who has another flag for it replaces this."""
+
 Document = dict[str, str]
 """Text by key."""
 

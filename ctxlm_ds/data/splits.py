@@ -8,6 +8,7 @@ Not here: reading a split's text (config/source_rules.py), sample indexes.
 
 from __future__ import annotations
 
+import filecmp
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -63,6 +64,29 @@ def held_out_parts(config: RunConfig) -> dict[str, SourcePart]:
     return parts
 
 
+def refuse_copies(train: RowSource, config: RunConfig) -> None:
+    """Find a training source that is a copy of another one: its rows would come again with the same masks.
+
+    Raises:
+        DataError: two sources have the same documents.
+    """
+    seen: dict[str, str] = {}
+    for source, index in zip(config.data.train, train.indexes, strict=True):
+        first = seen.setdefault(index.meta["key"], source.path)
+        if first is not source.path and _same_tokens(first, source.path):
+            raise DataError(
+                f"data.train: {source.path} is a copy of {first}: the same documents would come again with the same "
+                "masks; name one of them, with `epochs: 2` (data.blend concatenate) or a larger `weight`"
+            )
+
+
+def _same_tokens(one: str, other: str) -> bool:
+    """Of datasets with equal fingerprints; without a JSON these know the lengths alone."""
+    if dataset_file(one, "json").is_file():
+        return True
+    return filecmp.cmp(dataset_file(one, "bin"), dataset_file(other, "bin"), shallow=False)
+
+
 def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], config: RunConfig) -> None:
     """Find held-out documents that are trained on, also under another path; without a split only warn of them.
 
@@ -80,7 +104,7 @@ def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], config: 
         if shared and config.data.split is not None:
             raise DataError(f"{message}; set its part to valid or test, or name another dataset")
         if shared:
-            logger.warning("%s; data.split keeps them apart", message)
+            logger.warning("warning: %s; data.split keeps them apart", message)
 
 
 def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:

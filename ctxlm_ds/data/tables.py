@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.data.sources_types import BadRecord, Piece, Position, ReadLimits, Source, Span
+from ctxlm_ds.data.sources_types import KEY_HINT, BadRecord, Piece, Position, ReadLimits, Source, Span
 from ctxlm_ds.errors import DataError
 
 _BATCH_ROWS = 256
@@ -144,7 +144,7 @@ def _check_columns(path: str, present: Sequence[str], json_keys: Sequence[str]) 
     for key in json_keys:
         if key not in present:
             columns = ", ".join(sorted(present)) or "none"
-            raise DataError(f"{path}: has no column {key!r}, only {columns}; name one with --json-keys")
+            raise DataError(f"{path}: has no column {key!r}, only {columns}{KEY_HINT}")
 
 
 def _parquet_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import TokenizerError
 from ctxlm_ds.tokenizers import characters, sentence_piece
 from ctxlm_ds.tokenizers.base import (
@@ -39,14 +40,20 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     A tokenizer without a mask token (GPT) needs an end-of-document token alone, which stands in for the others.
 
-    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, or
-    a file in it cannot be read.
+    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
+    file in it cannot be read, or the folder was never finished.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise TokenizerError(
             f"{folder}: no such tokenizer folder; make one with tools/train_tokenizer.py --output-dir {folder}, "
             "or download a Hugging Face tokenizer there first (names on the Hub are not looked up)"
+        )
+    if PARTIAL_MARK in folder.resolve().name:
+        finished = folder.resolve().name.split(PARTIAL_MARK)[0]
+        raise TokenizerError(
+            f"{folder}: not finished (what is being written, or was left when its writer was killed); make {finished} "
+            "again, and remove this folder if nothing is writing it"
         )
     backend = _load_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")

@@ -21,6 +21,10 @@ _REPORT_BYTES = 2_000_000
 """Of the training text, for the report in the folder."""
 
 
+MOST_UNKNOWN = 0.01
+"""Share of unknown tokens above which training warns."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerType:
     """One way to make a vocabulary."""
@@ -85,7 +89,8 @@ def train_tokenizer(
     trained.facts.training["max_sample_bytes"] = max_sample_bytes
     trained.facts.training["sample_seed"] = sample_seed
     documents = ((ALL_LANGUAGES, text) for (text,) in watched.sample)
-    trained.facts.training["report"] = tokenizer_report(trained, documents)
+    trained.facts.training["report"] = report = tokenizer_report(trained, documents)
+    _warn_of_unknown(type, float(report[ALL_LANGUAGES]["unknown_rate"]))
     trained.save(output_dir)
     return load_tokenizer(output_dir)
 
@@ -101,11 +106,27 @@ def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any
         raise ConfigError(
             f"a vocabulary of {vocab_size} is too small for {type}; it needs at least {kind.least_vocab_size} tokens"
         )
+    for name in ("min_frequency", "limit_alphabet"):
+        if settings.get(name, 1) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {settings[name]}: nothing is counted less than once; name at least 1")
     for name in ("special_tokens", "language_codes"):
         if name in settings:
             settings[name] = _checked_names(name, settings[name])
     size = vocab_size or kind.default_vocab_size + settings.get("extra_ids", 0)
     return kind.settings(vocab_size=size, **kind.fixed, **settings)
+
+
+def _warn_of_unknown(type: str, rate: float) -> None:
+    """A model cannot learn what its tokenizer does not tell apart."""
+    if rate <= MOST_UNKNOWN:
+        return
+    remedies = {
+        "wordpiece": "raise --vocab-size or --limit-alphabet, so that every character of the text has an id",
+        "elmo": "raise --vocab-size or lower --min-frequency, so that more words have an id",
+    }
+    remedy = remedies.get(type, "raise --vocab-size or --character-coverage, or spell the rest with --byte-fallback")
+    logger.warning("%.1f %% of the tokens of the training text are unknown; %s", 100 * rate, remedy)
 
 
 def _checked_names(setting: str, names: Iterable[str]) -> tuple[str, ...]:

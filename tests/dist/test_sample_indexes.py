@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ctxlm_ds.data.samples.build import build_rows
+from ctxlm_ds.assembly import agreed_data, build_rows_by_node
+from ctxlm_ds.data.samples import storage
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.run_lock import RunLock
 from tests.dist.runner import RanksFailed, run_ranks
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
 pytestmark = pytest.mark.dist
 
 
-def _rows_of(rank: int, prefix: str, folder: str) -> tuple[str, bytes]:
-    topology = build_topology()
-    config = run_config(data={"sample_index_dir": folder})
-    rows = topology.run_together(lambda: build_rows([prefix], FakeTokenizer(), config))
+TOKENIZER: Any = FakeTokenizer()
+
+
+def _rows_of(rank: int, prefix: str, folder: str, ranks_a_node: int = 1) -> tuple[str, bytes]:
+    topology = build_topology(rank % ranks_a_node, ranks_a_node)
+    config = run_config(data={"train": [prefix], "sample_index_dir": folder})
+    rows = build_rows_by_node(config, TOKENIZER, build_objective(config.objective, TOKENIZER), topology).train
     return rows.indexes[0].meta["key"], rows.indexes[0].records.tobytes()
 
 
-def _on_nodes(rank: int, world_size: int, prefix: str, parent: str, ranks_a_node: int) -> tuple[str, bytes]:
-    return _rows_of(rank, prefix, f"{parent}/node{rank // ranks_a_node}")
+def _on_nodes(
+    rank: int, world_size: int, prefix: str, parent: str, ranks_a_node: int
+) -> tuple[tuple[str, bytes], int]:
+    looks = []
+
+    class CountedLock(RunLock):
+        def acquire(self, wait_s: float = 0.0) -> RunLock:
+            looks.append(rank)
+            return super().acquire(wait_s)
+
+    storage.RunLock = CountedLock  # type: ignore[misc]  # in this rank's own process
+    return _rows_of(rank, prefix, f"{parent}/node{rank // ranks_a_node}", ranks_a_node), len(looks)
 
 
 @pytest.mark.parametrize("ranks_a_node", [4, 2])
 def test_each_disk_gets_one_index_and_all_are_equal(tmp_path: Path, ranks_a_node: int) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(300))
     found = run_ranks(_on_nodes, 4, str(prefix), str(tmp_path), ranks_a_node)
-    assert len(set(found)) == 1
+    assert len({rows for rows, _ in found}) == 1
+    assert [looks for _, looks in found] == [int(rank % ranks_a_node == 0) for rank in range(4)]
     folders = sorted(path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("node*/*"))
     assert folders == [f"node{number}" for number in range(4 // ranks_a_node)]
 
 
 def _agree(rank: int, world_size: int, prefix: str) -> None:
-    from ctxlm_ds.assembly import agreed_data
-
     topology = build_topology()
     key, _ = _rows_of(rank, prefix, str(Path(prefix).parent))
     assert agreed_data({"index": key}, topology) == {"index": key}
@@ -47,6 +63,22 @@ def _agree(rank: int, world_size: int, prefix: str) -> None:
 
 def test_ranks_that_see_other_data_are_told(tmp_path: Path) -> None:
     run_ranks(_agree, 2, str(write_dataset(tmp_path / "d", random_documents(30))))
+
+
+def _damaged_index(rank: int, world_size: int, prefix: str) -> None:
+    _rows_of(rank, prefix, str(Path(prefix).parent), world_size)
+
+
+def test_rank_0_finds_a_damaged_index_for_all(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", random_documents(30))
+    run_ranks(_damaged_index, 2, str(prefix))
+    (samples,) = tmp_path.glob("*/samples.npy")
+    content = bytearray(samples.read_bytes())
+    content[-1] ^= 1
+    samples.write_bytes(content)
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(_damaged_index, 2, str(prefix))
+    assert str(failure.value).count("the file was changed after it was made") >= 2
 
 
 def _one_rank_fails(rank: int, world_size: int, prefix: str) -> None:

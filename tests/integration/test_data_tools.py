@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -138,6 +139,24 @@ def test_mistakes_give_one_clear_line(corpus: Path, tokenizer: Path, tmp_path: P
     (tmp_path / "cut.idx").write_bytes(b"MMIDIDX")
     (tmp_path / "cut.bin").write_bytes(b"")
     _fails("not an indexed dataset", "inspect_dataset", tmp_path / "cut", "--verify")
+
+
+def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"text": "Ada."}\n')
+    flags = ("--input", path, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data", "--workers", 1)
+    for shard in ("0/2", "1/2"):
+        done = _run("preprocess_data", *flags, "--shard", shard)
+        if shard == "0/2":
+            assert ": 1 document (0 empty and 0 bad ones skipped), 1 sequence, " in done.stdout
+            assert re.search(r"^4 characters in 0:\d\d \(\d+/s\)$", done.stdout, re.MULTILINE)
+    line = done.stdout.splitlines()[-1]
+    whole = f"{tmp_path}/data_text_document"
+    assert line.startswith("next, when all 2 shards are there: python tools/merge_datasets.py --input ")
+    command = line.split("python tools/merge_datasets.py ")[1]
+    assert command == f"--input {whole}_shard*-of-00002.idx --output-prefix {whole}"
+    merged = _run("merge_datasets", "--input", *sorted(tmp_path.glob("*_shard*.idx")), "--output-prefix", whole)
+    assert merged.stdout.startswith(f"{whole}: 2 parts, 1 document, 1 sequence, ") and "kB in " in merged.stdout
 
 
 def _children(pid: int) -> list[int]:

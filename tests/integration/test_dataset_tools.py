@@ -61,6 +61,7 @@ def test_shards_joined_are_the_whole(folder: Path) -> None:
     done = _run("merge_datasets", "--input", *shards, "--output-prefix", folder / "joined")
     whole, joined = IndexedDataset(folder / "whole_text_sentence"), IndexedDataset(folder / "joined")
     assert done.stdout.startswith(f"{folder}/joined: 3 parts, 150 documents, {len(whole):,} sequences")
+    assert done.stdout.endswith(f"next: python tools/inspect_dataset.py {folder}/joined --verify\n")
     for extension in ("bin", "idx"):
         joined_bytes = (folder / f"joined.{extension}").read_bytes()
         assert joined_bytes == (folder / f"whole_text_sentence.{extension}").read_bytes()

@@ -46,7 +46,7 @@ def test_a_corpus_by_name_from_sources_to_a_dataset(folder: Path) -> None:
     assert "bookcorpus (copy): no longer given out by its makers" in shown
     assert (shown.count("not checked"), shown.count("NOT AS PUBLISHED"), shown.count("as published")) == (2, 2, 0)
     assert "exact_duplicates" in shown and "the same words as an earlier document 1" in shown
-    assert f"--input '{out}/wikipedia-*.jsonl.zst'" in shown
+    assert f"--input '{out}/wikipedia-*.jsonl.zst'" in shown and "--workers" not in shown
     assert "blend: concatenate" in (out / "blend.yaml").read_text() and "- name: bookcorpus" in shown
 
     tool("train_tokenizer.py", "--input", out / "*.zst", "--type", "wordpiece", "--vocab-size", 300,
@@ -84,6 +84,13 @@ def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: list[str], messa
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.startswith("error: ") and message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_of_which_nothing_is_left_ends_with_status_1(folder: Path) -> None:
+    command = ["--input", folder / "books.jsonl", "--output-dir", folder / "none", "--min-words", 1000, "--workers", 1]
+    done = tool("prepare_corpus.py", *command, check=False)
+    assert done.returncode == 1 and "no document was left of" in done.stderr
+    assert "next:" not in done.stdout and not (folder / "none/blend.yaml").exists()
 
 
 def test_sigterm_leaves_nothing(folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,6 +221,9 @@ def test_build_samples_refuses_what_cannot_be(bert: Route, tmp_path: Path) -> No
     wrong = tool("build_samples.py", "--config", recipe, "--set", f"data.train=[{bert.documents}]", check=False)
     assert wrong.returncode == 2 and "--split-sentences" in wrong.stderr and "Traceback" not in wrong.stderr
     assert not list(bert.folder.glob("documents*.samples-*"))
+    for words in (("--workers", -1), ("--workers", 0), ("--show", -3)):
+        wrong = tool("build_samples.py", "--config", recipe, *words, check=False)
+        assert wrong.returncode == 2 and f"{words[0]}: {words[1]} is too small" in wrong.stderr
 
 
 def test_inspect_dataset_shows_the_objective(bert: Route, tmp_path: Path) -> None:
@@ -231,6 +233,6 @@ def test_inspect_dataset_shows_the_objective(bert: Route, tmp_path: Path) -> Non
     done = tool("inspect_dataset.py", bert.sentences, *words, "--show", 3)
     assert done.stdout.count("positions, ") == 3
     assert "[MASK→" in done.stdout and "\x1b[" not in done.stdout
+    assert "documents alone" in done.stdout and not folder.exists()
     missing = tool("inspect_dataset.py", bert.sentences, "--objective", check=False)
     assert missing.returncode == 2 and "--config" in missing.stderr
-    shutil.rmtree(folder)

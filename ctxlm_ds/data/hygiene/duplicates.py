@@ -126,10 +126,18 @@ class NearIndex:
         self._keep(signature, keys)
         return None
 
-    def _keep(self, signature: Signatures, keys: Hashes) -> None:
+    def pass_over(self, signature: Signatures) -> None:
+        """Number a kept document that is nobody's near duplicate: one without words, whose set of shingles is empty."""
+        self._number(signature)
+
+    def _number(self, signature: Signatures) -> int:
         number = self._file.append(signature)
         if number >= MAX_DOCUMENTS:
             raise DataError(f"more than {MAX_DOCUMENTS:,} documents; prepare the corpus in parts")
+        return number
+
+    def _keep(self, signature: Signatures, keys: Hashes) -> None:
+        number = self._number(signature)
         if number > MAX_LOAD * self._tables.shape[1]:
             larger = np.zeros((self.num_bands, 2 * self._tables.shape[1]), dtype=np.uint64)
             _grow_bands(self._tables, larger)

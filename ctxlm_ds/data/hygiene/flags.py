@@ -13,7 +13,7 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 
 from ctxlm_ds.config.describe import describe_field
-from ctxlm_ds.data.corpora import CorpusRecipe, FilterConfig
+from ctxlm_ds.data.corpora import CorpusRecipe, FilterConfig, explain
 from ctxlm_ds.errors import ConfigError
 
 
@@ -43,7 +43,9 @@ def with_filter_flags(recipe: CorpusRecipe, args: argparse.Namespace) -> CorpusR
     try:
         filters = FilterConfig.model_validate_json(json.dumps(whole), strict=True)
     except (ValidationError, ValueError) as error:
-        found = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else None
-        flag = f"--{str(found['loc'][0]).replace('_', '-')} {found['input']}: {found['msg']}" if found else str(error)
-        raise ConfigError(flag) from error
+        if not isinstance(error, ValidationError):
+            raise ConfigError(str(error)) from error
+        found = error.errors(include_url=False)[0]
+        flag = f"--{str(found['loc'][0]).replace('_', '-')}"
+        raise ConfigError(f"{flag} {found['input']}: {explain(FilterConfig, found)}") from error
     return recipe.model_copy(update={"filters": filters})

@@ -7,7 +7,7 @@ out with 200 characters around them, here the document goes. Not here: what happ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import numpy as np
 
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
 from ctxlm_ds.data.native import compiled
-from ctxlm_ds.data.sources import BadRecord, check_keys, find_sources, parse_chunk, read_chunks
+from ctxlm_ds.data.sources import KEY_HINT, BadRecord, Source, check_keys, find_sources, parse_chunk, read_chunks
 from ctxlm_ds.errors import DataError
+
+_FLAG = "--decontaminate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +38,41 @@ def build_held_out_table(
 
     Memory is about 50 bytes a held-out word while it is built. Raises DataError for a file that cannot be read.
     """
-    sources = find_sources(inputs)
+    sources = held_out_sources(inputs)
     check_keys(sources, json_keys)
     pieces: list[Hashes] = []
     documents, too_short = 0, 0
-    for chunk in read_chunks(sources, json_keys):
-        for document in parse_chunk(chunk, json_keys):
-            if isinstance(document, BadRecord):
-                raise DataError(f"{document}; mend or remove it, held-out files must be read whole")
-            grams = ngram_hashes(word_hashes("\n".join(document.values()))[0], size)
-            documents += 1
-            too_short += len(grams) == 0
-            pieces.append(grams | np.uint64(1))
+    for text in _texts(sources, json_keys):
+        grams = ngram_hashes(word_hashes(text)[0], size)
+        documents += 1
+        too_short += len(grams) == 0
+        pieces.append(grams | np.uint64(1))
     keys = np.unique(np.concatenate(pieces)) if pieces else np.empty(0, dtype=np.uint64)
     table = np.zeros(1 << max(4, int(2 * len(keys)).bit_length()), dtype=np.uint64)
     _fill(table, keys)
     np.save(path, table)
     return HeldOutCounts(documents, too_short, len(keys))
+
+
+def held_out_sources(inputs: Sequence[str]) -> list[Source]:
+    """The files that `--decontaminate` names. Raises DataError where one is missing."""
+    try:
+        return find_sources(inputs)
+    except DataError as error:
+        raise DataError(f"{_FLAG}: {error}") from error
+
+
+def _texts(sources: Sequence[Source], json_keys: Sequence[str]) -> Iterator[str]:
+    """The text of every document. Raises DataError at the first that is none."""
+    hint = f"; held-out files hold their texts under {' and '.join(map(repr, json_keys))}"
+    try:
+        for chunk in read_chunks(sources, json_keys):
+            for document in parse_chunk(chunk, json_keys):
+                if isinstance(document, BadRecord):
+                    raise DataError(f"{document}; mend or remove it, held-out files must be read whole")
+                yield "\n".join(document.values())
+    except DataError as error:
+        raise DataError(f"{_FLAG}: {str(error).replace(KEY_HINT, hint)}") from error
 
 
 def open_held_out_table(path: Path) -> Hashes:

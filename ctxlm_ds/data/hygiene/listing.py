@@ -79,15 +79,31 @@ def expected_lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def empty_warnings(report: dict[str, Any]) -> list[str]:
+    """What to say of sources of which no document was left."""
+    empty = [source for source in report["sources"] if not source["files"]]
+    if len(empty) < len(report["sources"]):
+        kept_none = "none of its {:,} records was left; see dropped.jsonl"
+        return [f"{source['name']}: {kept_none.format(source['records'])}" for source in empty]
+    stages = [stage for stage in report["stages"] if stage.get("dropped_documents")]
+    dropped = ", ".join(f"{stage['stage']} {stage['dropped_documents']:,}" for stage in stages)
+    records = sum(source["records"] for source in empty)
+    no_text = "the input holds no text; check --input and --json-keys"
+    why = f"dropped by {dropped}; loosen these stages" if dropped else no_text
+    return [f"no document was left of {records:,} records ({why}): there is nothing to train on"]
+
+
 def next_lines(report: dict[str, Any], directory: Path, recipe: CorpusRecipe) -> list[str]:
     """The commands that go on, and the section of a training recipe that blends the sources."""
     sources = [source["name"] for source in report["sources"] if source["files"]]
     commands = [
         f"next: python tools/preprocess_data.py --input '{directory}/{source}-*.jsonl.zst' --tokenizer TOKENIZER "
-        f"--split-sentences --output-prefix PREFIX-{source} --workers 8"
+        f"--split-sentences --output-prefix PREFIX-{source}"
         for source in sources
     ]
-    blend = [f"  {line}" for line in blend_text(recipe).rstrip("\n").split("\n")]
+    if not sources:
+        return []
+    blend = [f"  {line}" for line in blend_text(recipe, sources).rstrip("\n").split("\n")]
     return [*commands, f"then in the training recipe ({directory}/blend.yaml):", *blend]
 
 

@@ -7,6 +7,7 @@ Not here: which lines (prepare.py). The caller's folder is one that appears only
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ctxlm_ds.errors import DataError
 
 COMPRESSION_LEVEL = 3
 UNFINISHED = ".unfinished"
-"""Behind the names of all parts until the last one is complete: no glob for corpora takes what a killed run left."""
+"""Behind the names of all parts until everything else is written: no glob for corpora takes what a killed run left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class PartWriter:
         if self._file is None:
             return
         self._put(self._frame.flush())
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
         self.parts.append(Part(self._name(), self._documents, self._disk_bytes, self._digest.hexdigest()))

@@ -24,8 +24,8 @@ from typing import Any
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import ByteProgress, byte_progress
 from ctxlm_ds.data.corpora import CorpusRecipe, blend_text
-from ctxlm_ds.data.hygiene.duplicates import ExactIndex, NearIndex, require_rensa
-from ctxlm_ds.data.hygiene.held_out import build_held_out_table
+from ctxlm_ds.data.hygiene.duplicates import ExactIndex, NearIndex, Signatures, require_rensa
+from ctxlm_ds.data.hygiene.held_out import build_held_out_table, held_out_sources
 from ctxlm_ds.data.hygiene.language import LanguageIdentifier
 from ctxlm_ds.data.hygiene.parts import PartWriter
 from ctxlm_ds.data.hygiene.record import EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
@@ -38,7 +38,7 @@ from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
 
-STAGES_VERSION = 1
+STAGES_VERSION = 2
 """Raised when a stage drops other documents than before under the same settings."""
 DROPPED_NAME = "dropped.jsonl"
 ERRORS_NAME = "errors.jsonl"
@@ -146,7 +146,7 @@ def _build_key(recipe: CorpusRecipe, sources: Sequence[Sequence[Source]], option
     named_by_signature: Any = {"sources": {"__all__": {"input", "note"}}, "filters": {"decontaminate"}}
     included = {"language", "sources", "filters", "blend"}
     settings = recipe.model_dump(mode="json", include=included, exclude=named_by_signature)
-    held_out = find_sources(recipe.filters.decontaminate) if recipe.filters.decontaminate else []
+    held_out = held_out_sources(recipe.filters.decontaminate) if recipe.filters.decontaminate else []
     facts = [
         STAGES_VERSION,
         settings,
@@ -192,12 +192,14 @@ class _Run:
         checks = check_counts(self.counts, unchecked)
         report = corpus_report(self.counts, [writer.parts for writer in writers], checks, facts)
         lines = "".join(f"{line}\n" for line in self.counts.sample.lines(self.counts.stages))
-        for writer in writers:
-            writer.publish()
         (folder / DROPPED_NAME).write_text(lines, encoding="utf-8")
         (folder / ERRORS_NAME).write_text(self._bad_records.error_lines(), encoding="utf-8")
-        (folder / BLEND_NAME).write_text(blend_text(self.recipe), encoding="utf-8")
+        kept = [source.name for source, writer in zip(self.recipe.sources, writers, strict=True) if writer.parts]
+        if kept:
+            (folder / BLEND_NAME).write_text(blend_text(self.recipe, kept), encoding="utf-8")
         (folder / REPORT_NAME).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        for writer in writers:
+            writer.publish()
         return report
 
     def _build_held_out(self, path: Path) -> dict[str, int]:
@@ -250,13 +252,20 @@ class _Run:
         if self._exact is not None and self._exact.seen(kept.print):
             stage, reason = "exact_duplicates", "the same words as an earlier document"
         elif self._near is not None and chunk.signatures is not None:
-            original = self._near.duplicate_of(chunk.signatures[index])
+            original = self._nearly_equal(self._near, chunk.signatures[index], kept)
             if original is not None:
                 stage, reason, original = "near_duplicates", "nearly the same as an earlier document", original + 1
         if not stage:
             return None
         excerpt = json.loads(kept.line)["text"][:EXCERPT_CHARACTERS]
         return Dropped(stage, reason, kept.words, kept.record, excerpt, original)
+
+    @staticmethod
+    def _nearly_equal(index: NearIndex, signature: Signatures, kept: Kept) -> int | None:
+        if kept.has_words:
+            return index.duplicate_of(signature)
+        index.pass_over(signature)
+        return None
 
     def _show(self, progress: ByteProgress, chunk: StagedChunk) -> None:
         written = sum(source.written.documents for source in self.counts.sources)
@@ -270,6 +279,7 @@ class _Run:
 
 
 def _text_size(records: bytes | list[dict[str, Any]]) -> int:
+    """Bytes, or characters where rows hold text; files' tables give it undecoded."""
     if isinstance(records, bytes):
         return len(records)
-    return sum(len(value) for row in records for value in row.values() if isinstance(value, str))
+    return sum(len(value) for row in records for value in row.values() if isinstance(value, (str, bytes)))

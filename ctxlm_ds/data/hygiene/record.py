@@ -90,6 +90,8 @@ class Kept:
     num_bytes: int
     print: bytes
     """Its fingerprint; empty where exact duplicates are not looked for."""
+    has_words: bool
+    """Whether it has words to be a near duplicate by (words.py); false where no stage needs them."""
 
 
 @dataclass(slots=True)

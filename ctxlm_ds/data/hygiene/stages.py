@@ -89,7 +89,7 @@ class ChunkStager:
         record = {"text": text} | {other: document[other] for other in others}
         line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
         print_ = fingerprint(text, words) if "exact_duplicates" in self.stages else b""
-        result.kept.append(Kept(line, position, num_words, len(text.encode("utf-8")), print_))
+        result.kept.append(Kept(line, position, num_words, len(text.encode("utf-8")), print_, len(words) > 0))
         return words
 
     def _verdict(self, text: str, num_words: int, words: Hashes) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from ctxlm_ds.data.samples.reader import SampleReader
 from ctxlm_ds.data.samples.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source
 from ctxlm_ds.data.samples.sentence_table import sentence_table
 from ctxlm_ds.data.samples.static import write_masked_copies
-from ctxlm_ds.data.samples.storage import NpyAppender, build_once, open_array, write_meta
+from ctxlm_ds.data.samples.storage import NpyAppender, build_once, open_array, verify_files, write_meta
 from ctxlm_ds.data.samples.template import SequenceTemplate
 from ctxlm_ds.errors import ConfigError
 
@@ -45,9 +45,12 @@ def build_rows(
     objective: Objective | None = None,
     held_out: bool = False,
     workers: int | None = None,
+    verify: bool = True,
 ) -> RowSource:
     """Build the missing indexes of sources and open them all as one row space (see build_sample_index)."""
-    return RowSource([build_sample_index(part, tokenizer, config, objective, held_out, workers) for part in parts])
+    return RowSource(
+        [build_sample_index(part, tokenizer, config, objective, held_out, workers, verify) for part in parts]
+    )
 
 
 def build_sample_index(
@@ -57,6 +60,7 @@ def build_sample_index(
     objective: Objective | None = None,
     held_out: bool = False,
     workers: int | None = None,
+    verify: bool = True,
 ) -> SampleIndex:
     """Open a source's sample index, building it first if it does not exist.
 
@@ -65,9 +69,11 @@ def build_sample_index(
         objective: needed for static masking only.
         held_out: a validation set: fixed seed, one pass, masks never stored.
         workers: threads; by default the processor cores that this process may use. The files do not depend on it.
+        verify: compare the checksums of an index that this process has not built itself.
 
     Raises:
-        DataError: the dataset does not fit the tokenizer or the sample format.
+        DataError: the dataset does not fit the tokenizer or the sample format, the index is damaged, or the disk
+            refuses it.
         ConfigError: seq_length is too short for the sample format, or static masking without an objective.
     """
     place = IndexPlace.of(part, tokenizer, config, held_out)
@@ -78,8 +84,11 @@ def build_sample_index(
             _write_copies(folder, place.dataset, tokenizer, config, objective)
         write_meta(folder, _meta(place) | counts)
 
-    build_once(place.directory, fill)
-    return SampleIndex(place.directory, place.dataset, SequenceTemplate.of(tokenizer))
+    is_own = build_once(place.directory, fill)
+    index = place.open(tokenizer)
+    if verify and not is_own:
+        verify_files(index.directory, index.meta)
+    return index
 
 
 def usable_cores() -> int:

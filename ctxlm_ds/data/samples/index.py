@@ -2,7 +2,7 @@
 
 In: a folder PREFIX.samples-KEY (places.py says where), written by build.py, with
 
-    meta.json                          settings, counts, sizes of the files
+    meta.json                          settings, counts, sizes and checksums of the files
     samples.npy                        one record a sample (record.SAMPLE_DTYPE)
     row_starts.npy, row_samples.npy    packed rows: row r has the samples row_samples[row_starts[r] : row_starts[r + 1]]
     masked_*.npy, prediction_*.npy     with static masking (static.py)
@@ -43,13 +43,16 @@ from ctxlm_ds.errors import DataError
 class SampleIndex:
     """An open index; sample and row numbers count from 0.
 
+    Args:
+        key: what the index must be of (SampleSettings.key).
+
     Raises:
-        DataError: a file of the folder is missing or damaged.
+        DataError: a file of the folder is missing or of another size, or it is the index of something else.
     """
 
-    def __init__(self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate) -> None:
+    def __init__(self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate, key: str) -> None:
         self.directory = directory
-        self.meta: dict[str, Any] = read_meta(directory)
+        self.meta: dict[str, Any] = read_meta(directory, key)
         settings = self.meta["settings"]
         self.is_static = settings["static_masking"] is not None
         self.is_packed = bool(settings["packing"])

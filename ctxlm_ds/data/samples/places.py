@@ -46,7 +46,7 @@ def open_sample_index(part: Source, tokenizer: Tokenizer, config: RunConfig, hel
     place = IndexPlace.of(part, tokenizer, config, held_out)
     if not (place.directory / META_NAME).exists():
         raise DataError(f"{place.directory}: no sample index for this recipe; build it with {BUILD_COMMAND}")
-    return SampleIndex(place.directory, place.dataset, SequenceTemplate.of(tokenizer))
+    return place.open(tokenizer)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,10 @@ class IndexPlace:
         prefix, parent = Path(dataset.prefix), config.data.sample_index_dir
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
         return cls(dataset, documents, settings, directory, key)
+
+    def open(self, tokenizer: Tokenizer) -> SampleIndex:
+        """The index that lies here (SampleIndex says what is checked)."""
+        return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key)
 
 
 def open_dataset(prefix: str | Path, tokenizer: Tokenizer) -> IndexedDataset:

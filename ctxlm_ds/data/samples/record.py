@@ -16,7 +16,7 @@ import numpy as np
 
 from ctxlm_ds.config.schema import RunConfig
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 HELD_OUT_SEED = 0
 RECORDS_AT_ONCE = 1 << 16
 SAMPLE_DTYPE = np.dtype(

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import threading
@@ -158,6 +159,27 @@ def test_nothing_is_left_of_a_failed_build(tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     with pytest.raises(DataError, match=r"index: has no meta\.json; it is damaged, delete the folder"):
         build_once(tmp_path / "index", fail)
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    """The limit of a file's size is met as a full disk is: in the middle of a write."""
+
+    def fill(folder: Path) -> None:
+        (folder / "samples.npy").write_bytes(bytes(1 << 20))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit_bytes in (1 << 16, 0):  # while filling, while locking
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+        try:
+            with pytest.raises(DataError, match=rf"{tmp_path}.* index cannot be built .*File too large.*free space"):
+                build_once(tmp_path / "index", fill)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", Path("/proc/self/none")):
+        with pytest.raises(DataError, match=rf"{folder}: .*set data\.sample_index_dir to a folder that can be written"):
+            build_once(folder / "index", fill)
 
 
 @pytest.mark.parametrize("trials", [6, pytest.param(100, marks=pytest.mark.soak)])

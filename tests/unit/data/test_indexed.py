@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -312,8 +313,8 @@ def test_json_of_another_dataset(prefix: Path, key: str, value: object) -> None:
         ("vocab_size", -3, "vocab_size is -3"),
         ("split_sentences", 1, "split_sentences is '1', not true or false"),
         ("tokenizer_path", ["tok"], "tokenizer_path is .*, not a text"),
-        ("inputs", [1], "inputs or sha256 hold"),
-        ("sha256", {"bin": None}, "inputs or sha256 hold"),
+        ("inputs", [1], "inputs, sources, json_keys or sha256 hold"),
+        ("sha256", {"bin": None}, "inputs, sources, json_keys or sha256 hold"),
         ("eod_id", 1000, "eod_id 1000 is outside the vocabulary of 1000"),
         ("parts", ["a"], "parts or cleaning hold"),
         ("shard", [3, 3], r"shard is \[3, 3\]"),
@@ -398,3 +399,29 @@ def test_writer_leaves_nothing_when_abandoned_and_replaces_only_when_told(prefix
         writer.end_document()
         writer.finalize({})
     assert _read(IndexedDataset(prefix)) == [[[7, 8]]]
+
+
+def test_the_folders_of_two_hosts_with_equal_process_ids_are_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writers = [IndexedDatasetWriter(tmp_path / "data", np.dtype("uint16")) for _ in range(2)]
+    assert "is left from an interrupted run; remove it if none is running" in caplog.text
+    assert len({path for path in tmp_path.iterdir() if f".partial-{os.uname().nodename[:32]}-" in path.name}) == 2
+    writers[1].close()
+    writers[0].add_sequence([1, 2, 3])
+    writers[0].end_document()
+    writers[0].finalize({})
+    assert _read(IndexedDataset(tmp_path / "data")) == [[[1, 2, 3]]]
+
+
+def test_lengths_that_were_damaged_on_the_way_are_not_sealed(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("uint16")) as writer:
+        writer.add_sequence([1, 2, 3])
+        writer.end_document()
+        writer.save()
+        (path,) = tmp_path.glob("*/data.lengths.part")
+        with open(path, "rb+") as file:
+            file.write(b"\2")
+        with pytest.raises(DataError, match="lengths of 2 tokens for 3 tokens"):
+            writer.finalize({})
+    assert list(tmp_path.iterdir()) == []

@@ -91,11 +91,11 @@ def test_files_stand_for_their_datasets(parts: list[str], tmp_path: Path) -> Non
 
 
 def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
-    documents = random_documents(5)
+    pieces = [random_documents(5, seed=number) for number in range(3)]
     cleaned = [{"stage": "length", "dropped_documents": 3}, {"stage": "language", "dropped_documents": 5}]
     for number in range(2):
         counts = {"bad_records": 1 + number, "empty_documents": 2, "input_bytes": 10, "characters": 7}
-        write_dataset(tmp_path / f"p{number}", documents, metadata=counts | {
+        write_dataset(tmp_path / f"p{number}", pieces[number], metadata=counts | {
             "bad_record_reasons": {"not JSON": 1 + number} | ({"too long": 5} if number else {}),
             "inputs": ["a.jsonl", f"b{number}.jsonl"], "cleaning": cleaned[: 2 - number], "json_key": "text",
             "only_once": number,
@@ -113,7 +113,7 @@ def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
     assert "cleaning" not in metadata["parts"][0] and metadata["parts"][1]["cleaning"] == cleaned[:1]
     lines = (tmp_path / "joined.errors.jsonl").read_text().splitlines()
     assert lines == ['{"line": 0}'] * 700 + ['{"line": 1}'] * 300
-    write_dataset(tmp_path / "p2", documents)
+    write_dataset(tmp_path / "p2", pieces[2])
     merge_datasets([str(tmp_path / "joined"), str(tmp_path / "p2")], tmp_path / "again")
     metadata = json.loads((tmp_path / "again.json").read_text())
     assert [part["name"] for part in metadata["parts"]] == ["p0", "p1", "p2"]
@@ -145,12 +145,14 @@ def test_datasets_of_other_kinds_are_not_mixed(parts: list[str], tmp_path: Path)
 
 def test_a_set_of_shards_is_joined_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = [f"c_text_sentence_shard{number:05d}-of-00004" for number in range(4)]
-    shards = [str(write_dataset(tmp_path / name, random_documents(3))) for name in names]
+    shards = [str(write_dataset(tmp_path / name, random_documents(3, seed=i))) for i, name in enumerate(names)]
     _fails(r"c_text_sentence: 3 of its 4 shards are named, missing 00001", [*shards[:1], *shards[2:]], tmp_path / "j")
-    other = str(write_dataset(tmp_path / "other", random_documents(3)))
+    other = str(write_dataset(tmp_path / "other", random_documents(3, seed=9)))
     assert merge_datasets([other, *shards], tmp_path / "joined").num_parts == 5
     (tmp_path / "elsewhere").mkdir()
-    others = [str(write_dataset(tmp_path / "elsewhere" / name, random_documents(4))) for name in names]
+    others = [
+        str(write_dataset(tmp_path / "elsewhere" / name, random_documents(4, seed=i))) for i, name in enumerate(names)
+    ]
     assert merge_datasets([*shards, *others], tmp_path / "both").num_parts == 8
     assert not caplog.records
     _fails("5 of its 4 shards are named, missing none, one is double", [*shards, others[0]], tmp_path / "j")
@@ -165,11 +167,56 @@ def test_a_set_of_shards_is_joined_whole(tmp_path: Path, caplog: pytest.LogCaptu
 def test_renamed_shards_are_known_by_their_json(tmp_path: Path) -> None:
     shared = {"inputs": ["c.jsonl"], "json_key": "text"}
     prefixes = [
-        str(write_dataset(tmp_path / name, random_documents(3), metadata=shared | {"shard": [number, 3]}))
+        str(write_dataset(tmp_path / name, random_documents(3, seed=number), metadata=shared | {"shard": [number, 3]}))
         for number, name in enumerate(("first", "second", "third"))
     ]
     _fails(r"c\.jsonl \(text\): 2 of its 3 shards are named, missing 00002", prefixes[:2], tmp_path / "joined")
     assert merge_datasets(prefixes, tmp_path / "joined").num_parts == 3
+
+
+def _shard(prefix: Path, number: int, **metadata: Any) -> str:
+    facts = {"source_signature": "a", "sources": ["a.jsonl"], "input_format": "auto", "shard": [number, 2]}
+    name = f"{prefix.name}_shard{number:05d}-of-00002"
+    return str(write_dataset(prefix.parent / name, random_documents(3, seed=number), metadata=facts | metadata))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"source_signature": "b", "sources": ["b.jsonl", "a.jsonl"]},
+            "of b.jsonl, a.jsonl, where that was made of a.jsonl;",
+        ),
+        ({"source_signature": "b"}, "of files that had changed since"),
+        ({"input_format": "text"}, "with input_format 'text', where that was made with 'auto'"),
+    ],
+)
+def test_shards_of_different_inputs_are_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    first, second = _shard(tmp_path / "c", 0), _shard(tmp_path / "c", 1, **change)
+    message = f"shard00001-of-00002: shard 1 does not belong to shard 0, .*shard00000-of-00002: it was made {reason}"
+    _fails(message, [first, second], tmp_path / "joined")
+
+
+def test_nothing_is_joined_twice(parts: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    merge_datasets(parts, folder / "whole")
+    _fails(r"whole: was joined from .*/p0, which is named as well", [str(folder)], tmp_path / "joined")
+    _fails(r"whole: was joined from .*/p4, which", [str(folder / "whole"), parts[4]], tmp_path / "joined")
+    for extension in ("bin", "idx", "json"):
+        shutil.copy(f"{parts[4]}.{extension}", tmp_path / f"copy.{extension}")
+    _fails(r"copy: holds the same tokens as .*/p4", [*parts, str(tmp_path / "copy")], tmp_path / "joined")
+    merge_datasets([parts[0], parts[2]], tmp_path / "some")
+    merge_datasets([parts[4], parts[2]], tmp_path / "others")
+    _fails("others: holds the same tokens as .*some, or both were joined from one", [
+        str(tmp_path / "some"), str(tmp_path / "others")], tmp_path / "joined")  # fmt: skip
+    twice = [str(write_dataset(tmp_path / f"c_shard0000{number}-of-00002", PIECES[0], metadata={
+        "source_signature": "a", "shard": [number, 2]})) for number in range(2)]  # fmt: skip
+    assert merge_datasets(twice, tmp_path / "repeating").num_parts == 2  # the input says everything twice
+
+
+def test_small_sizes_are_told_in_small_units(parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 1200))  # type: ignore[attr-defined]
+    _fails(r"1\.2 kB are free, the joined dataset takes \d+\.\d kB;", parts, tmp_path / "joined")
 
 
 def test_a_damaged_part_is_found(parts: list[str], tmp_path: Path) -> None:
@@ -231,12 +278,10 @@ def test_a_join_killed_while_publishing_leaves_no_dataset(
 
 
 def _large_parts(folder: Path) -> list[str]:
-    documents = [[list(range(5, 5 + 40_000))] for _ in range(40)]
-    first = write_dataset(folder / "p0", documents)
-    for number in range(1, 6):
-        for extension in ("bin", "idx", "json"):
-            shutil.copy(f"{first}.{extension}", folder / f"p{number}.{extension}")
-    return [str(folder / f"p{number}") for number in range(6)]
+    return [
+        str(write_dataset(folder / f"p{number}", [[list(range(number, number + 40_000))] for _ in range(40)]))
+        for number in range(6)
+    ]
 
 
 def _is_nothing_or_whole(folder: Path) -> bool:

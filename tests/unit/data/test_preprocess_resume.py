@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +53,8 @@ def _run(corpus: list[Path], tokenizer: Path, prefix: Path, **settings: Any) -> 
 
 def _contents(prefix: str | Path) -> dict[str, bytes]:
     path = Path(prefix)
-    return {file.name.removeprefix(path.name): file.read_bytes() for file in path.parent.glob(f"{path.name}*")}
+    files = [file for file in path.parent.glob(f"{path.name}*") if file.is_file()]
+    return {file.name.removeprefix(path.name): file.read_bytes() for file in files}
 
 
 class _Killed(BaseException):
@@ -127,7 +127,10 @@ def test_a_piece_is_not_read_twice(
     assert sum(seen) == result.metadata["documents"] - progress["writers"][0]["documents"]
 
 
-@pytest.mark.parametrize("change", ["settings", "source", "tokenizer", "progress", "cut"])
+@pytest.mark.parametrize(
+    "change",
+    ["settings", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths", "bit of documents"],
+)
 def test_progress_of_something_else_is_not_gone_on_with(
     corpus: list[Path], tokenizer: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,16 +149,63 @@ def test_progress_of_something_else_is_not_gone_on_with(
         tokenizer = tmp_path / "other"
     elif change == "progress":
         (folder / "progress.json").write_text('{"position": 7}')
-    else:
+    elif change == "count":
+        text = (folder / "progress.json").read_text()
+        (folder / "progress.json").write_text(text.replace('"records": ', '"records": 1'))
+    elif change == "cut":
         os.truncate(folder / "data_text_sentence.bin.part", 10)
-    if change == "cut":
-        with pytest.raises(DataError, match=r"10 bytes where \d+ were written; remove"):
-            _run(corpus, tokenizer, prefix)
-        shutil.rmtree(folder)
+    else:
+        path = folder / f"data_text_sentence.{change.split()[-1]}.part"
+        content = bytearray(path.read_bytes())
+        content[4] ^= 1
+        path.write_bytes(content)
     caplog.clear()
     result = _run(corpus, tokenizer, prefix, **settings)
-    assert change == "cut" or "starting anew" in caplog.text
+    assert "starting anew" in caplog.text
     assert _contents(result.prefix) == _contents(_run(corpus, tokenizer, tmp_path / "b" / "data", **settings).prefix)
+
+
+@pytest.mark.parametrize("other_build", [False, True])
+def test_overwrite_goes_on_with_progress_of_its_own_build(
+    corpus: list[Path], tokenizer: Path, tmp_path: Path, other_build: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = _run(corpus, tokenizer, tmp_path / "whole" / "data")
+    older = _run(corpus[:2], tokenizer, tmp_path / "data")
+    before = _contents(older.prefix)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Killed):
+        _kill_at(30, patch)
+        _run(corpus, tokenizer, tmp_path / "data", overwrite=True, append_eod=other_build)
+    assert _contents(older.prefix) == before
+    caplog.clear()
+    with caplog.at_level("INFO", logger="ctxlm_ds"):
+        again = _run(corpus, tokenizer, tmp_path / "data", overwrite=True)
+    assert ("going on after" in caplog.text) != other_build
+    assert ("another input, tokenizer or setting; starting anew" in caplog.text) == other_build
+    assert _contents(again.prefix) == _contents(whole.prefix)
+
+
+def test_a_dataset_that_appears_meanwhile_is_not_replaced(
+    corpus: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in corpus:
+        path.unlink()
+    lines = [json.dumps({"title": f"Title {number}.", "text": "Some text."}) for number in range(20)]
+    corpus[0].write_text("\n".join(lines))
+    check = preprocess_folder.PartialFolder.check
+    others: list[PreprocessResult] = []
+
+    def meanwhile(self: preprocess_folder.PartialFolder) -> None:
+        monkeypatch.setattr(preprocess_folder.PartialFolder, "check", check)
+        others.append(_run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("title",)))
+        check(self)
+
+    monkeypatch.setattr(preprocess_folder.PartialFolder, "check", meanwhile)
+    with pytest.raises(DataError, match=r"data_title_sentence\.bin, .* exist\(s\) already"):
+        _run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("text", "title"))
+    assert json.loads(Path(f"{others[0].prefix}.json").read_text()) == others[0].metadata
+    assert not list(tmp_path.glob("data_text_sentence.[bi]*"))
+    result = _run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("text", "title"), overwrite=True)
+    assert not list(tmp_path.glob("*.partial")) and result.metadata["json_keys"] == ["text", "title"]
 
 
 def test_a_finished_dataset_is_recognised(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
@@ -264,10 +314,10 @@ def test_a_share_of_bad_records(tmp_path: Path, tokenizer: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join(["{"] * 30 + ['{"text": "Fine text."}'] * 2970))
     assert _run([path], tokenizer, tmp_path / "data", max_bad_records=0.01).metadata["bad_records"] == 30
-    with pytest.raises(DataError, match=r"0\.009 of all allowed: 30 .*, of 3,000 records"):
+    with pytest.raises(DataError, match=r"30 of 3,000 records are no documents .*, more than the 0\.9 % allowed"):
         _run([path], tokenizer, tmp_path / "more", max_bad_records=0.009)
     path.write_text("\n".join(['{"text": "Fine text."}'] * 70 + ["{"] * 30))
-    with pytest.raises(DataError, match=r"0\.2 of all allowed"):
+    with pytest.raises(DataError, match=r"more than the 20 % allowed"):
         _run([path], tokenizer, tmp_path / "more", max_bad_records=0.2)
     assert (parse_max_bad_records("12"), parse_max_bad_records("2.5%")) == (12, 0.025)
     for wrong in ("-1", "101%", "x", "1.5", ""):

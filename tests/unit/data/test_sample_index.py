@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ import pytest
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.sample import NO_LABEL, Example, Sample
 from ctxlm_ds.data.samples.build import build_rows, build_sample_index
+from ctxlm_ds.data.samples.excerpt import excerpt
 from ctxlm_ds.data.samples.index import SampleIndex
 from ctxlm_ds.data.samples.places import open_rows, open_sample_index
+from ctxlm_ds.data.samples.record import SourcePart
 from ctxlm_ds.data.samples.storage import NpyAppender, open_array
+from ctxlm_ds.data.samples.summary import summary_lines
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.build import build_objective
 from tests.sample_data import FakeTokenizer, numbered_documents, random_documents, run_config, write_dataset
@@ -260,6 +264,69 @@ def test_damage_is_named(tmp_path: Path) -> None:
     samples.write_bytes(b"not an array" * 10)
     with pytest.raises(DataError, match="not readable"):
         open_array(directory, "samples")
+
+
+def test_checksums_are_those_of_sha256sum_and_a_changed_bit_is_noticed(tmp_path: Path) -> None:
+    prefix, config = write_dataset(tmp_path / "d", random_documents(5)), config_of("full_sentences")
+    index = build_sample_index(prefix, BERT, config)
+    listed = "".join(f"{entry['sha256']}  {name}\n" for name, entry in index.meta["files"].items())
+    subprocess.run(["sha256sum", "-c", "--strict", "-"], input=listed, text=True, check=True, cwd=index.directory)
+    samples = index.directory / "samples.npy"
+    content = bytearray(samples.read_bytes())
+    content[-10] ^= 1
+    samples.write_bytes(content)
+    build_sample_index(prefix, BERT, config, verify=False)
+    with pytest.raises(DataError, match=r"samples\.npy: sha256 .*meta\.json records .*delete the folder"):
+        build_sample_index(prefix, BERT, config)
+
+
+def test_a_renamed_index_is_refused(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", random_documents(5))
+    short, long = config_of("full_sentences", 32), config_of("full_sentences", 64)
+    one, other = (build_sample_index(prefix, BERT, config).directory for config in (short, long))
+    shutil.rmtree(one)
+    other.rename(one)
+    for read in (build_sample_index, open_sample_index):
+        with pytest.raises(DataError, match=r"meta\.json: this is the index with the key .*renamed"):
+            read(prefix, BERT, short)
+    meta = json.loads((one / "meta.json").read_text())
+    (one / "meta.json").write_text(json.dumps(meta | {"files": {"samples.npy": 5}}))
+    with pytest.raises(DataError, match="not what a sample index says of itself"):
+        open_sample_index(prefix, BERT, short)
+
+
+def test_a_summary_has_a_row_for_each_index_and_fits_a_terminal(tmp_path: Path) -> None:
+    indexes = {
+        f"source-{number} (held out)": build_sample_index(
+            write_dataset(tmp_path / f"d{number}", random_documents(5, seed=number)), BERT, config_of("segment_pair")
+        )
+        for number in range(4)
+    }
+    lines = list(summary_lines(indexes))
+    table, folders = lines[:6], lines[6:]
+    assert max(map(len, table)) <= 100
+    for name, index, row in zip(indexes, indexes.values(), table[1:5], strict=True):
+        assert row.strip().startswith(name) and f" {index.num_samples} (1 pass) " in row
+        middle = np.sort(index.records["num_tokens"])[(index.num_samples + 1) // 2 - 1]
+        assert row.split()[-2] == str(middle)
+        assert any(str(index.directory) in line for line in folders)
+
+
+def test_an_excerpt_leaves_nothing_and_says_what_it_is_of(tmp_path: Path) -> None:
+    prefix, config = write_dataset(tmp_path / "d", random_documents(320, sentences=2)), config_of("full_sentences")
+    objective = build_objective(config.objective, BERT)
+    before = sorted(tmp_path.iterdir())
+    with excerpt(str(prefix), BERT, config, objective, 2) as (rows, told):
+        assert rows.indexes[0].meta["dataset"]["documents"] == [0, 300]
+        assert "first 300 of 320 documents alone" in told
+        expected = build_sample_index(SourcePart(str(prefix), (0, 300)), BERT, config)
+        assert rows.indexes[0].records.tobytes() == expected.records.tobytes()
+        folder = rows.indexes[0].directory
+    shutil.rmtree(expected.directory)
+    assert not folder.parent.exists() and sorted(tmp_path.iterdir()) == before
+    whole = build_sample_index(prefix, BERT, config)
+    with excerpt(str(prefix), BERT, config, objective, 2) as (rows, told):
+        assert rows.indexes[0].directory == whole.directory and "all 320 documents" in told
 
 
 def build_in_child(prefix: Path, barrier: object, results: object) -> None:

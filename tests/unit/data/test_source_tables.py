@@ -72,7 +72,7 @@ def test_a_folder_of_save_to_disk(tmp_path: Path) -> None:
     assert _texts(tmp_path / "set") == documents
     datasets.DatasetDict({"train": data_set}).save_to_disk(str(tmp_path / "splits"))
     assert _texts(tmp_path / "splits" / "train") == documents
-    with pytest.raises(DataError, match="several splits; name one, for example --input .*train"):
+    with pytest.raises(DataError, match="several splits; name one, for example .*splits/train"):
         find_sources([str(tmp_path / "splits")])
     with pytest.raises(DataError, match="label' is not text"):
         list(Corpus([str(tmp_path / "set")], ["label"]))

@@ -213,6 +213,7 @@ def test_bad_records_name_file_line_and_reason(tmp_path: Path) -> None:
         b"[" * 100_000,
         b'{"text": "half \\ud800 pair"}',
         b'{"text": "last"}',
+        b'{"text": "cut off',
     ]
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(b"\n".join(lines))
@@ -223,9 +224,10 @@ def test_bad_records_name_file_line_and_reason(tmp_path: Path) -> None:
         ("line 2", "not valid JSON"),
         ("line 4", "has no key 'text' (its keys: title; see --json-keys)"),
         ("line 5", "not a JSON object (a list where one with 'text' is expected)"),
-        ("line 6", "the value of 'text' is not text (a int)"),
+        ("line 6", "the value of 'text' is not text (a number)"),
         ("line 8", "not valid UTF-8 (byte 0xe9 at 13)"),
         ("line 9", "nested too deeply"),
+        ("line 12", "not valid JSON (Unterminated string starting at column 10)"),
     ]
     assert len(bad) == len(expected)
     for message, (place, reason) in zip(bad, expected, strict=True):

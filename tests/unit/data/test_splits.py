@@ -16,7 +16,7 @@ from ctxlm_ds.data.plan_table import plan_lines
 from ctxlm_ds.data.samples.build import build_rows
 from ctxlm_ds.data.samples.index import RowSource
 from ctxlm_ds.data.samples.record import SourcePart
-from ctxlm_ds.data.splits import held_out_parts, refuse_overlap, train_parts
+from ctxlm_ds.data.splits import held_out_parts, refuse_copies, refuse_overlap, train_parts
 from ctxlm_ds.errors import DataError
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
@@ -120,7 +120,24 @@ def test_a_copy_under_another_name_is_still_the_same_documents(
     assert not caplog.records
     config = recipe(folder, None, validation=[copy])
     refuse_overlap(build_rows(train_parts(config), TOKENIZER, config), held_out_rows(config), config)
-    assert "copy" in caplog.text and "data.split keeps them apart" in caplog.text
+    assert "warning: held-out source copy" in caplog.text and "data.split keeps them apart" in caplog.text
+
+
+@pytest.mark.parametrize("has_json", [True, False])
+def test_a_training_source_named_twice_under_two_paths_is_refused(folder: Path, has_json: bool) -> None:
+    for end in ("bin", "idx", "json"):
+        shutil.copy(folder / f"one.{end}", folder / f"copy.{end}")
+    if not has_json:
+        for name in ("one.json", "one.sha256", "copy.json"):
+            (folder / name).unlink()
+    config = recipe(folder, train=[str(folder / "one"), str(folder / "copy")])
+    with pytest.raises(DataError, match=r"data\.train: .*copy is a copy of .*one: .*`epochs: 2`"):
+        refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
+    if not has_json:
+        content = bytearray((folder / "copy.bin").read_bytes())
+        content[0] ^= 1
+        (folder / "copy.bin").write_bytes(content)
+        refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
 
 
 def test_the_plan_says_what_the_run_will_read(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
+from ctxlm_ds.atomic import partial_path
 from ctxlm_ds.errors import TokenizerError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -201,3 +202,10 @@ def test_a_cased_bert_folder_without_do_lower_case_is_saved_with_it(tmp_path: Pa
     assert config["do_lower_case"] is False and "auto_map" not in config
     loaded = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert loaded("Chapter Ada", add_special_tokens=False)["input_ids"] == tokenizer.encode_batch(["Chapter Ada"])[0]
+
+
+def test_an_unfinished_folder_is_refused(folder: Path) -> None:
+    left = partial_path(folder)
+    folder.rename(left)
+    with pytest.raises(TokenizerError, match="tokenizer.partial-.*: not finished .*; make tokenizer again"):
+        load_tokenizer(left)

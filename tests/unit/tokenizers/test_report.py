@@ -8,8 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from ctxlm_ds.data.corpus import Corpus
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.report import report_lines, tokenizer_report
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -54,6 +58,20 @@ def test_fertility_is_tokens_by_words(tmp_path: Path, kind: str) -> None:
     assert report["fertility"] == round(tokens / 4, 4) and report["unknown_rate"] == 0
     alone = tokenizer.encode_batch([tokenizer.sentence_prefix + word for line in words for word in line])
     assert report["whole_words"] == sum(len(ids) == 1 for ids in alone) / 4 and 0 < report["whole_words"] < 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "flag"), [({"text": "--json-key", "lung": "--language-key"}, "--language-key"), ({}, "--json-keys")]
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_missing_key_is_told_by_its_flag(tmp_path: Path, keys: dict[str, str], flag: str, kind: str) -> None:
+    file = tmp_path / f"x.{kind}"
+    if kind == "jsonl":
+        file.write_text('{"text": "x", "lang": "de"}\n')
+    else:
+        parquet.write_table(pyarrow.table({"text": ["x"], "lang": ["de"]}), file)
+    with pytest.raises(DataError, match=f"has no (key|column) 'lung'.*lang, text; see {flag}\\b(?!s)"):
+        list(Corpus([str(file)], ["text", "lung"], key_flags=keys).documents())
 
 
 def test_the_tools_print_the_same_figures(tmp_path: Path, corpus: Path) -> None:

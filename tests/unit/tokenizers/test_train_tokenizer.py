@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
+from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, TOKENIZER_TYPES, train_tokenizer
 from tests.text import make_documents
 
 TEXTS = make_documents(150, seed=3)
@@ -197,12 +198,27 @@ def test_impossible_settings(tmp_path: Path) -> None:
         train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", max_sample_bytes=0)
     with pytest.raises(ConfigError, match="at least 261"):
         train_tokenizer("bpe", TEXTS, 200, tmp_path / "a")
+    for setting in ("min_frequency", "limit_alphabet"):
+        with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} 0: .* at least 1"):
+            train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", **{setting: 0})
     with pytest.raises(TokenizerError, match="no text"):
         train_tokenizer("bpe", ["", "  "], 500, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     (tmp_path / "b").mkdir()
     with pytest.raises(TokenizerError, match="exists already"):
         train_tokenizer("bpe", TEXTS, 500, tmp_path / "b")
+
+
+@pytest.mark.parametrize(("vocab_size", "warns"), [(30, True), (500, False)])
+def test_many_unknown_tokens_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, vocab_size: int, warns: bool
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
+    train_tokenizer("wordpiece", TEXTS, vocab_size, tmp_path / "t")
+    rate = json.loads((tmp_path / "t" / "ctxlm_tokenizer.json").read_text())["report"]["all"]["unknown_rate"]
+    assert (rate > MOST_UNKNOWN) == warns
+    warning = f"{100 * rate:.1f} % of the tokens of the training text are unknown; raise --vocab-size"
+    assert (warning in caplog.text) == warns
 
 
 def test_an_error_of_the_text_source_comes_through(tmp_path: Path) -> None:

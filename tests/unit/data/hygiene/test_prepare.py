@@ -13,13 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from ctxlm_ds.data.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
 from ctxlm_ds.data.corpus import Corpus
+from ctxlm_ds.data.hygiene.listing import empty_warnings
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, PrepareResult, prepare_corpus
 from ctxlm_ds.data.hygiene.report import cleaning_record
+from ctxlm_ds.data.sources import find_sources
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents
 
@@ -211,6 +215,74 @@ def test_a_limit_reads_a_beginning(tmp_path: Path) -> None:
     result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(limit_bytes=1_500_000))
     assert 500 < result.report["sources"][0]["records"] < 1200
     assert _lines(tmp_path / "out")[0]["text"] == texts[0]
+
+
+def test_a_limit_reads_a_beginning_of_a_table(tmp_path: Path) -> None:
+    texts = [f"document {number} " + "filler words " * 200 for number in range(2000)]
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "in.parquet")
+    recipe = _recipe(_source("part", str(tmp_path / "in.parquet")))
+    result = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(limit_bytes=1_500_000))
+    assert 500 < result.report["sources"][0]["records"] < 1200
+
+
+def test_documents_without_words_are_nobodys_near_duplicates(tmp_path: Path) -> None:
+    texts = ["!!! ???", "=== +++", *make_documents(2, seed=4), "--- ---"]
+    near = texts[3].rsplit(" ", 1)[0] + " changed."
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", [*texts, near])), near_duplicates=True)
+    prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert [line["text"] for line in _lines(tmp_path / "out")] == texts
+    (dropped,) = [json.loads(line) for line in (tmp_path / "out/dropped.jsonl").read_text().splitlines()]
+    assert dropped["duplicate_of"] == 4  # those without words are numbered too
+
+
+def test_sources_of_which_nothing_is_left_are_in_no_blend(tmp_path: Path) -> None:
+    sources = [_source("long", _write(tmp_path / "long.jsonl", make_documents(3))),
+               _source("short", _write(tmp_path / "short.jsonl", ["too short"]))]
+    result = prepare_corpus(_recipe(*sources, min_words=5), tmp_path / "out", PrepareOptions())
+    blend = (tmp_path / "out/blend.yaml").read_text()
+    assert "name: long" in blend and "short" not in blend
+    assert empty_warnings(result.report) == ["short: none of its 1 records was left; see dropped.jsonl"]
+    nothing = prepare_corpus(_recipe(*sources, min_words=10**6), tmp_path / "nothing", PrepareOptions())
+    assert not (tmp_path / "nothing/blend.yaml").exists()
+    assert "no document was left of 4 records (dropped by length 4; loosen" in empty_warnings(nothing.report)[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        ('{"body": "x"}\n', "has no key 'text' .its keys: body; held-out files hold their texts under 'text'"),
+    ],
+)
+def test_a_held_out_file_is_refused_by_its_own_flag(tmp_path: Path, content: str | None, message: str) -> None:
+    held_out = tmp_path / "held.jsonl"
+    if content:
+        held_out.write_text(content)
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", ["text"])), decontaminate=[str(held_out)])
+    with pytest.raises(DataError, match=f"^--decontaminate: .*held.jsonl.*{message}") as caught:
+        prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert "--input" not in str(caught.value) and "--json-keys" not in str(caught.value)
+
+
+def test_a_named_part_stands_beside_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between any two renames, a run leaves what no reader takes: named parts only where all is written."""
+    seen: list[set[str]] = []
+    rename = Path.rename
+
+    def watched(path: Path, target: Path) -> Path:
+        seen.append({entry.name for entry in path.parent.iterdir()})
+        with pytest.raises(DataError, match="no file matches"):
+            find_sources([str(path.parent.parent / "out*/*")])
+        with pytest.raises(DataError, match="never finished"):
+            find_sources([str(path)])
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", make_documents(30))))
+    prepare_corpus(recipe, tmp_path / "out", PrepareOptions(part_bytes=4000))
+    assert len(seen) > 2 and all({"corpus.json", "dropped.jsonl", "blend.yaml"} < names for names in seen)
+    assert not [name for name in seen[0] if name.endswith(".zst")]
+    assert find_sources([str(tmp_path / "out*/*.zst")])
 
 
 @pytest.mark.parametrize(
