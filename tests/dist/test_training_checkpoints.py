@@ -21,9 +21,9 @@ SAME = [
     ("adamw", Layout(2, 0)),
     ("adamw", Layout(2, 1, "bf16")),
     ("adamw", Layout(2, 2)),
-    ("adamw", Layout(2, 2, offload=True)),
+    pytest.param("adamw", Layout(2, 2, offload=True), marks=pytest.mark.soak),
     ("adamw", Layout(2, 3, "bf16")),
-    ("adamw", Layout(2, 3, "bf16", offload=True)),
+    pytest.param("adamw", Layout(2, 3, "bf16", offload=True), marks=pytest.mark.soak),
     ("lamb", Layout(2, 1, "bf16")),
     ("lamb", Layout(2, 3)),
 ]
