@@ -29,7 +29,7 @@ pretrain: install ## text to a model that fills masks, on 2 CPU ranks; CORPUS=pa
 	@$(BIN)/python tools/pretrain_default.py $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
 
 test: install ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: install ## lint, types, the order of imports, and whether docs/config.md is up to date
 	@$(BIN)/ruff check .
