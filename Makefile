@@ -10,10 +10,10 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install pretrain test check soak docs clean
+.PHONY: help install pretrain test test-slurm check soak docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(STAMP) ## create .venv with the tested versions (once)
 
@@ -29,7 +29,10 @@ pretrain: install ## text to a model that fills masks, on 2 CPU ranks; CORPUS=pa
 	@$(BIN)/python tools/pretrain_default.py $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
 
 test: install ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -m 'not soak and not slurm' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-slurm: install ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
+	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)
 
 check: install ## lint, types, the order of imports, and whether docs/config.md is up to date
 	@$(BIN)/ruff check .

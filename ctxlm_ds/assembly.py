@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.config.load import dump_config
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.data.batch_rows import BatchRows
 from ctxlm_ds.data.idle import IdleEvalLoader, IdleTrainLoader
-from ctxlm_ds.data.loader import EvalLoader, Step, TrainLoader
+from ctxlm_ds.data.loader import EvalLoader, StepStream, TrainLoader
 from ctxlm_ds.data.plan_table import plan_lines
 from ctxlm_ds.data.run_rows import RunRows, build_run_rows
 from ctxlm_ds.data.sample import Batch
@@ -28,13 +29,18 @@ from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.objectives.build import TrainingObjective, build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.run_lock import RunLock
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.training.anomalies import AnomalyPolicy
+from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import build_hooks
 from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.runtime import device_type
+from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
 from ctxlm_ds.training.trainer import Trainer
@@ -57,6 +63,7 @@ def build_run(
     objective = build_objective(config.objective, tokenizer)
     kernels = choose_run_kernels(config)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
+    manager.check_shared()
     manager.clean_leftovers()
     newest = manager.find_resumable()
     if newest is not None:
@@ -68,11 +75,18 @@ def build_run(
         logger.info("%s", line)
     engine = build_engine(config, deepspeed_config, objective, kernels, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
-    state = checkpoints.resume(newest)
+
+    def load(folder: Path | None) -> TrainState:
+        return checkpoints.resume(folder) or begin_anew(config, engine, objective)
+
+    def load_last_good() -> TrainState:
+        good = load(manager.find_resumable())
+        # Those of the course that is left: no restart may go on with them, nor the new course take them for its own.
+        manager.remove_after(good.step)
+        return good
+
+    state = load(newest)
     topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
-    if state is None:
-        initialize_weights(config, engine, objective)
-        state = TrainState()
     steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
     return Trainer(
         config=config,
@@ -80,12 +94,36 @@ def build_run(
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
         steps=steps,
         validation=validation,
-        save=checkpoints.save,
+        saves=Saves(config.checkpoint, checkpoints, failure_recorder(run_dir, topology)),
+        recovery=Recovery(
+            AnomalyPolicy(config.anomalies),
+            AnomalyLog(run_dir, BatchRows(rows.train, config) if topology.is_main else None),
+            load_last_good=load_last_good,
+            steps_from=steps.restart,
+        ),
         hooks=build_hooks(config, run_dir, topology),
         topology=topology,
         stop_signal=stop_signal,
         state=state,
     )
+
+
+def begin_anew(config: RunConfig, engine: Engine, objective: TrainingObjective) -> TrainState:
+    """The run's beginning: fresh weights, or those that `initialize_from` names, and an optimizer that has seen
+    nothing.
+    """
+    engine.forget_updates()
+    initialize_weights(config, engine, objective)
+    return TrainState()
+
+
+def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], bool]:
+    """Rank 0 notes saves that failed in the run's history; False where that could not be written either."""
+
+    def record(step: int, reason: str) -> bool:
+        return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
+
+    return record
 
 
 def build_rows_by_node(
@@ -123,7 +161,7 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 
 def build_loaders(
     config: RunConfig, rows: RunRows, objective: TrainingObjective, topology: Topology, start_row: int
-) -> tuple[Iterable[Step], Mapping[str, Iterable[Batch | None]]]:
+) -> tuple[StepStream, Mapping[str, Iterable[Batch | None]]]:
     """Training steps from `start_row` on, and held-out batches by source; idle ones where a rank sees no data."""
     size = topology.data_parallel_size
     if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:

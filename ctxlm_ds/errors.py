@@ -1,4 +1,13 @@
-"""The errors a user can cause. Each message says what is wrong, the value, and what to do."""
+"""The errors a user can cause. Each message says what is wrong, the value, and what to do.
+
+Exit statuses tell a job whether starting again can help: a user's error (2) and a training error (3) would come again;
+a hang (4) and anything else (1, a signal) may not.
+"""
+
+EXIT_UNEXPECTED = 1
+EXIT_USER_ERROR = 2
+EXIT_TRAINING_ERROR = 3
+EXIT_HANG = 4
 
 
 class CtxlmError(Exception):
@@ -27,6 +36,10 @@ class RunLockedError(CtxlmError):
 
 class TrainingError(CtxlmError):
     """Training cannot go on (a NaN, an exhausted loss scale)."""
+
+
+class ClusterError(CtxlmError):
+    """Slurm refuses a command, or a job's resources or settings make no sense."""
 
 
 class ExportError(CtxlmError):

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ from ctxlm_ds.config.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, lo
 from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import setup_logging
-from ctxlm_ds.errors import CtxlmError, DataError, TrainingError
+from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
+from ctxlm_ds.training.failure import FailureReport
 from ctxlm_ds.training.launch import RankInfo, StopSignal, discover_ranks, prepare_process
+from ctxlm_ds.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
@@ -43,21 +46,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: a user's mistake ends with one message from rank 0 and exit status 2."""
+    """Entry point: a user's mistake ends with one message and exit status 2."""
     arguments = parse_arguments(argv)
     # Before torch is imported: until then SIGUSR1, Slurm's notice ahead of a time limit, would end the process.
     stop_signal = StopSignal().install()
-    ranks = discover_ranks()
-    setup_logging(ranks.rank)
+    report = FailureReport(stop_signal)
+    setup_logging(report.rank)
     try:
         if arguments.check:
             check_only(arguments)
         else:
-            pretrain(arguments, ranks, stop_signal)
-    except CtxlmError as error:
-        if ranks.rank == 0:
-            logger.error("error: %s", error)
-        sys.exit(3 if isinstance(error, TrainingError) else 2)
+            report.ranks = discover_ranks()
+            pretrain(arguments, report.ranks, stop_signal, report)
+    except (Exception, KeyboardInterrupt) as error:
+        sys.exit(report.end(error))
 
 
 def check_only(arguments: argparse.Namespace) -> None:
@@ -74,13 +76,32 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
-def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal) -> None:
-    """Check, join the ranks, then train under the run directory's lock."""
+def pretrain(
+    arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport
+) -> None:
+    """Check the recipe, then train under the watchdog's eye."""
     config = load_config(arguments.config, arguments.set)
+    report.run_dir = run_dir = Path(config.run_dir or Path("runs") / config.name)
     check_config(config, ranks.world_size)
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
+    with Watchdog(config.watchdog, run_dir, ranks) as watchdog:
+        join_and_run(config, deepspeed_config, RunContext(ranks, stop_signal, watchdog), arguments.wait_for_lock)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run needs to know of its process."""
+
+    ranks: RankInfo
+    stop_signal: StopSignal
+    watchdog: Watchdog
+
+
+def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: RunContext, wait_s: float) -> None:
+    """Join the other ranks, then train under the run directory's lock, for which a live run is waited `wait_s`."""
+    ranks = context.ranks
     # ZeRO 3 gathers weights beside the computation, for which one queue is too few.
     one_queue = config.parallel.tensor_parallel_size > 1 and _zero_stage(deepspeed_config) < 3
     prepare_process(ranks, config.training.deterministic, one_queue)
@@ -89,7 +110,7 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
 
     from ctxlm_ds.parallel.topology import build_topology
     from ctxlm_ds.run_lock import RunLock
-    from ctxlm_ds.training.runtime import check_precision, init_process_group
+    from ctxlm_ds.training.runtime import check_precision, init_process_group, leave_waiting_to_watchdog
 
     check_precision(config)
     init_process_group()
@@ -97,11 +118,12 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
     topology = build_topology(
         ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     )
-    run_dir = Path(config.run_dir or Path("runs") / config.name)
-    lock = RunLock(run_dir)
+    leave_waiting_to_watchdog()
+    # Another process has the run: whatever this one waits for, it must write no more.
+    lock = RunLock(config.run_dir or Path("runs") / config.name, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
     try:
-        topology.run_on_rank_0(lambda: lock.acquire(wait_s=arguments.wait_for_lock))
-        run(config, deepspeed_config, lock, topology, stop_signal)
+        topology.run_on_rank_0(lambda: lock.acquire(wait_s=wait_s))
+        run(config, deepspeed_config, lock, topology, context)
     finally:
         lock.release()
     distributed.destroy_process_group()
@@ -112,25 +134,32 @@ def _zero_stage(deepspeed_config: dict[str, Any]) -> int:
 
 
 def run(
-    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal
+    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, context: RunContext
 ) -> None:
     """Everything between taking the lock and the summary."""
     from ctxlm_ds.assembly import build_run
-    from ctxlm_ds.training.runtime import print_communication
+    from ctxlm_ds.training.history import HistoryHook
+    from ctxlm_ds.training.runtime import leave_waiting_to_watchdog, print_communication
 
-    trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
+    watchdog = context.watchdog
+    if topology.is_main:
+        watchdog.clear_old_evidence()
+    trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
+    leave_waiting_to_watchdog()
+    trainer.hooks.append(watchdog)
+    watchdog.watch_writing(trainer.saves.pending_age_s)
+    if topology.is_main:
+        trainer.hooks.append(HistoryHook(lock.run_dir, context.ranks))
+    trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     try:
         trainer.run()
         print_communication(deepspeed_config)
-    except DataError as error:
-        if not topology.is_main:
-            # Other errors are raised on every rank alike; this one may be this rank's alone.
-            logger.error("error: %s", error)
-        raise
     except TrainingError as error:
         raise TrainingError(
-            f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact. Start "
-            "again with a lower learning rate, gradient clipping, or precision bf16/fp32."
+            f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact, and "
+            f"python tools/show_batch.py {lock.run_dir} lists the batch. Start again with a lower learning rate, "
+            "gradient clipping, or precision bf16/fp32; or have such batches passed over with anomalies.non_finite "
+            "skip or rollback (docs/reliability.md)."
         ) from error
 
 

@@ -3,10 +3,11 @@
 Also of any other folder that one process fills (an unfinished dataset). RUN/lock.json says who holds it (host,
 process, job); its modification time is the heartbeat. It is created by a hard link, which is atomic on every file
 system, NFS included. A dead holder is replaced: on the same host as soon as its process is gone, on another host when
-its heartbeat stands still. Of several contenders exactly one wins, because the takeover of one lock is itself claimed
-by a hard link named after that lock's token. Where record locks work (local disks, NFS) RUN/.lock is locked too: the
-kernel frees it with the process, and forked loader workers do not inherit it. Only rank 0 locks a run; the caller tells
-the other ranks.
+its heartbeat stands still. A job that Slurm has started again, or its successor, replaces its own earlier start even
+where that lives on, on a node that Slurm has given up: cut off the network it hangs, and its heartbeat goes on. Of
+several contenders exactly one wins, because the takeover of one lock is itself claimed by a hard link named after that
+lock's token. Where record locks work (local disks, NFS) RUN/.lock is locked too: the kernel frees it with the process,
+and forked loader workers do not inherit it. Only rank 0 locks a run; the caller tells the other ranks.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import fcntl
 import json
 import logging
 import os
-import socket
 import threading
 import time
-import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from ctxlm_ds.errors import RunLockedError
+from ctxlm_ds.lock_record import LockRecord, process_start_ticks, this_process
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -39,31 +40,6 @@ HANDOVER_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class LockRecord:
-    """Who holds a run directory."""
-
-    token: str
-    host: str
-    pid: int
-    process_start_ticks: int
-    """Start time of the process since boot, which tells a reused pid from the holder."""
-    boot_id: str
-    pid_namespace: str
-    """The pid means something only within one kernel's boot and one pid namespace (a container has its own)."""
-    job_id: str | None
-    acquired_unix_s: float
-
-    def describe(self) -> str:
-        job = f" (Slurm job {self.job_id})" if self.job_id else ""
-        return f"process {self.pid} on {self.host}{job}"
-
-    def same_machine(self, other: LockRecord) -> bool:
-        """Whether both processes see the same process table."""
-        mine, theirs = (self.host, self.boot_id, self.pid_namespace), (other.host, other.boot_id, other.pid_namespace)
-        return mine == theirs and "" not in mine
-
-
-@dataclass(frozen=True)
 class _Observed:
     """A lock file as one look found it."""
 
@@ -71,31 +47,6 @@ class _Observed:
     """None where the file is not a lock record."""
     heartbeat_ns: int
     inode: int
-
-
-def this_process() -> LockRecord:
-    """A record of the calling process, with a new token."""
-    return LockRecord(
-        token=uuid.uuid4().hex,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        process_start_ticks=process_start_ticks(os.getpid()) or 0,
-        boot_id=_read_line("/proc/sys/kernel/random/boot_id"),
-        pid_namespace=_read_link("/proc/self/ns/pid"),
-        job_id=os.environ.get("SLURM_JOB_ID"),
-        acquired_unix_s=time.time(),
-    )
-
-
-def process_start_ticks(pid: int) -> int | None:
-    """Clock ticks since boot at which a process of this machine started; None when it is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-            # The command name may hold spaces and brackets; the fields after its last bracket do not.
-            fields = handle.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X", "x") else int(fields[19])
 
 
 class RunLock:
@@ -106,6 +57,7 @@ class RunLock:
         stale_after_s: how long another host's heartbeat must stand still before its lock is taken over.
         heartbeat_s: time between heartbeats.
         remedy: what a refusal advises besides waiting and stopping the holder.
+        on_loss: called from the heartbeat's thread when another process has taken the lock over.
     """
 
     def __init__(
@@ -114,12 +66,14 @@ class RunLock:
         stale_after_s: float = STALE_AFTER_S,
         heartbeat_s: float = HEARTBEAT_S,
         remedy: str = "choose another run_dir",
+        on_loss: Callable[[], None] | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self._path = self.run_dir / LOCK_NAME
         self._stale_after_s = stale_after_s
         self._heartbeat_s = heartbeat_s
         self._remedy = remedy
+        self._on_loss = on_loss
         self._record = this_process()
         self._handle = -1
         self._guard = -1
@@ -156,6 +110,11 @@ class RunLock:
     def held(self) -> bool:
         """Whether this process holds the lock, as far as the last heartbeat knows."""
         return self._handle >= 0 and not self._lost and self._record.pid == os.getpid()
+
+    @property
+    def token(self) -> str:
+        """What RUN/lock.json holds of this lock and of no other."""
+        return self._record.token
 
     def check(self) -> None:
         """Make sure that the lock is still this process's own.
@@ -236,10 +195,15 @@ class RunLock:
             self._close_handle()
             claims[-1].unlink(missing_ok=True)
             return False
-        logger.warning("taking over %s from %s, which is gone", self.run_dir, dead.record.describe())
+        lives = not self._is_gone(dead)
+        state = "which Slurm has given up" if lives else "which is gone"
+        logger.warning("taking over %s from %s, %s", self.run_dir, dead.record.describe(), state)
         os.replace(claims[-1], self._path)
         for claim in claims:
             claim.unlink(missing_ok=True)
+        if lives and self._guard < 0:
+            # It may be writing still; its next heartbeat tells it.
+            time.sleep(1.5 * self._heartbeat_s)
         return True
 
     def _link_own(self, target: Path) -> bool:
@@ -285,6 +249,14 @@ class RunLock:
     # Judging
 
     def _is_dead(self, holder: _Observed) -> bool:
+        return self._is_gone(holder) or self._is_given_up(holder)
+
+    def _is_given_up(self, holder: _Observed) -> bool:
+        """Slurm started this process because that one's node is lost. On the same machine the process table knows."""
+        record = holder.record
+        return record is not None and not record.same_machine(self._record) and record.is_succeeded_by(self._record)
+
+    def _is_gone(self, holder: _Observed) -> bool:
         record = holder.record
         if record is None:
             return False
@@ -363,13 +335,19 @@ class RunLock:
         self._thread.start()
 
     def _beat(self) -> None:
+        failing = False
         while not self._lost and not self._stop.wait(self._heartbeat_s):
             try:
                 # The own file, not the path: after a takeover it is nobody's lock any more.
                 os.utime(self._handle)
                 self._confirm()
+                failing = False
             except OSError as error:
-                logger.warning("heartbeat of %s failed: %s", self._path, error)
+                if not failing:
+                    logger.warning("heartbeat of %s fails until this is mended: %s", self._path, error)
+                failing = True
+        if self._lost and self._on_loss is not None:
+            self._on_loss()
 
     def _confirm(self) -> None:
         """Notice a takeover; put the file back where somebody merely removed it."""
@@ -385,17 +363,3 @@ class RunLock:
 
 def _who(holder: _Observed | None) -> str:
     return holder.record.describe() if holder is not None and holder.record is not None else "another process"
-
-
-def _read_line(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -6,6 +6,8 @@ Both sides work in turn, round by round in one process, so that a machine whose 
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import at_least, run_command, setup_logging
@@ -38,6 +40,13 @@ def _samples_options(parser: argparse.ArgumentParser) -> None:
 def _merge_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", nargs="+", required=True, metavar="PREFIX", help="datasets to join, in order")
     parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder on the disk to measure")
+
+
+def _save_options(parser: argparse.ArgumentParser) -> None:
+    _recipe_options(parser)
+    parser.add_argument("--deepspeed_config", default="zero1", metavar="JSON", help="DeepSpeed JSON (zero1)")
+    parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder on the disk to measure")
+    parser.add_argument("--steps", type=at_least(1), default=3, metavar="N", help="steps between two saves (3)")
 
 
 def _pretrain(args: argparse.Namespace) -> Iterable[str]:
@@ -78,6 +87,29 @@ def _merge(args: argparse.Namespace) -> Iterable[str]:
     return compare_merge(args.input, args.output_dir, args.rounds).lines()
 
 
+def _save(args: argparse.Namespace) -> Iterable[str]:
+    """On several ranks under torchrun, on one without a launcher."""
+    from ctxlm_ds.config.check import check_config
+    from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
+    from ctxlm_ds.config.load import load_config
+    from ctxlm_ds.training.launch import discover_ranks, prepare_process
+
+    config = load_config(args.config, args.set)
+    ranks = discover_ranks()
+    check_config(config, ranks.world_size)
+    settings = build_deepspeed_config(config, load_deepspeed_json(args.deepspeed_config), ranks.world_size)
+    prepare_process(ranks)
+    _set_threads(args.threads)
+    from ctxlm_ds.benchmark.saves import compare_saves
+    from ctxlm_ds.parallel.topology import build_topology
+    from ctxlm_ds.training.runtime import init_process_group
+
+    init_process_group()
+    layout = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
+    topology = build_topology(ranks.local_rank, ranks.local_world_size, *layout)
+    return compare_saves(config, settings, topology, Path(args.output_dir), args.rounds, args.steps)
+
+
 def _set_threads(threads: int | None) -> None:
     if threads:
         import torch
@@ -90,6 +122,7 @@ COMMANDS = (
     ("loader", "rows of the loader beside transformers' collator", _recipe_options, _loader),
     ("preprocess", "the whole of tools/preprocess_data.py beside encode_batch_fast", _preprocess_options, _preprocess),
     ("merge", "tools/merge_datasets.py beside a plain copy of the files", _merge_options, _merge),
+    ("save", "a checkpoint written beside training beside one that training waits for", _save_options, _save),
     ("samples", "the sample index beside Megatron's C++ helpers", _samples_options, _samples),
 )
 """Name, what it measures, its options, and the lines of its table."""
@@ -108,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = build_parser().parse_args()
-    setup_logging()
+    setup_logging(int(os.environ.get("RANK", "0")))
     for line in args.measure(args):
         print(line)
 

@@ -29,6 +29,13 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(folder: Path) -> int:
+    """`…/step-00000100` -> 100."""
+    match = _STEP_NAME.fullmatch(folder.name)
+    assert match is not None, folder
+    return int(match[1])
+
+
 def list_checkpoints(directory: Path) -> dict[int, Path]:
     """Folders under their final name by step, ascending; whether they are intact is verify()'s business."""
     found = {}

@@ -1,23 +1,20 @@
 """Checkpoints that are complete or do not exist: written aside by all ranks, listed, renamed; `latest` moves last.
 
 In: what to write, as functions. Out: RUN/checkpoints/step-XXXXXXXX with a manifest, rotated, and the newest intact one
-at a resume. Not here: what a checkpoint holds (training.py, layout_free.py).
+at a resume. Not here: what a checkpoint holds (training.py, layout_free.py), its way from begin to end (pending.py).
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import fsync_path, fsync_tree, write_text
+from ctxlm_ds.atomic import fsync_path, write_text
 from ctxlm_ds.checkpoint.folders import (
     CHECKPOINTS_DIR,
     LATEST_NAME,
@@ -27,28 +24,31 @@ from ctxlm_ds.checkpoint.folders import (
     remove_folder,
     remove_leftovers,
     step_name,
+    step_of,
     to_rotate,
 )
-from ctxlm_ds.checkpoint.manifest import FileEntry, hash_files, list_files, read_manifest, verify, write_manifest
+from ctxlm_ds.checkpoint.manifest import hash_file, hash_files, list_files, read_manifest, verify, write_manifest
+from ctxlm_ds.checkpoint.pending import PendingSave, Written
+from ctxlm_ds.checkpoint.pieces import Flushed
+from ctxlm_ds.checkpoint.room import (
+    NodeView,
+    check_writable,
+    enough_to_remove,
+    explain,
+    is_full_disk,
+    least_free,
+    look,
+)
+from ctxlm_ds.checkpoint.shared_folder import holds, wait_until
 from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.run_lock import RunLock
+from ctxlm_ds.run_lock import LOCK_NAME, RunLock
 
 logger = logging.getLogger("ctxlm_ds")
 
-SHARED_FOLDER_WAIT_S = 10.0
-FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What one rank did: its files, what its `write` returned, or why it failed."""
-
-    rank: int
-    files: dict[str, FileEntry]
-    value: Any = None
-    error: str | None = None
+Write = Callable[[Path], object]
+Finish = Callable[[Path, list[Any]], None]
 
 
 class CheckpointManager:
@@ -69,6 +69,9 @@ class CheckpointManager:
         self._topology = topology
         self._lock = lock
         self._damaged: set[int] = set()
+        self._good: set[int] = set()
+        """Steps of checkpoints that this process completed or verified."""
+        self._was_full = False
 
     def clean_leftovers(self) -> None:
         """Remove half-written and half-removed checkpoints of a killed process.
@@ -81,10 +84,28 @@ class CheckpointManager:
             if self._lock is None:
                 raise CheckpointError(f"{self.directory}: leftovers are only removed under the run directory's lock")
             self._lock.check()
-            for name in remove_leftovers(self.directory):
-                logger.info("removed the unfinished %s", self.directory / name)
+            self._remove_leftovers()
 
         self._topology.run_on_rank_0(clean)
+
+    def _remove_leftovers(self) -> None:
+        for name in remove_leftovers(self.directory):
+            logger.info("removed the unfinished %s", self.directory / name)
+
+    def check_shared(self) -> None:
+        """Make sure, before any training, that all nodes see the same run directory: the lock file of rank 0.
+
+        Raises:
+            CheckpointError: one does not.
+        """
+        path = self.directory.parent / LOCK_NAME
+        token = self._topology.compute_on_rank_0(lambda: self._lock.token if self._lock is not None else None)
+
+        def check() -> None:
+            if token is not None and self._topology.local_rank == 0:
+                wait_until(lambda: holds(path, token), path, "is rank 0's lock")
+
+        self._topology.run_together(check)
 
     def find_resumable(self) -> Path | None:
         """The newest checkpoint that verifies, on every rank; None where the run has none yet.
@@ -95,44 +116,102 @@ class CheckpointManager:
             CheckpointError: there are checkpoints and all are damaged.
         """
         search = self._topology.compute_on_rank_0(lambda: find_newest_intact(self.directory))
-        self._damaged = {step for step, path in list_checkpoints(self.directory).items() if path in search.damaged}
+        self._damaged = {step_of(folder) for folder in search.damaged}
+        if search.newest is not None:
+            self._good.add(step_of(search.newest))
         return search.newest
 
-    def save(
-        self,
-        step: int,
-        write: Callable[[Path], object],
-        finish: Callable[[Path, list[Any]], None],
-        estimated_bytes: int = 0,
-    ) -> Path:
-        """Write the checkpoint of a step; nothing to do where it exists and verifies.
+    def last_good(self) -> Path | None:
+        """The newest checkpoint that this process completed or verified."""
+        return self.directory / step_name(max(self._good)) if self._good else None
 
-        Args:
-            step: optimizer step.
-            write: called on every rank with the folder to fill. It must hold no collective, or a rank that fails
-                would leave the others waiting; what it returns (picklable) travels to rank 0. A rank's own files end
-                in -RRRRR before the extension, so that it flushes and hashes them itself.
-            finish: called on rank 0 with the folder and what every rank's `write` returned, by rank.
-            estimated_bytes: expected size of the whole checkpoint; 0 takes that of the newest one.
+    def remove_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps: of a course that was left, which no restart may go on with."""
+
+        def remove() -> None:
+            if self._lock is not None:
+                self._lock.check()
+            for later, folder in sorted(list_checkpoints(self.directory).items(), reverse=True):
+                if later > step:
+                    remove_folder(folder)
+                    logger.info("removed %s, of the course that was left at step %d", folder, step)
+            if (self.directory / step_name(step)).is_dir():
+                self._move_latest(self.directory / step_name(step))
+
+        self._together(step, remove)
+        self._good = {kept for kept in self._good if kept <= step}
+        self._damaged = {kept for kept in self._damaged if kept <= step}
+
+    def save(self, step: int, write: Write, finish: Finish, estimated_bytes: int = 0) -> Path:
+        """Write the checkpoint of a step, complete on return; nothing to do where it exists and verifies.
+
+        Args, Raises: as of `begin`, and a failure of any rank is raised on all of them.
 
         Returns:
             The checkpoint's folder.
+        """
+        pending = self.begin(step, lambda: write, finish, estimated_bytes, beside=False)
+        if pending is not None:
+            self.advance(pending, to_the_end=True)
+        return self.directory / step_name(step)
+
+    def begin(
+        self,
+        step: int,
+        take: Callable[[], Write],
+        finish: Finish,
+        estimated_bytes: int = 0,
+        beside: bool = True,
+    ) -> PendingSave | None:
+        """Begin the checkpoint of a step: look for room, take what is to be written, start to write it.
+
+        Args:
+            step: optimizer step.
+            take: called on every rank once there is room; gives the function that fills the folder it is called with.
+                Neither may hold a collective, or a rank that fails would leave the others waiting; what the second
+                returns (picklable, or Flushed) travels to rank 0. A rank's own files end in -RRRRR before the
+                extension, so that it flushes and hashes them itself.
+            finish: called on rank 0 with the folder and what every rank's function returned, by rank.
+            estimated_bytes: expected size of the whole checkpoint; 0 takes that of the newest one.
+            beside: write in threads of their own while the ranks go on; False writes before this returns.
+
+        Returns:
+            The save, to be advanced to its end; None where the checkpoint exists and verifies.
 
         Raises:
-            CheckpointError: the same on every rank, whichever failed; the partial folder is gone and the older
-                checkpoints are untouched.
+            CheckpointError: no room, or a node cannot write; the same on every rank. Older checkpoints are untouched.
         """
         final = self.directory / step_name(step)
         partial = final.with_name(final.name + PARTIAL_SUFFIX)
-        if not self._together(step, lambda: self._prepare(final, partial, estimated_bytes)):
-            return final
+        views = self._topology.gather_object(look(self.directory) if self._topology.local_rank == 0 else None)
+        seen = [view for view in views or [] if view is not None]
+        if not self._together(step, lambda: self._prepare(step, final, partial, seen, estimated_bytes)):
+            self._good.add(step)
+            return None
+        write = _taken(take)
         started_s = time.monotonic()
-        gathered = self._topology.gather_object(self._write_own(partial, write))
-        self._together(step, lambda: self._complete(step, partial, final, gathered or [], finish))
-        if self._topology.is_main:
-            logger.info("saved %s in %.1f s", final, time.monotonic() - started_s)
-            self._rotate(step)
-        return final
+        return PendingSave(
+            step,
+            self._topology,
+            write=lambda: self._write_own(partial, write),
+            complete=lambda gathered: self._complete(step, partial, final, gathered, finish, started_s),
+            tell=lambda action: self._together(step, action),
+            beside=beside,
+        )
+
+    def advance(self, pending: PendingSave, to_the_end: bool = False) -> None:
+        """Take a save one collective part further, or through all of them.
+
+        Raises:
+            CheckpointError: it failed, the same on every rank, whichever failed; the partial folder is gone and the
+                older checkpoints are untouched.
+        """
+        if to_the_end:
+            pending.wait()
+        else:
+            pending.advance()
+        if pending.over:
+            self._good.add(pending.step)
 
     def _together(self, step: int, action: Callable[[], Any]) -> Any:
         """Run a part of a save on rank 0; a failure is the same CheckpointError on every rank."""
@@ -143,15 +222,19 @@ class CheckpointManager:
             except CtxlmError:
                 raise
             except OSError as error:
-                raise CheckpointError(_failure(step, self._topology.rank, _explain(error))) from error
+                raise CheckpointError(_failure(step, self._topology.rank, explain(error))) from error
 
         return self._topology.compute_on_rank_0(attempt)
 
     # Rank 0, before: room and an empty folder
 
-    def _prepare(self, final: Path, partial: Path, estimated_bytes: int) -> bool:
+    def _prepare(self, step: int, final: Path, partial: Path, views: list[NodeView], estimated_bytes: int) -> bool:
         if self._lock is not None:
             self._lock.check()
+        try:
+            check_writable(views)
+        except CheckpointError as error:
+            raise CheckpointError(_failure(step, None, str(error))) from None
         if final.exists():
             try:
                 verify(final)
@@ -159,65 +242,77 @@ class CheckpointManager:
             except CheckpointError as error:
                 logger.warning("%s; it is written again", error)
         self.directory.mkdir(parents=True, exist_ok=True)
-        if partial.exists():
+        if self._lock is not None:
+            # No other save is on its way: what an earlier one that failed could not remove may go.
+            self._remove_leftovers()
+        elif partial.exists():
             remove_folder(partial)
-        self._check_space(final, estimated_bytes or self._newest_bytes())
+        self._check_space(step, final, views, estimated_bytes or self._newest_bytes())
         partial.mkdir()
         return True
 
-    def _check_space(self, final: Path, needed_bytes: int) -> None:
-        free_bytes = shutil.disk_usage(self.directory).free
-        if needed_bytes > free_bytes:
+    def _check_space(self, step: int, final: Path, views: list[NodeView], needed_bytes: int) -> None:
+        """Room on every node's view; where it is missing, rotation comes early."""
+        view = least_free(views)
+        missing_bytes = needed_bytes - view.free_bytes
+        # A quota is not seen beforehand: after it was met, one checkpoint goes.
+        if missing_bytes <= 0 and self._was_full:
+            self._make_room(step, missing_bytes=1)
+        elif missing_bytes > 0 and not self._make_room(step, missing_bytes):
             raise CheckpointError(
-                f"{final}: a checkpoint needs {needed_bytes / 1e9:.3f} GB and {free_bytes / 1e9:.3f} GB are free in "
-                f"{self.directory}: {(needed_bytes - free_bytes) / 1e9:.3f} GB are missing. Free space there, or lower "
-                f"checkpoint.keep_last (now {self._config.keep_last})"
+                f"{final}: a checkpoint needs {needed_bytes / 1e9:.3f} GB and {view.free_bytes / 1e9:.3f} GB are free "
+                f"in {self.directory} on {view.host}: {missing_bytes / 1e9:.3f} GB are missing. Free space there, or "
+                f"lower checkpoint.keep_last (now {self._config.keep_last})"
             )
 
+    def _make_room(self, step: int, missing_bytes: int) -> bool:
+        """Remove what would go once this step is complete, where that is enough and a good checkpoint stays."""
+        folders = list_checkpoints(self.directory)
+        doomed = self._to_rotate([*folders, step], step)
+        if not self._good.intersection(folders).difference(doomed):
+            return False
+        sized = [(folders[old], _size_of(folders[old])) for old in doomed]
+        chosen = enough_to_remove(sized, missing_bytes)
+        for folder in chosen:
+            logger.warning("%s is removed ahead of its time: there is no room for one more checkpoint", folder)
+            remove_folder(folder)
+        return bool(chosen)
+
     def _newest_bytes(self) -> int:
-        for folder in reversed(list_checkpoints(self.directory).values()):
-            try:
-                return read_manifest(folder).total_bytes
-            except CheckpointError:
-                continue
-        return 0
+        sizes = [_size_of(folder) for folder in list_checkpoints(self.directory).values()]
+        return next((size for size in reversed(sizes) if size), 0)
 
     # Every rank: its own files
 
-    def _write_own(self, partial: Path, write: Callable[[Path], object]) -> _Written:
+    def _write_own(self, partial: Path, write: Write) -> Written:
         rank = self._topology.rank
         try:
-            _wait_for_folder(partial)
+            wait_until(partial.is_dir, partial, "was made by rank 0")
             value = write(partial)
+            files = dict(value.files) if isinstance(value, Flushed) else {}
             own = [name for name in list_files(partial) if Path(name).stem.endswith(f"-{rank:05d}")]
-            for name in own:
+            left = [name for name in own if name not in files]
+            for name in left:
                 fsync_path(partial / name)
-            return _Written(rank, hash_files(partial, own), value)
+            files.update(hash_files(partial, left))
+            return Written(rank, files, value.value if isinstance(value, Flushed) else value)
         except (OSError, CtxlmError) as error:
-            return _Written(rank, {}, error=_explain(error))
+            return Written(rank, error=explain(error), disk_full=is_full_disk(error))
         except Exception as error:
             logger.exception("writing %s failed on rank %d", partial, rank)
-            return _Written(rank, {}, error=f"{type(error).__name__}: {error}")
+            return Written(rank, error=f"{type(error).__name__}: {error}")
 
     # Rank 0, after: the rest, the manifest, the names
 
     def _complete(
-        self,
-        step: int,
-        partial: Path,
-        final: Path,
-        gathered: list[_Written],
-        finish: Callable[[Path, list[Any]], None],
+        self, step: int, partial: Path, final: Path, gathered: list[Written], finish: Finish, started_s: float
     ) -> None:
         try:
+            self._was_full = any(written.disk_full for written in gathered)
             failed = [written for written in gathered if written.error is not None]
             if failed:
                 raise CheckpointError(_failure(step, failed[0].rank, str(failed[0].error)))
-            finish(partial, [written.value for written in gathered])
-            files = {name: entry for written in gathered for name, entry in written.files.items()}
-            fsync_tree(partial)
-            files.update(hash_files(partial, [name for name in list_files(partial) if name not in files]))
-            write_manifest(partial, step, files)
+            self._seal(step, partial, gathered, finish)
             if self._lock is not None:
                 self._lock.check()
             if final.exists():
@@ -227,47 +322,67 @@ class CheckpointManager:
         except RunLockedError:
             # The folder of that name is another job's by now.
             raise
-        except BaseException:
+        except BaseException as error:
+            self._was_full |= isinstance(error, OSError) and is_full_disk(error)
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._damaged.discard(step)
         self._move_latest(final)
+        logger.info("saved %s in %.1f s", final, time.monotonic() - started_s)
+        self._rotate(step)
+
+    def _seal(self, step: int, partial: Path, gathered: list[Written], finish: Finish) -> None:
+        """Rank 0's own files, and the manifest over all; everything on the disk."""
+        finish(partial, [written.value for written in gathered])
+        files = {name: entry for written in gathered for name, entry in written.files.items()}
+        # What the ranks wrote they have flushed themselves.
+        own = [name for name in list_files(partial) if name not in files]
+        for name in own:
+            fsync_path(partial / name)
+        for folder in sorted({(partial / name).parent for name in own} | {partial}):
+            fsync_path(folder)
+        # Small ones, and no pool of threads that the end of the process would wait for.
+        files.update({name: hash_file(partial / name) for name in own})
+        write_manifest(partial, step, files)
 
     def _move_latest(self, final: Path) -> None:
         try:
             write_text(self.directory / LATEST_NAME, final.name + "\n")
         except OSError as error:
-            logger.warning("%s is complete, but %s could not be moved: %s", final, LATEST_NAME, _explain(error))
+            logger.warning("%s is complete, but %s could not be moved: %s", final, LATEST_NAME, explain(error))
 
     def _rotate(self, newest: int) -> None:
-        folders = list_checkpoints(self.directory)
-        every = self._config.keep_every_steps
-        for step in to_rotate(list(folders), newest, self._config.keep_last, every, self._damaged):
-            try:
+        try:
+            folders = list_checkpoints(self.directory)
+            for step in self._to_rotate(list(folders), newest):
                 remove_folder(folders[step])
-            except OSError as error:
-                logger.warning("could not remove the old checkpoint %s: %s", folders[step], _explain(error))
+        except OSError as error:
+            logger.warning("could not remove an old checkpoint: %s", explain(error))
+
+    def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
+        return to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
 
 
-def _wait_for_folder(partial: Path) -> None:
-    """A network file system may show another host's new folder a moment late."""
-    deadline_s = time.monotonic() + SHARED_FOLDER_WAIT_S
-    while not partial.is_dir():
-        if time.monotonic() > deadline_s:
-            raise CheckpointError(
-                f"{partial} was made by rank 0 and is not to be seen on {socket.gethostname()}: the run directory must "
-                "lie on storage that all nodes share"
-            )
-        time.sleep(0.1)
+def _taken(take: Callable[[], Write]) -> Write:
+    """What `take` gives; where it fails, a function that fails so, since the other ranks count on this one's word."""
+    try:
+        return take()
+    except Exception as error:
+        failure = error
+
+    def fail(_: Path) -> object:
+        raise failure
+
+    return fail
 
 
-def _failure(step: int, rank: int, reason: str) -> str:
-    return f"the checkpoint of step {step} could not be written (rank {rank}): {reason}. Older checkpoints are intact"
+def _size_of(folder: Path) -> int:
+    try:
+        return read_manifest(folder).total_bytes
+    except CheckpointError:
+        return 0
 
 
-def _explain(error: Exception) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
-    where = f" ({error.filename})" if error.filename else ""
-    text = f"{error.strerror or error}{where} on {socket.gethostname()}"
-    return text + "; free space there or raise the quota" if error.errno in FULL_DISK_ERRORS else text
+def _failure(step: int, rank: int | None, reason: str) -> str:
+    who = "" if rank is None else f" (rank {rank})"
+    return f"the checkpoint of step {step} could not be written{who}: {reason}. Older checkpoints are intact"

@@ -108,7 +108,7 @@ def read_manifest(directory: Path) -> Manifest:
         )
     try:
         return _parse(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from None
 
 
@@ -116,7 +116,7 @@ def _parse(document: dict[str, Any]) -> Manifest:
     files = {}
     for name, entry in document["files"].items():
         parts = Path(name).parts
-        if not parts or Path(name).is_absolute() or ".." in parts:
+        if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
             raise ValueError(f"file name {name!r} leaves the checkpoint")
         files[name] = FileEntry(int(entry["bytes"]), str(entry["sha256"]))
     return Manifest(int(document["step"]), files)

@@ -7,13 +7,15 @@ reading (layout_free.py), which rank owns what (training/fragments.py), sizes an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.cover import check_shape, group_pieces
-from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, TensorFileWriter
+from ctxlm_ds.checkpoint.manifest import FileEntry
+from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, PlannedTensorFile, TensorFile, TensorFileWriter
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.shards import Shard
 
@@ -33,6 +35,14 @@ def estimate_bytes(num_elements: int, num_kinds: int = 3) -> int:
     return num_elements * num_kinds * FP32_BYTES + 2 * HEADER_ROOM_BYTES
 
 
+@dataclass(frozen=True)
+class Flushed:
+    """What a rank wrote, where its files are on the disk and hashed already."""
+
+    value: Any
+    files: Mapping[str, FileEntry]
+
+
 class PieceWriter:
     """Writes one rank's pieces: weights-RRRRR.safetensors and moments-RRRRR.safetensors in `directory`.
 
@@ -46,7 +56,7 @@ class PieceWriter:
         self._directory = directory
         self._rank = rank
         self._room_bytes = header_room_bytes
-        self._files: dict[str, TensorFileWriter] = {}
+        self._files: dict[str, TensorFile] = {}
         self._parameters: ParameterPieces = {}
 
     def add(
@@ -98,14 +108,33 @@ class PieceWriter:
         self._files.clear()
         return self._parameters
 
-    def _file(self, stem: str) -> TensorFileWriter:
+    def _file(self, stem: str) -> TensorFile:
         if stem not in self._files:
             path = self._directory / f"{stem}-{self._rank:05d}.safetensors"
-            self._files[stem] = TensorFileWriter(path, self._room_bytes)
+            self._files[stem] = self._make_file(path, self._room_bytes)
         return self._files[stem]
 
+    def _make_file(self, path: Path, room_bytes: int) -> TensorFile:
+        return TensorFileWriter(path, room_bytes)
 
-def _free_key(file: TensorFileWriter, key: str, start: int) -> str:
+
+class PlannedPieceWriter(PieceWriter):
+    """The same files, from pieces that stay in memory: written by `write_files` alone, in one go, hashed on the way."""
+
+    def write_files(self, check: Callable[[], None]) -> Flushed:
+        """Write, flush and hash the files.
+
+        Args:
+            check: called every few megabytes; what it raises ends the writing.
+        """
+        planned = [file for file in self._files.values() if isinstance(file, PlannedTensorFile)]
+        return Flushed(self.close(), {file.path.name: file.write(check) for file in planned})
+
+    def _make_file(self, path: Path, room_bytes: int) -> TensorFile:
+        return PlannedTensorFile(path, room_bytes)
+
+
+def _free_key(file: TensorFile, key: str, start: int) -> str:
     """The parameter's name; for a second piece with its start, and where shards share that, with a number."""
     if key in file:
         key = f"{key}@{start}"

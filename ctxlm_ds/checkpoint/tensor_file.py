@@ -1,4 +1,4 @@
-"""One safetensors file of flat fp32 tensors, written tensor by tensor and read by byte ranges.
+"""One safetensors file of flat fp32 tensors, written tensor by tensor or in one go, and read by byte ranges.
 
 In: 1-D fp32 tensors. Out: a file that any safetensors library reads; ranges of it, straight into a tensor's memory. It
 is not mapped, so that a file which is cut off while it is read is an error and not the end of the process.
@@ -6,13 +6,16 @@ is not mapped, so that a file which is cut off while it is read is an error and 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ctxlm_ds.checkpoint.manifest import FileEntry
 from ctxlm_ds.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,12 +25,14 @@ FP32_BYTES = 4
 LENGTH_BYTES = 8
 # The limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
+WRITE_BYTES = 1 << 23
+FLUSH_BYTES = 1 << 28
 
 
-class TensorFileWriter:
-    """A safetensors file written tensor by tensor, so that a rank never holds a second copy of what it saves.
+class TensorFile:
+    """The tensors of a safetensors file to be: where each one lies, and the header that says so.
 
-    The format wants its header first; the room for it is kept free and padded with spaces, as the format allows.
+    The format wants its header first; `header_room_bytes` are kept free for it, padded with spaces as it allows.
     """
 
     def __init__(self, path: Path, header_room_bytes: int) -> None:
@@ -35,44 +40,119 @@ class TensorFileWriter:
         self._room_bytes = header_room_bytes
         self._entries: dict[str, dict[str, Any]] = {}
         self._data_bytes = 0
-        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 (closed by close)
-        self._file.seek(LENGTH_BYTES + header_room_bytes)
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
     def append(self, key: str, flat: torch.Tensor) -> None:
-        """Write one 1-D fp32 tensor on the CPU."""
-        data = memoryview(flat.numpy()).cast("B")
-        self._file.write(data)
+        """Add one 1-D fp32 tensor on the CPU."""
+        self._take(memoryview(flat.numpy()).cast("B"))
         self._entries[key] = {
             "dtype": "F32",
             "shape": [flat.numel()],
-            "data_offsets": [self._data_bytes, self._data_bytes + data.nbytes],
+            "data_offsets": [self._data_bytes, self._data_bytes + flat.nbytes],
         }
-        self._data_bytes += data.nbytes
+        self._data_bytes += flat.nbytes
+
+    def close(self) -> None:
+        """No more tensors come."""
+
+    def _take(self, data: memoryview) -> None:
+        """What a kind of file does with a tensor's bytes."""
+        raise NotImplementedError
+
+    def _header(self) -> bytes:
+        """All that stands before the tensors; the room grows where it is too small."""
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
+        if len(header) > self._room_bytes:
+            self._room_bytes = -(-len(header) // 8) * 8
+        header = header.ljust(self._room_bytes)
+        return len(header).to_bytes(LENGTH_BYTES, "little") + header
+
+
+class TensorFileWriter(TensorFile):
+    """Written tensor by tensor, so that a rank never holds a second copy of what it saves."""
+
+    def __init__(self, path: Path, header_room_bytes: int) -> None:
+        super().__init__(path, header_room_bytes)
+        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 (closed by close)
+        self._file.seek(LENGTH_BYTES + header_room_bytes)
+
+    def _take(self, data: memoryview) -> None:
+        self._file.write(data)
 
     def close(self) -> None:
         """Write the header; where its room is too small the data moves once."""
-        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
-        if len(header) > self._room_bytes:
-            self._widen(len(header))
-        header = header.ljust(self._room_bytes)
+        room_bytes = self._room_bytes
+        header = self._header()
+        if self._room_bytes > room_bytes:
+            self._move_data(room_bytes)
         self._file.seek(0)
-        self._file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
+        self._file.write(header)
         self._file.close()
 
-    def _widen(self, room_bytes: int) -> None:
+    def _move_data(self, room_bytes: int) -> None:
+        """From behind the narrow room to behind the wide one."""
         self._file.close()
         narrow = self.path.with_name(self.path.name + ".narrow")
         os.replace(self.path, narrow)
         self._file = open(self.path, "xb")  # noqa: SIM115 (closed by close)
         with open(narrow, "rb") as source:
-            source.seek(LENGTH_BYTES + self._room_bytes)
-            self._room_bytes = -(-room_bytes // 8) * 8
+            source.seek(LENGTH_BYTES + room_bytes)
             self._file.seek(LENGTH_BYTES + self._room_bytes)
             shutil.copyfileobj(source, self._file, 1 << 22)
         narrow.unlink()
+
+
+class PlannedTensorFile(TensorFile):
+    """Written in one go from tensors that stay in memory, and flushed and hashed on the way: it is not read back."""
+
+    def __init__(self, path: Path, header_room_bytes: int) -> None:
+        super().__init__(path, header_room_bytes)
+        self._parts: list[memoryview] = []
+
+    def _take(self, data: memoryview) -> None:
+        self._parts.append(data)
+
+    def write(self, check: Callable[[], None]) -> FileEntry:
+        """Write the file to the disk.
+
+        Args:
+            check: called every few megabytes; what it raises ends the writing.
+
+        Returns:
+            Its size and sha256.
+        """
+        try:
+            return self._write(check)
+        except OSError as error:
+            # Writing, other than opening, does not say which file.
+            error.filename = error.filename or str(self.path)
+            raise
+
+    def _write(self, check: Callable[[], None]) -> FileEntry:
+        digest = hashlib.sha256()
+        unflushed_bytes = size_bytes = 0
+        with open(self.path, "xb", buffering=0) as file:
+            for part in (memoryview(self._header()), *self._parts):
+                for start in range(0, part.nbytes, WRITE_BYTES):
+                    check()
+                    data = part[start : start + WRITE_BYTES]
+                    digest.update(data)
+                    _write_whole(file, data)
+                    size_bytes += data.nbytes
+                    unflushed_bytes += data.nbytes
+                    if unflushed_bytes >= FLUSH_BYTES:
+                        # Whoever else writes is held up where too much waits for the disk.
+                        os.fdatasync(file.fileno())
+                        unflushed_bytes = 0
+            os.fsync(file.fileno())
+        return FileEntry(size_bytes, digest.hexdigest())
+
+
+def _write_whole(file: FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 class TensorFileReader:

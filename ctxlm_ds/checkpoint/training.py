@@ -10,7 +10,8 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,26 +19,23 @@ from typing import Any
 import torch
 import yaml
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.pending import PendingSave
+from ctxlm_ds.checkpoint.pieces import merge_index
+from ctxlm_ds.checkpoint.rank_states import RankStates
+from ctxlm_ds.config.fixed_settings import FIXED_SETTINGS
 from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.fragments import Fragment
 from ctxlm_ds.training.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")
 
-BYTES_PER_ELEMENT = 4
 FREE_SPACE_SLACK_BYTES = 16 * 2**20
-# What fixes the model and the order and content of the rows: a change would not continue the run, it would be another.
-FIXED_SETTINGS = (
-    "model", "objective", "data.blend", "data.temperature", "data.split", "data.seq_length", "data.sample_format",
-    "data.short_seq_prob", "data.num_duplicates", "data.packing", "data.max_sequences_per_row",
-    "data.reset_at_documents", "training.seed", "optimizer.name",
-)  # fmt: skip
+GIVE_UP_S = 5.0
 SOURCES = "sources"
 
 UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
@@ -66,48 +64,85 @@ class TrainingCheckpoints:
         self._tokenizer_dir = tokenizer_dir
         self._data = dict(data)
         self._topology: Topology = engine.topology
+        self._pending: PendingSave | None = None
+        self._states = RankStates(engine)
+
+    # Saving: the Saver of training/saves.py.
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint of this moment; all ranks call it together.
+        """Write a checkpoint of this moment, complete on return; all ranks call it together.
 
         Raises:
             CheckpointError: a rank could not write; nothing is left behind and older checkpoints are untouched.
         """
+        finish, num_bytes = self._finisher(state), self._states.bytes_of_all_ranks()
+        self._manager.save(state.step, self._states.write, finish, num_bytes + FREE_SPACE_SLACK_BYTES)
+
+    def begin(self, state: TrainState) -> None:
+        """Copy this moment into memory and write it in the background; without `checkpoint.overlap`, or without the
+        memory, write it at once.
+
+        Raises:
+            CheckpointError: there is no room, or (where it was written at once) a rank could not write.
+        """
+        assert self._pending is None
+        if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
+            self.save(state)
+            return
+        finish, num_bytes = self._finisher(state), self._states.bytes_of_all_ranks()
+        self._pending = self._manager.begin(state.step, self._states.copy, finish, num_bytes + FREE_SPACE_SLACK_BYTES)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a save that was begun is not complete; alike on every rank."""
+        return self._pending is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank still works on its part of the pending save."""
+        return self._pending is not None and self._pending.busy
+
+    def advance(self) -> None:
+        """Take the pending save one collective part further.
+
+        Raises:
+            CheckpointError: it failed; it is no longer pending.
+        """
+        pending = self._pending
+        assert pending is not None
+        try:
+            self._manager.advance(pending)
+        finally:
+            if pending.over:
+                self._pending = None
+
+    def pending_age_s(self) -> float | None:
+        """Seconds since the save began that is still being written; None without one. From any thread."""
+        pending = self._pending
+        return None if pending is None else time.monotonic() - pending.began_s
+
+    def abandon(self) -> None:
+        """Stop this rank's writing, as the process is about to end; no collective."""
+        self._states.give_up()
+        if self._pending is not None:
+            self._pending.wait_for_threads(GIVE_UP_S)
+
+    def last_good(self) -> str | None:
+        """The newest checkpoint known to be intact."""
+        folder = self._manager.last_good()
+        return None if folder is None else str(folder)
+
+    def _finisher(self, state: TrainState) -> Callable[[Path, list[Any]], None]:
+        """What rank 0 adds to the pieces: all of it of this moment."""
+        scalars, described = self._engine.scalars(), json.dumps(self._describe(state), indent=1)
 
         def finish(folder: Path, pieces_by_rank: list[Any]) -> None:
-            merge_index(folder, pieces_by_rank, self._engine.scalars())
-            (folder / "state.json").write_text(json.dumps(self._describe(state), indent=1))
+            merge_index(folder, pieces_by_rank, scalars)
+            (folder / "state.json").write_text(described)
             (folder / "config.yaml").write_text(dump_config(self._config))
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
-        self._manager.save(state.step, self._write_pieces, finish, estimated_bytes=self._estimate_bytes())
-
-    def _estimate_bytes(self) -> int:
-        """Size of the whole checkpoint: weights and moments of all ranks."""
-        own = sum(fragment.length for fragment in self._engine.fragments() if self._counts(fragment))
-        elements = self._topology.all_reduce_sum(torch.tensor([float(own)], dtype=torch.float64)).item()
-        return int(elements) * BYTES_PER_ELEMENT * (1 + len(self._engine.moment_kinds())) + FREE_SPACE_SLACK_BYTES
-
-    def _counts(self, fragment: Fragment) -> bool:
-        """Whether the fragment counts here: each element of the model on one rank."""
-        elsewhere = fragment.replicated and self._topology.data_parallel_rank != 0
-        return not (elsewhere or fragment.duplicate)
-
-    def _write_pieces(self, folder: Path) -> Any:
-        """This rank's share: its fragments, and every n-th parameter of what the data-parallel ranks all hold."""
-        writer = PieceWriter(folder, self._topology.rank)
-        kinds = self._engine.moment_kinds()
-        for index, fragment in enumerate(self._engine.fragments()):
-            turn = index % self._topology.data_parallel_size == self._topology.data_parallel_rank
-            if fragment.duplicate or (fragment.replicated and not turn):
-                continue
-            where = (fragment.shape, fragment.start)
-            writer.add(fragment.name, "weight", *where, fragment.weight().cpu(), shard=fragment.shard)
-            optimizer_state = self._engine.optimizer_state(fragment.owner)
-            for kind in kinds if optimizer_state else ():
-                moment = fragment.moment(optimizer_state, kind).cpu().float()
-                writer.add(fragment.name, kind, *where, moment, shard=fragment.shard)
-        return writer.close()
+        return finish
 
     def _describe(self, state: TrainState) -> dict[str, Any]:
         return {"train_state": state.to_dict(), "data": self._data, "environment": self._environment()}

@@ -84,6 +84,10 @@ def unused_settings(config: RunConfig) -> list[str]:
         "schedule.decay_fraction": config.schedule.name != "wsd",
         "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
         "model.type_vocab_size": config.model.family != "bert",
+        "anomalies.spike_threshold": config.anomalies.spike == "ignore",
+        "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
+        "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),
+        "anomalies.max_rollbacks": "rollback" not in (config.anomalies.non_finite, config.anomalies.spike),
         "parallel.pipeline_partition": config.parallel.pipeline_parallel_size == 1,
     }
     if config.objective.name == "causal_lm":

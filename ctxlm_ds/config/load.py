@@ -7,7 +7,7 @@ Not here: what is impossible together (check.py), DeepSpeed's JSON (deepspeed.py
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ctxlm_ds.config.check import find_problems
+from ctxlm_ds.config.check import Check, find_problems
 from ctxlm_ds.config.describe import Path as SettingPath
 from ctxlm_ds.config.describe import describe_field, describe_type, dotted, find_field, find_section, meant_setting
 from ctxlm_ds.config.problems import Problem, nearest_name, raise_problems, show_value
@@ -26,12 +26,13 @@ from ctxlm_ds.errors import ConfigError
 RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
 
-def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(recipe: str | Path, overrides: Sequence[str] = (), checks: Iterable[Check] = ()) -> RunConfig:
     """Load a recipe, what it extends, and overrides; check everything that can be known without a world size.
 
     Args:
         recipe: path of a YAML file, or the name of a shipped one (`roberta-base`).
         overrides: `a.b=c` each, the value in YAML; later ones win.
+        checks: further ones, whose problems are told together with all others.
 
     Raises:
         ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
@@ -43,12 +44,12 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         key, source = _read_override(override)
         tree.merge(source, f"--set {override}", key)
     tree.data.pop("extends", None)
-    return _validate(tree, f"recipe {recipe}")
+    return _validate(tree, f"recipe {recipe}", checks)
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved recipe as YAML; loading it gives an equal config."""
-    return write_yaml(config.model_dump(mode="json", exclude={"extends"}))
+    """The resolved recipe as YAML; loading it gives an equal config (without `pipeline`, which is no run's affair)."""
+    return write_yaml(config.model_dump(mode="json", exclude={"extends", "pipeline"}))
 
 
 def shipped_recipes() -> list[str]:
@@ -194,7 +195,7 @@ def _holds_text(path: SettingPath) -> bool:
     return field_info is not None and field_info.annotation in (str, str | None)
 
 
-def _validate(tree: _Tree, title: str) -> RunConfig:
+def _validate(tree: _Tree, title: str, checks: Iterable[Check]) -> RunConfig:
     """The config, or every problem of the tree at once; what is wrong is left out for the cross-field checks."""
     problems = list(tree.problems)
     suspicious = {problem.path for problem in problems}
@@ -209,9 +210,10 @@ def _validate(tree: _Tree, title: str) -> RunConfig:
                 problems.append(problem)
                 suspicious.update((problem.path, *problem.involves))
                 _remove(data, details["loc"])
+    found = find_problems(config) + [problem for check in checks for problem in check(config)]
     problems += [
         problem
-        for problem in find_problems(config)
+        for problem in found
         if not any(_overlap(path, other) for path in (problem.path, *problem.involves) for other in suspicious)
     ]
     raise_problems(title, [problem if problem.where else _placed(problem, tree) for problem in problems])

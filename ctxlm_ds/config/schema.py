@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+from ctxlm_ds.config.pipeline_schema import PipelineConfig
+from ctxlm_ds.config.section import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Section,
+)
 
 SampleFormat = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences", "blocks"]
 PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
 DECODER_FAMILIES = ("gpt2", "gpt1")
-
-
-class Section(BaseModel):
-    """One section of a recipe: unknown keys are errors, values never change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -288,6 +286,43 @@ class CheckpointConfig(Section):
     """Newest checkpoints to keep."""
     keep_every_steps: PositiveInt | None = None
     """Checkpoints at multiples of this are never removed."""
+    overlap: bool = True
+    """Copy the states to CPU memory and write them while training goes on; false: training waits for the disk. A last
+    checkpoint, and one at a stop signal, are always waited for."""
+    max_failed_saves: NonNegativeInt = 3
+    """Saves in a row that may fail (a full or read-only disk) before the run stops; 0 stops at the first. Those tried
+    again between two intervals do not count."""
+
+
+class AnomaliesConfig(Section):
+    """What happens at a loss or gradient that is not finite, or at a loss spike (docs/reliability.md). Whatever it is,
+    the batch's gradients are not applied, and its rows are logged."""
+
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient norm that is NaN or infinite: `stop` with an error, `skip` the batch without an update, or
+    `rollback` to the last checkpoint and pass over the rows since. An fp16 overflow counts only where the loss scale
+    can fall no further."""
+    spike: Literal["ignore", "skip", "rollback"] = "ignore"
+    """A loss more than spike_threshold standard deviations above the mean of the last spike_window_steps good steps."""
+    spike_threshold: PositiveFloat = 6.0
+    """Standard deviations."""
+    spike_window_steps: PositiveInt = 100
+    """Good steps that mean and standard deviation are taken over; no loss is a spike before there are so many."""
+    max_skips: PositiveInt = 10
+    """Batches that may be skipped in a row; the next one stops the run."""
+    max_rollbacks: NonNegativeInt = 3
+    """Times that a run may go back; the next anomaly after them stops it."""
+
+
+class WatchdogConfig(Section):
+    """Limits after which a rank that does not get on writes every thread's stack to RUN/attempts and ends the job."""
+
+    step_minutes: PositiveFloat | None = 30.0
+    """A training step or evaluation batch; null: no limit."""
+    save_minutes: PositiveFloat | None = 60.0
+    """Writing a checkpoint; null: no limit."""
+    start_minutes: PositiveFloat | None = 120.0
+    """From the start to the first step (sample indexes, a checkpoint's checksums); null: no limit."""
 
 
 class LoggingConfig(Section):
@@ -356,9 +391,15 @@ class RunConfig(Section):
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    anomalies: AnomaliesConfig = AnomaliesConfig()
+    """NaN, overflow and loss spikes."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """Hangs."""
     logging: LoggingConfig = LoggingConfig()
     """Logs."""
     profiler: ProfilerConfig = ProfilerConfig()
     """Profiler."""
     kernels: KernelsConfig = KernelsConfig()
     """Kernels."""
+    pipeline: PipelineConfig | None = None
+    """The jobs of slurm/pipeline.sh."""

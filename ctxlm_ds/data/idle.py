@@ -25,6 +25,11 @@ class IdleTrainLoader:
         self._sampler = TrainSampler(train_stream(rows, config), plan, start_row)
         self._terms = terms
 
+    def restart(self, start_row: int) -> IdleTrainLoader:
+        """The same loader, whose next iteration begins at another row of the stream."""
+        self._sampler.start_row = start_row
+        return self
+
     def __iter__(self) -> Iterator[Step]:
         """Steps without end."""
         step = 0

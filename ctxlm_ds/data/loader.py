@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,18 @@ class Step:
     """Rows that the step takes from the stream, over all ranks."""
     epoch: int
     """Epoch (from 0) of the step's first row."""
+
+
+class StepStream(Protocol):
+    """Steps without end."""
+
+    def __iter__(self) -> Iterator[Step]:
+        """From the row that it was made for, or restarted at."""
+        ...
+
+    def restart(self, start_row: int) -> StepStream:
+        """The same stream, whose next iteration begins at another row; the one before ends."""
+        ...
 
 
 class BatchBuilder:
@@ -134,6 +146,12 @@ class TrainLoader:
             arrays = [self._next_array() for _ in range(self._pieces)]
             yield self._step(arrays, self._sampler.epoch_of_step(step))
             step += 1
+
+    def restart(self, start_row: int) -> TrainLoader:
+        """The same loader, whose next iteration begins at another row of the stream; the workers of this one end."""
+        self.close()
+        self._sampler.start_row = start_row
+        return self
 
     def close(self) -> None:
         """Stop the workers (done at the interpreter's exit as well)."""

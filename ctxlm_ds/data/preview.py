@@ -19,7 +19,7 @@ from ctxlm_ds.data.blend import train_stream
 from ctxlm_ds.data.collate import CAUSAL_LM, Objective
 from ctxlm_ds.data.loader import TRAIN_MASKS, BatchBuilder
 from ctxlm_ds.data.sample import NO_LABEL, Example
-from ctxlm_ds.data.sampler import RowOrder
+from ctxlm_ds.data.sampler import PlannedRows, RowOrder
 from ctxlm_ds.data.samples.index import RowSource
 
 if TYPE_CHECKING:
@@ -38,16 +38,28 @@ def preview_rows(
 
     Rows of other sources than data.train's (a single dataset to look at) come in the order of a run on them alone.
     """
-    builder = BatchBuilder(rows, objective, config, config.training.seed, TRAIN_MASKS)
     first = epoch * len(rows)
     is_blend = len(rows.indexes) == len(config.data.train)
     stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
     planned = stream.at(np.arange(first, first + min(count, len(rows)), dtype=np.int64))
+    yield from preview_planned(rows, objective, tokenizer, config, planned, [f"row {row}" for row in planned.rows])
+
+
+def preview_planned(
+    rows: RowSource,
+    objective: Objective,
+    tokenizer: Tokenizer,
+    config: RunConfig,
+    planned: PlannedRows,
+    titles: Sequence[str],
+) -> Iterator[Text]:
+    """These rows with exactly the masks that training gives them, each under its title."""
+    builder = BatchBuilder(rows, objective, config, config.training.seed, TRAIN_MASKS)
     render = render_text if CAUSAL_LM in objective.terms else render_example
     examples, row_starts = builder.examples(planned)
-    for row, begin, end in zip(planned.rows.tolist(), row_starts[:-1], row_starts[1:], strict=True):
+    for title, begin, end in zip(titles, row_starts[:-1], row_starts[1:], strict=True):
         sequences = [examples.example(number) for number in range(begin, end)]
-        yield render_row(sequences, tokenizer, f"row {row}", config.data.seq_length, render)
+        yield render_row(sequences, tokenizer, title, config.data.seq_length, render)
 
 
 def render_row(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CPU_GROUP_TIMEOUT_S = 3600.0
+_ELSEWHERE = "_raised_on_another_rank"
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,13 @@ def _raise(own: Exception | None, shared: Exception | None) -> None:
     if own is not None:
         raise own
     if shared is not None:
+        shared.__dict__[_ELSEWHERE] = True
         raise shared
+
+
+def is_from_another_rank(error: BaseException) -> bool:
+    """Whether an exception was raised on another rank and travelled here."""
+    return _ELSEWHERE in error.__dict__
 
 
 def _cpu_group(timeout_s: float) -> dist.ProcessGroup:

@@ -21,6 +21,8 @@ logger = logging.getLogger("ctxlm_ds")
 
 RELEASE_S = 0.5
 """torch closes the file a moment before it removes it."""
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""That of the machine itself, a constant of Linux (PROC_PID_INIT_INO)."""
 REMOTE_STALE_S = 900.0
 """On storage that other hosts share, their processes cannot be seen; no build takes this long."""
 NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse", "9p", "afs", "pvfs", "wekafs")
@@ -86,11 +88,19 @@ def _not_open(paths: list[Path]) -> list[Path]:
 
 
 def _old_enough(path: Path) -> bool:
-    """A lock on shared storage may be another host's: it must also be old."""
-    if not _is_network_path(path):
+    """A lock on shared storage may be another host's, and a container does not see its host's processes: it must also
+    be old there."""
+    if _sees_all_processes() and not _is_network_path(path):
         return True
     try:
         return time.time() - path.stat().st_mtime > REMOTE_STALE_S
+    except OSError:
+        return False
+
+
+def _sees_all_processes() -> bool:
+    try:
+        return os.readlink("/proc/self/ns/pid") == FIRST_PID_NAMESPACE
     except OSError:
         return False
 

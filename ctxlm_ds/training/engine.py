@@ -1,7 +1,7 @@
 """DeepSpeed's engine behind one small surface: train a step, evaluate batches, reach the fp32 states.
 
 In: a model's layers, an objective, steps of batches. Out: exact losses of whole steps, in every layout.
-Not here: the passes (passes.py, pipeline.py), the loop, checkpoints, logs.
+Not here: the passes (passes.py, pipeline.py), the update (update.py), the loop, checkpoints, logs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import nn
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.errors import ConfigError, TrainingError
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.parallel.placement import is_split, shard_of
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
 from ctxlm_ds.training.figures import format_terms, means, perplexity
 from ctxlm_ds.training.fragments import Fragment, Holding, list_fragments, refresh_model_weights
 from ctxlm_ds.training.gradients import clip_gradients
@@ -38,6 +39,7 @@ from ctxlm_ds.training.optimizer import (
     OptimizerPlace,
     build_optimizer,
     completed_updates,
+    forget_state,
     parameter_groups,
     restore_state,
 )
@@ -51,6 +53,7 @@ from ctxlm_ds.training.runtime import (
     model_parallel_unit,
 )
 from ctxlm_ds.training.stage_plan import plan_stages
+from ctxlm_ds.training.update import Update, Updater, loss_scaler
 
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -67,8 +70,10 @@ class StepResult:
     num_tokens: int
     """Non-padding positions of the global batch."""
     skipped: bool
-    """True where fp16 overflowed and nothing was updated."""
+    """True where nothing was updated: fp16 overflowed, or there is an anomaly."""
     loss_scale: float
+    anomaly: Anomaly | None = None
+    """Why the gradients were not applied; an fp16 overflow that the loss scale can follow is none."""
 
 
 class Engine:
@@ -85,6 +90,8 @@ class Engine:
         """`describe_layers` lists the model's layers for a rank's share of them (models/build.py)."""
         check_precision(config)
         self.config = config
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in every step before weights and moments change."""
         self.topology = topology
         self.zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
         if self.zero_stage == 0 and config.training.precision != "fp32":
@@ -167,6 +174,9 @@ class Engine:
             self._run: Any = PipelinePasses(self._deepspeed, self.passes)
         else:
             self._run = PlainPasses(self._deepspeed, self.passes)
+        clip = self._clip_plain_gradients if self.zero_stage == 0 else None
+        self._updater = Updater(self._zero, self._run.update, clip)
+        self._first_scalars = self.scalars()
         if isinstance(self._inner, Lamb):
             self._inner.bind(self.fragments(), self.parameter_names, self._sum_for_lamb())
 
@@ -253,31 +263,35 @@ class Engine:
     def scalars(self) -> dict[str, float]:
         """Counters that belong to the optimizer: updates applied and the loss scaler's state."""
         values: dict[str, float] = {"optimizer_updates": completed_updates(self._inner)}
-        scaler = self._dynamic_loss_scaler()
+        scaler = loss_scaler(self._zero)
         if scaler is not None:
             values.update({field: float(getattr(scaler, field)) for field in LOSS_SCALER_FIELDS})
         return values
 
     def restore_scalars(self, values: Mapping[str, float]) -> None:
         """Put the loss scaler back where it was; a run that is not, or was not, in fp16 has none."""
-        scaler = self._dynamic_loss_scaler()
+        scaler = loss_scaler(self._zero)
         for field in LOSS_SCALER_FIELDS:
             if scaler is not None and field in values:
                 kind = type(getattr(scaler, field))
                 setattr(scaler, field, kind(values[field]))
 
-    def _dynamic_loss_scaler(self) -> Any | None:
-        """DeepSpeed's scaler in fp16; its other precisions and a fixed fp16 scale have one that must stay as it is."""
-        scaler = getattr(self._zero, "loss_scaler", None)
-        return scaler if getattr(scaler, "dynamic", False) else None
+    def forget_updates(self) -> None:
+        """Moments, counters and the loss scale of before the first update; weights stay as they are."""
+        if self._inner.state:
+            owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
+            forget_state(self._inner, loaded_owners(self._zero, owners.values()))
+        self.restore_scalars(self._first_scalars)
 
     # Training.
 
-    def train_step(self, step: Step, step_index: int, learning_rate: float) -> StepResult:
+    def train_step(
+        self, step: Step, step_index: int, learning_rate: float, judge: LossJudge = accept_any
+    ) -> StepResult:
         """Forward, backward and update over one global batch.
 
-        Raises:
-            TrainingError: the loss or the gradient norm is not finite; nothing was updated.
+        A step whose loss or gradient norm is not finite, or whose loss `judge` finds fault with, has an `anomaly` in
+        its result: on every rank alike, its gradients are dropped and no weight, moment or counter changes.
         """
         counts, num_tokens = self._global_counts(step)
         factors = self._factors(counts, len(step.micro_batches))
@@ -286,35 +300,38 @@ class Engine:
         sums = self._run.train(step, step_index, factors)
         terms, accuracy = means(self.objective.terms, self._reduce(sums))
         total = sum(terms.values())
-        if not math.isfinite(total) and self.config.training.precision != "fp16":
-            raise TrainingError(f"the loss of step {step_index + 1} is {total} ({format_terms(terms)})")
-        return self._update(step_index, total, terms, accuracy, num_tokens)
+        anomaly = self._find_fault(total, terms, step_index, judge)
+        self.before_update()
+        update = self._updater.refuse() if anomaly else self._updater.apply()
+        anomaly = anomaly or self._find_overflow(update, step_index)
+        return StepResult(
+            total, terms, accuracy, update.grad_norm, num_tokens, not update.applied, self._loss_scale(), anomaly
+        )
 
-    def _update(
-        self, step_index: int, total: float, terms: dict[str, float], accuracy: dict[str, float], num_tokens: int
-    ) -> StepResult:
-        norm = self._clip_plain_gradients() if self.zero_stage == 0 else None
-        if norm is not None and not math.isfinite(norm):
-            raise TrainingError(f"the gradient norm of step {step_index + 1} is {norm}")
-        self._apply_update()
-        if norm is None:
-            norm = float(self._deepspeed.get_global_grad_norm() or 0.0)
-        skipped = bool(getattr(self._zero, "overflow", False))
-        if (skipped or not math.isfinite(norm)) and self.config.training.precision != "fp16":
-            raise TrainingError(f"the gradient norm of step {step_index + 1} is not finite; the update was not applied")
-        scale = float(getattr(self._zero, "loss_scale", 1.0)) if self.config.training.precision == "fp16" else 1.0
-        return StepResult(total, terms, accuracy, norm, num_tokens, skipped, scale)
+    def _loss_scale(self) -> float:
+        return float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0
 
-    def _apply_update(self) -> None:
-        try:
-            self._run.update()
-        except Exception as error:
-            if "minimum" in str(error) and "scale" in str(error):
-                raise TrainingError(
-                    "fp16 overflowed at the smallest loss scale: the loss has diverged; use bf16, a lower learning "
-                    "rate or gradient clipping"
-                ) from error
-            raise
+    def _find_fault(
+        self, total: float, terms: Mapping[str, float], step_index: int, judge: LossJudge
+    ) -> Anomaly | None:
+        """What is wrong with the loss. In fp16 a loss that is not finite makes the gradients overflow (passes.py)."""
+        if math.isfinite(total):
+            return judge(total)
+        if self.passes.is_fp16:
+            return None
+        return Anomaly("non_finite", f"the loss of step {step_index + 1} is {total} ({format_terms(terms)})")
+
+    def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
+        """What is wrong with the gradients."""
+        if update.scale_exhausted:
+            return Anomaly(
+                "non_finite",
+                f"fp16 overflowed at the smallest loss scale in step {step_index + 1}: the loss has diverged; use "
+                "bf16, a lower learning rate or gradient clipping",
+            )
+        if update.applied or self.passes.is_fp16:
+            return None
+        return Anomaly("non_finite", f"the gradient norm of step {step_index + 1} is {update.grad_norm}")
 
     def _clip_plain_gradients(self) -> float:
         """Stage 0: the global norm of the averaged gradients, clipped as DeepSpeed does in its other stages."""

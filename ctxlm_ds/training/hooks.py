@@ -12,11 +12,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.parallel.topology import Topology
 
 logger = logging.getLogger("ctxlm_ds")
+
+Phase = Literal["training", "evaluation", "saving"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ class StepMetrics:
     """Time in training steps since the run's beginning, over all restarts."""
     epoch: int
     skipped_steps: int = 0
-    """Steps since the run's beginning whose update fp16 overflow skipped."""
+    """Steps since the run's beginning without an update (fp16 overflow, anomalies)."""
+    rollbacks: int = 0
+    """Times that the run went back to a checkpoint from a bad batch."""
     loss_scale: float | None = None
     """fp16 only."""
 
@@ -84,8 +89,14 @@ class Hook:
     def on_run_start(self, start: RunStart) -> None:
         """Before the first step, after a checkpoint was loaded."""
 
+    def on_phase(self, phase: Phase) -> None:
+        """What the run does from now on."""
+
     def on_step_end(self, metrics: StepMetrics) -> None:
         """After every optimizer step."""
+
+    def on_rollback(self, step: int) -> None:
+        """The run went back to a checkpoint of this step; what was recorded after it is void."""
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         """After one held-out source was evaluated; names are eval/SOURCE/FIGURE."""
@@ -103,8 +114,14 @@ class GuardedHook(Hook):
     def on_run_start(self, start: RunStart) -> None:
         self._call("on_run_start", start)
 
+    def on_phase(self, phase: Phase) -> None:
+        self._call("on_phase", phase)
+
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._call("on_step_end", metrics)
+
+    def on_rollback(self, step: int) -> None:
+        self._call("on_rollback", step)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._call("on_evaluation", step, figures)

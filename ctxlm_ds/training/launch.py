@@ -19,6 +19,7 @@ from typing import Literal
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.training.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.training.cores import available_cores, threads_per_rank
+from ctxlm_ds.training.interfaces import choose_gloo_interface
 from ctxlm_ds.training.launcher_watch import die_with_launcher
 from ctxlm_ds.training.quiet import quiet_libraries
 from ctxlm_ds.training.slurm import is_srun_task, read_task
@@ -134,6 +135,8 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
     clear_stale_build_locks()
     if ranks.launcher in ("deepspeed", "torchrun"):
         die_with_launcher(watch_grandparent=ranks.launcher == "deepspeed" and ranks.local_rank == 0)
+    if ranks.launcher == "srun" and ranks.world_size > ranks.local_world_size:
+        choose_gloo_interface((*read_task(os.environ).hosts, ranks.master_addr), os.environ)
     threads = threads_per_rank(available_cores(), ranks.local_world_size, os.environ)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if deterministic:
@@ -172,6 +175,11 @@ class StopSignal:
         self._interrupts = 0
         self._before: dict[signal.Signals, object] = {}
 
+    @property
+    def number(self) -> int:
+        """The signal's number; 0 while none is asked for."""
+        return int(signal.Signals[self.name or "SIGTERM"]) if self.requested else 0
+
     def install(self) -> StopSignal:
         """Handle the signals from now on (main thread only)."""
         for number in STOP_SIGNALS:
@@ -195,8 +203,9 @@ class StopSignal:
         self.name = signal.Signals(number).name
         if os.environ.get("RANK", "0") == "0":
             again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
-            # Not through logging: a handler may interrupt the logger itself.
-            os.write(2, f"{self.name}: saving a checkpoint and stopping after this step{again}\n".encode())
+            # Not through logging: a handler may interrupt the logger itself. Nobody may be left to read it.
+            with contextlib.suppress(OSError):
+                os.write(2, f"{self.name}: saving a checkpoint and stopping after this step{again}\n".encode())
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:

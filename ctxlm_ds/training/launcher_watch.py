@@ -2,7 +2,8 @@
 
 torchrun and DeepSpeed's per-node launcher are a rank's parent: the kernel kills the rank when it dies. The `deepspeed`
 command itself is the per-node launcher's parent and has no such tie: the first rank of a node watches it and asks the
-per-node launcher to stop, which gives the ranks half a minute to save.
+per-node launcher to stop, which gives the ranks half a minute to save. On nodes that it started over ssh (pdsh), an
+sshd stands in its place, which ends with the connection; nothing else would tell these ranks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ logger = logging.getLogger("ctxlm_ds")
 
 PR_SET_PDEATHSIG = 1
 WATCH_INTERVAL_S = 0.5
+NODE_LAUNCHER = "deepspeed.launcher.launch"
 
 
 def die_with_launcher(watch_grandparent: bool) -> None:
@@ -41,17 +43,40 @@ def die_with_launcher(watch_grandparent: bool) -> None:
         # It died before the kernel knew of the wish.
         os.kill(os.getpid(), signal.SIGKILL)
     if watch_grandparent:
-        grandparent = parent_of(parent)
-        if grandparent is not None and "deepspeed" in command_line(grandparent):
-            arguments = (parent, grandparent)
-            threading.Thread(target=_watch, args=arguments, name="launcher-watch", daemon=True).start()
+        ties = launcher_ties(parent)
+        if ties:
+            threading.Thread(target=_watch, args=(parent, ties), name="launcher-watch", daemon=True).start()
 
 
-def _watch(parent: int, grandparent: int) -> None:
-    while parent_of(parent) == grandparent:
+def launcher_ties(parent: int) -> list[tuple[int, int]]:
+    """Processes above a per-node launcher, each as (child, parent), that must stay what they are.
+
+    Args:
+        parent: the per-node launcher.
+    """
+    above = parent_of(parent)
+    text = "" if above is None else command_line(above)
+    if above is None or not (_is_sshd(text) or "deepspeed" in text):
+        return []
+    ties = [(parent, above)]
+    # A shell that sshd started stays in between where it does not replace itself. A command that was started over ssh
+    # by hand is not tied to the connection: it may be meant to outlive it.
+    further = parent_of(above) if NODE_LAUNCHER in text else None
+    if further is not None and _is_sshd(command_line(further)):
+        ties.append((above, further))
+    return ties
+
+
+def _is_sshd(text: str) -> bool:
+    """Whether a command line is that of a connection (`sshd: root@notty`, since OpenSSH 9.8 `sshd-session: ...`)."""
+    return text.startswith(("sshd: ", "sshd-session: "))
+
+
+def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
+    while all(parent_of(child) == above for child, above in ties):
         time.sleep(WATCH_INTERVAL_S)
     if os.getppid() == parent:
-        logger.error("the deepspeed command (process %d) is gone; its ranks stop", grandparent)
+        logger.error("the deepspeed command, or the connection to it, is gone; its ranks stop")
         os.kill(parent, signal.SIGTERM)
 
 

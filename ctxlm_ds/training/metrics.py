@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.atomic import partial_path, publish
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
+from ctxlm_ds.training.line_file import LineFile
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -42,12 +43,16 @@ def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: f
         "memory_bytes": memory_bytes(),
     }
     if metrics.loss_scale is not None:
-        figures |= {"loss_scale": metrics.loss_scale, "skipped_steps": metrics.skipped_steps}
+        figures["loss_scale"] = metrics.loss_scale
+    if metrics.loss_scale is not None or metrics.skipped_steps:
+        figures["skipped_steps"] = metrics.skipped_steps
+    if metrics.rollbacks:
+        figures["rollbacks"] = metrics.rollbacks
     return figures
 
 
 class MetricsWriter(Hook):
-    """Appends to metrics.jsonl; each line reaches the file whole and at once.
+    """Appends to metrics.jsonl; each line reaches the file whole, and at once where the disk takes it.
 
     Args:
         path: the file.
@@ -57,6 +62,7 @@ class MetricsWriter(Hook):
 
     def __init__(self, path: str | Path, interval_steps: int = 1) -> None:
         self.path = Path(path)
+        self._file = LineFile(self.path)
         self._interval_steps = interval_steps
         self._throughput = Throughput()
         self._unwritten: StepMetrics | None = None
@@ -68,6 +74,12 @@ class MetricsWriter(Hook):
         self._evaluated = rewind(self.path, start.step)
         self._resumed_step = start.step
 
+    def on_rollback(self, step: int) -> None:
+        self._file.forget_after(step)
+        self._evaluated = rewind(self.path, step)
+        self._resumed_step = step
+        self._throughput, self._unwritten = Throughput(), None
+
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._throughput.add(metrics)
         self._unwritten = metrics
@@ -78,25 +90,22 @@ class MetricsWriter(Hook):
         if step == self._resumed_step:
             figures = {name: value for name, value in figures.items() if name not in self._evaluated}
         if figures:
-            self._append({"step": step, **figures})
+            self._append(step, figures)
 
     def on_run_end(self, end: RunEnd) -> None:
         # A run that is to go on gets no extra point, so that its curve is that of a run without a stop.
         if end.completed and self._unwritten is not None:
             self._write_step()
+        self._file.close()
 
     def _write_step(self) -> None:
         assert self._unwritten is not None
-        self._append(step_figures(self._unwritten, *self._throughput.take()))
+        self._append(self._unwritten.step, step_figures(self._unwritten, *self._throughput.take()))
         self._unwritten = None
 
-    def _append(self, figures: Mapping[str, Any]) -> None:
-        line = json.dumps({name: _jsonable(value) for name, value in figures.items()}) + "\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+    def _append(self, step: int, figures: Mapping[str, Any]) -> None:
+        line = {"step": step, **{name: _jsonable(value) for name, value in figures.items()}}
+        self._file.append(step, json.dumps(line))
 
 
 def _jsonable(value: Any) -> Any:
@@ -163,10 +172,20 @@ class TensorBoardWriter(Hook):
         self._writer: SummaryWriter | None = None
 
     def on_run_start(self, start: RunStart) -> None:
+        self._open(start.step)
+
+    def on_rollback(self, step: int) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._open(step)
+        self._throughput = Throughput()
+
+    def _open(self, step: int) -> None:
+        """A file whose points take the place of all after `step`."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._writer = SummaryWriter(str(self.directory), purge_step=start.step + 1, flush_secs=30)
+        self._writer = SummaryWriter(str(self.directory), purge_step=step + 1, flush_secs=30)
 
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._throughput.add(metrics)

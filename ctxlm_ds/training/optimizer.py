@@ -150,6 +150,14 @@ def restore_state(
         _replay_bias_correction(optimizer, updates)
 
 
+def forget_state(optimizer: torch.optim.Optimizer, owners: Iterable[torch.Tensor]) -> None:
+    """Drop moments and step counts: the next update makes them anew, as the first of a run does."""
+    for owner in owners:
+        optimizer.state.pop(owner, None)
+    for group in optimizer.param_groups:
+        group.pop("step", None)
+
+
 def _counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
     """apex's fused optimizers keep one step count a group; DeepSpeed's FusedAdam one a parameter."""
     return type(optimizer).__module__.startswith("apex.")

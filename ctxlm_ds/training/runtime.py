@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.optimizer import AdamFactory
 from ctxlm_ds.training.quiet import without_known_prints
 
+JOIN_TIMEOUT_S = 1800.0
+"""For all ranks to appear."""
+WAIT_TIMEOUT_S = 30 * 24 * 3600.0
+_TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
+"""Minutes after which every collective fails, where a person asks for that."""
+
 
 def init_process_group() -> None:
     """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU)."""
@@ -21,15 +28,31 @@ def init_process_group() -> None:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.constants import default_pg_timeout
 
+    timeout = default_pg_timeout if _TIMEOUT_VARIABLE in os.environ else timedelta(seconds=JOIN_TIMEOUT_S)
     if device_type() == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if not torch.distributed.is_initialized():
             # DeepSpeed would bind the device, which makes every further group a split of the whole world's
             # communicator; unbound, a group's communicator is made when it is first used, by its members alone.
-            torch.distributed.init_process_group("nccl", timeout=default_pg_timeout)
+            torch.distributed.init_process_group("nccl", timeout=timeout)
     # Its shared-memory all-reduce serves inference only; building it would cost every first start on a CPU a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
+    backend = get_accelerator().communication_backend_name()
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
+
+
+def leave_waiting_to_watchdog() -> None:
+    """Let every process group of this rank wait without end: what stands still is for the watchdog to judge.
+
+    The groups' own timeouts (10 minutes for NCCL, 30 for gloo) would end a job during a long save or the build of a
+    sample index, without a word on which rank stood where, and one that was suspended and goes on.
+    """
+    if _TIMEOUT_VARIABLE in os.environ:
+        return
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=WAIT_TIMEOUT_S), group)
 
 
 def device_type() -> str:

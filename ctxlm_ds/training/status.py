@@ -31,13 +31,14 @@ class TimeLeft:
 
     def __init__(self, start: RunStart) -> None:
         self._start = start
-        self._begin_s = time.monotonic()
+        self._begin_s = self._first_mark_s = time.monotonic()
+        self._first_step = start.step
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
 
     def update(self, metrics: StepMetrics) -> float | None:
         """Seconds left after this step; None where nothing can be said yet."""
         if not self._marks:
-            self._marks.append((self._begin_s, self._start.step, metrics.tokens - metrics.step_tokens))
+            self._marks.append((self._first_mark_s, self._first_step, metrics.tokens - metrics.step_tokens))
         now_s = time.monotonic()
         self._marks.append((now_s, metrics.step, metrics.tokens))
         then_s, then_step, then_tokens = self._marks[0]
@@ -51,6 +52,11 @@ class TimeLeft:
         if limits.max_hours is not None:
             left.append(limits.max_hours * SECONDS_PER_HOUR - (now_s - self._begin_s))
         return max(0.0, min(left))
+
+    def go_back(self, step: int) -> None:
+        """The run goes on from an earlier step; the time before it says nothing any more."""
+        self._marks.clear()
+        self._first_mark_s, self._first_step = time.monotonic(), step
 
 
 class StatusHook(Hook):
@@ -78,6 +84,10 @@ class StatusHook(Hook):
                 self._display.show(status_cells(metrics, self._last_step, self._throughput.take(), left_s))
         elif is_reported(metrics.step, self._interval_steps) or metrics.step >= self._last_step:
             logger.info("%s", status_line(status_cells(metrics, self._last_step, self._throughput.take(), left_s)))
+
+    def on_rollback(self, step: int) -> None:
+        assert self._time_left is not None
+        self._time_left.go_back(step)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         logger.info("step %d held out: %s", step, figures_line(figures))

@@ -6,22 +6,25 @@ Not here: how a step is computed (engine), what is drawn on screens (hooks), how
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine import Engine, StepResult
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
 
 SECONDS_PER_HOUR = 3600.0
-SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass
@@ -34,26 +37,33 @@ class Trainer:
     steps: Iterable[Step]
     validation: Mapping[str, Iterable[Batch | None]]
     """Held-out batches of this rank, by source name; None for each where a pipeline stage sees no data."""
-    save: Callable[[TrainState], None]
+    saves: Saves
+    recovery: Recovery
     hooks: list[Hook]
     topology: Topology
     stop_signal: StopSignal
     state: TrainState = field(default_factory=TrainState)
-    _last_save_step: int = -1
     _last_evaluation_step: int = -1
     _stopped_by_signal: bool = False
 
     def run(self) -> RunEnd:
         """Train to the end; the last step is always evaluated and saved."""
-        self._started_s = self._last_save_s = time.monotonic()
+        self._started_s = time.monotonic()
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
-        self._last_save_step = self._last_evaluation_step = self.state.step or -1
+        self._last_evaluation_step = self.state.step or -1
+        self.saves.start(self.state.step, lambda phase: self._tell("on_phase", phase))
         self._tell("on_run_start", RunStart(self.state.step, self.config.training.max_steps, self.config))
         reason, failed = "an error", True
         try:
             reason = self._train()
             failed = False
+        except TrainingError:
+            # Raised on every rank alike; what is still being written is of a good step.
+            self.saves.settle()
+            raise
         finally:
+            if failed:
+                self.saves.abandon()
             elapsed_s = time.monotonic() - self._started_s
             completed = self._limit_reached() is not None
             state = self.state
@@ -64,19 +74,22 @@ class Trainer:
     def _train(self) -> str:
         """Steps until there is a reason to stop, which is returned."""
         reason = self._limit_reached()
-        steps = iter(self.steps)
+        self._iterator = iter(self.steps)
         while reason is None:
-            metrics = self._one_step(steps)
+            metrics = self._one_step()
+            if metrics is None:
+                reason = self._asked_to_stop()
+                continue
             reason = self._limit_reached() or self._asked_to_stop()
             self._tell("on_step_end", metrics)
             if self._due(self.config.evaluation.interval_steps):
                 self.evaluate()
-            if self._due(self.config.checkpoint.interval_steps) or self._save_is_late():
-                self._save()
+            if reason is None:
+                self.saves.after_step(self.state)
         # What the ranks agreed on: a signal may have reached some of them only by now.
         if not self._stopped_by_signal:
             self.evaluate()
-        self._save()
+        self.saves.last(self.state)
         return reason
 
     def evaluate(self) -> None:
@@ -84,15 +97,22 @@ class Trainer:
         if self._last_evaluation_step == self.state.step:
             return
         self._last_evaluation_step = self.state.step
+        self._tell("on_phase", "evaluation")
         for name, batches in self.validation.items():
             figures = self.engine.evaluate(batches)
             self._tell("on_evaluation", self.state.step, {f"eval/{name}/{key}": v for key, v in figures.items()})
+        self._tell("on_phase", "training")
 
-    def _one_step(self, steps: Iterator[Step]) -> StepMetrics:
+    def _one_step(self) -> StepMetrics | None:
+        """None where the step was bad and the run went back to a checkpoint."""
         started_s = time.monotonic()
-        step = next(steps)
+        step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)
-        result = self.engine.train_step(step, self.state.step, learning_rate)
+        judge = self.recovery.judge(self.state)
+        result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+        if self.recovery.must_go_back(self.state, step, result):
+            self._go_back(step, result)
+            return None
         seconds = time.monotonic() - started_s
         self.state.step += 1
         self.state.rows_consumed += step.rows_consumed
@@ -100,6 +120,18 @@ class Trainer:
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
         return self._metrics(result, learning_rate, seconds, step.epoch)
+
+    def _go_back(self, step: Step, result: StepResult) -> None:
+        """To the last good checkpoint, and on with the rows behind the bad step's."""
+        # A save that is under way is of an earlier, good step: complete, it may be the one to go back to.
+        self.saves.settle()
+        self._tell("on_phase", "saving")
+        self.state, steps = self.recovery.go_back(self.state, step, result)
+        self._iterator = iter(steps)
+        self.saves.rolled_back(self.state.step)
+        self._last_evaluation_step = self.state.step or -1
+        self._tell("on_rollback", self.state.step)
+        self._tell("on_phase", "training")
 
     def _metrics(self, result: StepResult, learning_rate: float, seconds: float, epoch: int) -> StepMetrics:
         return StepMetrics(
@@ -115,6 +147,7 @@ class Trainer:
             total_seconds=self.state.seconds,
             epoch=epoch,
             skipped_steps=self.state.skipped_steps,
+            rollbacks=self.state.rollbacks,
             loss_scale=result.loss_scale if self.config.training.precision == "fp16" else None,
         )
 
@@ -130,27 +163,16 @@ class Trainer:
         """A signal or the wall-time limit on any rank, agreed over all ranks so that they stop at the same step."""
         limit_hours = self.config.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
-        signal_rank, late_rank = self.topology.all_reduce_max([float(self.stop_signal.requested), float(late)])
-        if signal_rank:
+        own = [float(self.stop_signal.number), float(late), *self.saves.flags()]
+        signal_number, late_rank, *saves = self.topology.all_reduce_max(own)
+        self.saves.agree(saves)
+        if signal_number:
             self._stopped_by_signal = self.stop_signal.requested = True
-            return f"stopped by signal {self.stop_signal.name or 'on another rank'}"
+            return f"stopped by signal {signal.Signals(int(signal_number)).name}"
         return f"training.max_hours ({limit_hours}) reached" if late_rank else None
 
     def _due(self, interval_steps: int) -> bool:
         return interval_steps > 0 and self.state.step % interval_steps == 0
-
-    def _save_is_late(self) -> bool:
-        minutes = self.config.checkpoint.interval_minutes
-        if minutes is None:
-            return False
-        late = time.monotonic() - self._last_save_s >= minutes * SECONDS_PER_MINUTE
-        return bool(self.topology.all_reduce_max([float(late)])[0])
-
-    def _save(self) -> None:
-        if self._last_save_step != self.state.step:
-            self.save(self.state)
-            self._last_save_step = self.state.step
-            self._last_save_s = time.monotonic()
 
     def _tell(self, event: str, *values: object) -> None:
         for hook in self.hooks:

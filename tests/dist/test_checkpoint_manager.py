@@ -134,9 +134,9 @@ def test_too_little_room_is_the_same_error_everywhere(tmp_path: Path) -> None:
 
 
 def _not_shared(rank: int, world_size: int, run_dir: Path) -> str:
-    from ctxlm_ds.checkpoint import manager as module
+    from ctxlm_ds.checkpoint import shared_folder
 
-    module.SHARED_FOLDER_WAIT_S = 0.3
+    shared_folder.WAIT_S = 0.3
     topology = build_topology()
     try:
         _save(_manager(run_dir / f"node-{rank}", topology), topology, 1)
@@ -149,6 +149,31 @@ def test_a_run_directory_on_node_local_disks_is_told_apart(tmp_path: Path) -> No
     messages = run_ranks(_not_shared, 2, tmp_path)
     assert messages[0] == messages[1]
     assert "(rank 1)" in messages[0] and "storage that all nodes share" in messages[0]
+
+
+def _not_shared_at_the_start(rank: int, world_size: int, run_dir: Path) -> tuple[str, str]:
+    from ctxlm_ds.checkpoint import shared_folder
+
+    shared_folder.WAIT_S = 0.3
+    topology = build_topology()
+    told = []
+    for kind in ("shared", f"node-{rank}"):
+        (run_dir / kind).mkdir(exist_ok=True)
+        lock = RunLock(run_dir / kind)
+        topology.run_on_rank_0(lambda lock=lock: lock.acquire())
+        try:
+            CheckpointManager(run_dir / kind, CheckpointConfig(), topology, lock).check_shared()
+            told.append("shared")
+        except CheckpointError as error:
+            told.append(str(error))
+        topology.run_on_rank_0(lock.release)
+    return told[0], told[1]
+
+
+def test_node_local_run_directories_are_told_apart_at_the_start(tmp_path: Path) -> None:
+    for shared, own in run_ranks(_not_shared_at_the_start, 2, tmp_path):
+        assert shared == "shared"
+        assert "node-1/lock.json is rank 0's lock and is not to be seen" in own and "all nodes share" in own
 
 
 def _damaged_newest(rank: int, world_size: int, run_dir: Path) -> tuple[str, list[str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.nvme import prepare_folders
 from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train, train_and_save
+from tests.dist.test_anomalies import check_going_back, check_refused
+from tests.dist.test_overlapped_saves import check_both_ways
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, gather_weights, step_of, tiny_config, train
 
 pytestmark = pytest.mark.dist
@@ -106,6 +111,13 @@ def test_a_checkpoint_goes_on_bitwise(tmp_path: Path, world_size: int) -> None:
     assert in_memory["losses"] == pytest.approx(saved["losses"], rel=1e-6)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_save_beside_training_holds_the_same_bytes(tmp_path: Path, world_size: int) -> None:
+    run = Swapped(tmp_path, world_size, parameters=True)
+    check_both_ways(world_size, run.config(tmp_path / "run"), run.user_json(), tmp_path / "saved")
+
+
 def read_after_updates(rank: int, world_size: int, run: Swapped, config: RunConfig) -> bool:
     """Whether reading states in the middle of training leaves it as it is."""
     quiet, read = (_trained(run, config, reads) for reads in (False, True))
@@ -124,6 +136,32 @@ def _trained(run: Swapped, config: RunConfig, reads: bool) -> dict[str, torch.Te
 def test_reading_states_does_not_change_them(tmp_path: Path) -> None:
     run = Swapped(tmp_path, 1)
     assert run_ranks(read_after_updates, 1, run, run.config(tmp_path / "run"), timeout_s=120) == [True]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("run", [Swapped(None, 1), Swapped(None, 2, "bf16", parameters=True)], ids=str)
+def test_a_refused_update_leaves_no_trace(tmp_path: Path, run: Swapped) -> None:
+    for fault in ("spike", "infinite_gradient"):
+        check_refused(maker(run, tmp_path), run.world_size, fault)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("run", [Swapped(None, 1), Swapped(None, 2, "bf16", parameters=True)], ids=str)
+def test_a_live_run_goes_back_as_a_new_process_does(tmp_path: Path, run: Swapped) -> None:
+    check_going_back(maker(run, tmp_path), run.world_size, tmp_path / "run")
+
+
+def maker(run: Swapped, folder: Path) -> Callable[[], Engine]:
+    """Builds an engine with a folder of its own on the disk."""
+    numbers = itertools.count()
+
+    def make() -> Engine:
+        disk = folder / f"disk-{next(numbers)}"
+        disk.mkdir(exist_ok=True)
+        swapped = dataclasses.replace(run, folder=disk)
+        return build_engine(swapped.config(folder / "run"), swapped.user_json())
+
+    return make
 
 
 def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -84,11 +84,10 @@ ALWAYS = {
     "bert": [
         Case(2, 1, 1, 0, 4), Case(2, 1, 2, 3, 2, sequence_parallel=True), Case(4, 1, 1, 1, 8, recompute=True),
         Case(1, 2, 2, 0, 1), Case(1, 4, 1, 1, 2), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
-        Case(4, 2, 1, 0, 4),
     ],
     "roberta": [Case(2, 1, 2, 2, 4), Case(2, 2, 1, 1, 2, sequence_parallel=True)],
-    "gpt2": [Case(2, 1, 2, 3, 4, sequence_parallel=True), Case(2, 2, 2, 1, 2), Case(1, 4, 2, 0, 2, recompute=True)],
-    "gpt1": [Case(4, 1, 2, 2, 2), Case(2, 2, 1, 0, 4, sequence_parallel=True)],
+    "gpt2": [Case(2, 2, 2, 1, 2), Case(1, 4, 2, 0, 2, recompute=True)],
+    "gpt1": [Case(2, 2, 1, 0, 4, sequence_parallel=True)],
 }  # fmt: skip
 
 
@@ -189,7 +188,7 @@ def evaluate(rank: int, world_size: int, case: Case, family: str) -> list[dict[s
     return figures
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.soak), "gpt2"])
 def test_evaluation_gives_the_same_figures(family: str) -> None:
     expected = run_ranks(evaluate, 1, Case(1, 1, 1, 0), family, timeout_s=120)[0]
     for case in (Case(1, 2, 2, 1), Case(2, 1, 2, 3), Case(2, 2, 1, 0, sequence_parallel=True)):

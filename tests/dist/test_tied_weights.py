@@ -39,7 +39,8 @@ def table_of_each_rank(rank: int, world_size: int, config: RunConfig, zero: dict
 @pytest.mark.parametrize(
     ("precision", "tensor", "data", "zero"),
     [
-        ("fp32", 1, 1, {"stage": 0}), ("fp32", 2, 1, {"stage": 1}), ("fp32", 1, 2, {"stage": 1, **OFFLOAD}),
+        ("fp32", 1, 1, {"stage": 0}), ("fp32", 2, 1, {"stage": 1}),
+        pytest.param("fp32", 1, 2, {"stage": 1, **OFFLOAD}, marks=pytest.mark.soak),
         ("bf16", 1, 1, {"stage": 1}), ("bf16", 1, 2, {"stage": 1, **OFFLOAD}), ("fp16", 1, 1, {"stage": 1}),
     ],
 )  # fmt: skip
@@ -62,7 +63,11 @@ def test_both_copies_stay_equal(precision: str, tensor: int, data: int, zero: di
 
 @pytest.mark.parametrize(
     "zero",
-    [{"stage": 2, **OFFLOAD}, {"stage": 3, **OFFLOAD}, {"stage": 3, **OFFLOAD, "offload_param": {"device": "cpu"}}],
+    [
+        {"stage": 2, **OFFLOAD},
+        pytest.param({"stage": 3, **OFFLOAD}, marks=pytest.mark.soak),
+        {"stage": 3, **OFFLOAD, "offload_param": {"device": "cpu"}},
+    ],
 )
 def test_offload_with_tensor_parallelism(zero: dict[str, Any]) -> None:
     training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32")

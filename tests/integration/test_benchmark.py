@@ -49,6 +49,18 @@ def test_merge(bert_route: Prepared, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_saves(bert_route: Prepared, tmp_path: Path) -> None:
+    data = [f"tokenizer.path={bert_route.tokenizer}", f"data.train=[{bert_route.train}]", "data.seq_length=32"]
+    words = ("--config", "bert-tiny", "--output-dir", tmp_path, "--rounds", 1, "--steps", 1)
+    sizes = (*TINY, "training.global_batch_size=2")
+    lines = tool("benchmark.py", "save", *words, "--set", *data, *sizes).stdout.splitlines()
+    figures = {line[:18].strip(): float(line[18:].split()[0]) for line in lines}
+    names = ["checkpoint", "training waits", "beside training", "the first", "complete after", "step", "step beside"]
+    assert list(figures) == names
+    assert min(figures.values()) > 0 and figures["complete after"] > figures["beside training"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_vocabulary_is_needed() -> None:
     done = tool("benchmark.py", "pretrain", "--config", "bert-tiny", "--set", "model.vocab_size=null", check=False)
     assert done.returncode == 2 and "model.vocab_size" in done.stderr

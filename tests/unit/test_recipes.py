@@ -56,6 +56,8 @@ def test_the_promised_recipes_are_there() -> None:
         "bert-large-phase2",
         "bert-large-lamb-phase1",
         "bert-large-lamb-phase2",
+        "bert-base-lamb-phase1",
+        "bert-base-lamb-phase2",
         "roberta-base",
         "roberta-large",
         "roberta-base-fairseq",
@@ -198,5 +200,17 @@ def test_phase_2_has_the_model_of_phase_1() -> None:
         ("bert-base", "bert-base-phase2"),
         ("bert-large", "bert-large-phase2"),
         ("bert-large-lamb-phase1", "bert-large-lamb-phase2"),
+        ("bert-base-lamb-phase1", "bert-base-lamb-phase2"),
     ):
         assert load_config(phase1).model == load_config(phase2).model
+
+
+def test_base_with_lamb_is_trained_like_large() -> None:
+    for phase in ("phase1", "phase2"):
+        base, large = load_config(f"bert-base-lamb-{phase}"), load_config(f"bert-large-lamb-{phase}")
+        assert base.model == load_config("bert-base").model
+        assert (base.optimizer, base.schedule, base.data, base.objective) == (
+            large.optimizer, large.schedule, large.data, large.objective
+        )  # fmt: skip
+        assert base.training.global_batch_size == large.training.global_batch_size
+        assert base.training.max_steps == large.training.max_steps

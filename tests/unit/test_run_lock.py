@@ -17,7 +17,8 @@ import pytest
 
 from ctxlm_ds import run_lock
 from ctxlm_ds.errors import RunLockedError
-from ctxlm_ds.run_lock import LOCK_NAME, LockRecord, RunLock, process_start_ticks, this_process
+from ctxlm_ds.lock_record import LockRecord, process_start_ticks, this_process
+from ctxlm_ds.run_lock import LOCK_NAME, RunLock
 
 HOLDER = """
 import sys, time
@@ -202,6 +203,47 @@ def test_another_host_whose_clock_is_ahead_is_replaced_after_the_limit(tmp_path:
     assert time.monotonic() - start_s >= 1.0
 
 
+@pytest.mark.parametrize(("job", "restart", "chain"), [("7", "2", ""), ("8", "0", "7")], ids=["requeued", "successor"])
+def test_a_job_replaces_its_own_earlier_start_on_a_lost_node(
+    job: str, restart: str, chain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeat goes on, but Slurm has given up the node it runs on; it is given the time to notice."""
+    _write_lock(tmp_path, 0, **ELSEWHERE, job_id="7", chain="7", restart_count=1)
+    _be_job(monkeypatch, job, restart, chain)
+    start_s = time.monotonic()
+    monkeypatch.setattr(RunLock, "_take_guard", lambda self: False)
+    with RunLock(tmp_path, heartbeat_s=0.2).acquire() as lock:
+        assert lock.held
+    assert time.monotonic() - start_s >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("job", "restart", "chain"),
+    [("7", "1", ""), ("7", "0", ""), ("8", "0", ""), ("6", "5", "7")],
+    ids=["same start", "earlier start", "another job", "earlier job"],
+)
+def test_other_starts_are_refused(
+    job: str, restart: str, chain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_lock(tmp_path, 0, **ELSEWHERE, job_id="7", chain="7", restart_count=1)
+    _be_job(monkeypatch, job, restart, chain)
+    with pytest.raises(RunLockedError):
+        RunLock(tmp_path).acquire()
+
+
+def test_a_live_process_of_the_same_machine_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier start that Slurm is about to kill."""
+    _write_lock(tmp_path, 0, job_id="7", chain="7", restart_count=1)
+    _be_job(monkeypatch, "7", "2", "")
+    with pytest.raises(RunLockedError):
+        RunLock(tmp_path).acquire()
+
+
+def _be_job(monkeypatch: pytest.MonkeyPatch, job: str, restart: str, chain: str) -> None:
+    for name, value in {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restart, "CTXLM_CHAIN": chain}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.parametrize("change", [{"boot_id": "another"}, {"pid_namespace": "pid:[1]"}, {"host": "other"}])
 def test_a_pid_of_another_process_table_says_nothing(tmp_path: Path, change: dict[str, str]) -> None:
     """Containers share host names and pids; only the heartbeat counts there."""
@@ -237,12 +279,10 @@ def test_a_removed_file_is_put_back(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_was_taken_over_notices_and_leaves_the_new_lock_alone(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path, heartbeat_s=0.05).acquire()
+    told = threading.Event()
+    lock = RunLock(tmp_path, heartbeat_s=0.05, on_loss=told.set).acquire()
     _write_lock(tmp_path, 0, token="new", pid=4242)
-    deadline_s = time.monotonic() + 10
-    while lock.held:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    assert told.wait(10) and not lock.held
     with pytest.raises(RunLockedError, match="process 4242 on .* has it now"):
         lock.check()
     lock.release()

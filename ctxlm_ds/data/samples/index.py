@@ -139,6 +139,11 @@ class RowSource:
         number = int(self._starts.searchsorted(row, side="right")) - 1
         return self.indexes[number], row - int(self._starts[number])
 
+    def sources(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[b] number of the index that holds each of `rows` [b], and [b] the row's number there; -1 for row -1."""
+        sources = self._starts.searchsorted(rows, side="right") - 1
+        return sources, np.where(sources < 0, -1, rows - self._starts[sources])
+
     def samples(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
         """The samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin.
 

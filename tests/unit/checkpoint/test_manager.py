@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
@@ -23,6 +23,7 @@ from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.run_lock import RunLock
+from tests.real_disks import memory_disk
 
 NUM_ELEMENTS = 5000
 
@@ -36,7 +37,9 @@ def make_manager(run_dir: Path, keep_last: int = 3, lock: RunLock | None = None)
     return CheckpointManager(run_dir, CheckpointConfig(keep_last=keep_last), Topology(), lock)
 
 
-def save(manager: CheckpointManager, step: int, estimated_bytes: int = 0) -> Path:
+def save(manager: CheckpointManager, step: int, estimated_bytes: int = 0, beside: bool = False) -> Path:
+    """`beside`: in threads of their own, as beside training."""
+
     def write(folder: Path) -> dict:
         writer = PieceWriter(folder, 0)
         for kind in ("weight", "exp_avg"):
@@ -48,7 +51,12 @@ def save(manager: CheckpointManager, step: int, estimated_bytes: int = 0) -> Pat
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer" / "vocab.txt").write_text("a\n")
 
-    return manager.save(step, write, finish, estimated_bytes)
+    if not beside:
+        return manager.save(step, write, finish, estimated_bytes)
+    pending = manager.begin(step, lambda: write, finish, estimated_bytes)
+    while pending is not None and not pending.over:
+        manager.advance(pending)
+    return manager.directory / step_name(step)
 
 
 def value_of(folder: Path) -> float:
@@ -101,6 +109,28 @@ def test_a_damaged_newest_does_not_push_out_what_the_run_fell_back_to(tmp_path: 
     save(again, 20)
     assert names(tmp_path) == ["latest", "step-00000020"]
     assert make_manager(tmp_path).find_resumable() == folders[1]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_multiples_stay_also_beside_training(tmp_path: Path, beside: bool) -> None:
+    manager = CheckpointManager(tmp_path, CheckpointConfig(keep_last=2, keep_every_steps=20), Topology())
+    for step in range(5, 55, 5):
+        save(manager, step, beside=beside)
+    assert names(tmp_path) == ["latest", *(step_name(step) for step in (20, 40, 45, 50))]
+
+
+def test_a_rollback_takes_the_later_ones_away(tmp_path: Path) -> None:
+    """Neither does a restart go on with the course that was left, nor is its checkpoint taken for the new course's."""
+    manager = make_manager(tmp_path, keep_last=3)
+    for step in (5, 10, 15):
+        save(manager, step)
+    manager.remove_after(5)
+    assert names(tmp_path) == ["latest", "step-00000005"]
+    assert manager.last_good() == manager.find_resumable() == tmp_path / "checkpoints" / step_name(5)
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000005\n"
+    for step in (10, 15, 20):
+        save(manager, step)
+    assert names(tmp_path) == ["latest", *(step_name(step) for step in (10, 15, 20))]
 
 
 def test_too_little_room_is_told_beforehand(tmp_path: Path) -> None:
@@ -197,7 +227,8 @@ def _check_survivors(run_dir: Path) -> None:
     assert make_manager(run_dir).find_resumable() == folders[-1]
 
 
-def test_killed_before_every_single_file_operation_of_a_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_killed_before_every_single_file_operation_of_a_save(tmp_path: Path, beside: bool) -> None:
     """Step 3 is saved and step 1 rotated out; the process dies at each operation in turn."""
     base = tmp_path / "base"
     for step in (1, 2):
@@ -205,13 +236,13 @@ def test_killed_before_every_single_file_operation_of_a_save(tmp_path: Path) -> 
     number = 0
     outcomes = []
     while True:
-        number += 1
+        number += 3 if beside else 1
         run_dir = tmp_path / f"run-{number}"
         shutil.copytree(base, run_dir)
 
         def act(run_dir: Path = run_dir, number: int = number) -> None:
             _kill_at_event(number)
-            save(make_manager(run_dir, keep_last=2), 3)
+            save(make_manager(run_dir, keep_last=2), 3, beside=beside)
 
         status = _in_child(act)
         _check_survivors(run_dir)
@@ -222,8 +253,8 @@ def test_killed_before_every_single_file_operation_of_a_save(tmp_path: Path) -> 
         with RunLock(run_dir).acquire() as lock:
             manager = make_manager(run_dir, keep_last=2, lock=lock)
             manager.clean_leftovers()
-            save(manager, 3)
-            save(manager, 4)
+            save(manager, 3, beside=beside)
+            save(manager, 4, beside=beside)
         assert names(run_dir) == ["latest", "step-00000003", "step-00000004"]
         shutil.rmtree(run_dir)
         if status == 0:
@@ -274,22 +305,65 @@ def test_a_file_size_limit_is_a_clean_failure(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    command = ["mount", "-n", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    yield mounted
-    subprocess.run(["umount", "-n", str(mounted)], check=True)
+    with memory_disk(tmp_path / "disk", "1m") as disk:
+        yield disk.folder
 
 
+@pytest.fixture
+def disk_for_three(tmp_path: Path) -> Iterator[Path]:
+    """A file system that holds three checkpoints of about 560 KB, but not a fourth."""
+    with memory_disk(tmp_path / "disk", "2m") as disk:
+        yield disk.folder
+
+
+@pytest.mark.parametrize("seen_beforehand", [True, False])
+def test_rotation_comes_early_where_there_is_no_room_for_one_more(disk_for_three: Path, seen_beforehand: bool) -> None:
+    """Without it a disk that just holds `keep_last` checkpoints would never take another."""
+    manager = make_manager(disk_for_three, keep_last=3)
+    for step in (1, 2, 3):
+        save(manager, step)
+    if not seen_beforehand:
+        # As under a quota, which shows itself in writing only.
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            save(manager, 4, estimated_bytes=1)
+        assert names(disk_for_three) == ["latest", *(step_name(step) for step in (1, 2, 3))]
+    save(manager, 4, estimated_bytes=0 if seen_beforehand else 1)
+    assert names(disk_for_three) == ["latest", *(step_name(step) for step in (2, 3, 4))]
+    assert make_manager(disk_for_three).find_resumable() == manager.last_good()
+
+
+def test_the_only_good_checkpoint_never_makes_room(disk_for_three: Path) -> None:
+    manager = make_manager(disk_for_three, keep_last=1)
+    save(manager, 1)
+    (disk_for_three / "filler").write_bytes(bytes(1 << 20))
+    with pytest.raises(CheckpointError, match="GB are missing"):
+        save(manager, 2)
+    assert names(disk_for_three) == ["latest", "step-00000001"]
+
+
+def test_what_this_process_has_not_seen_intact_does_not_count(disk_for_three: Path) -> None:
+    """A checkpoint goes early only beside one that was verified or written by this process."""
+    for step in (1, 2, 3):
+        save(make_manager(disk_for_three), step)
+    (disk_for_three / "checkpoints" / step_name(3) / "index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="GB are missing"):
+        save(make_manager(disk_for_three), 4)
+    manager = make_manager(disk_for_three)
+    assert manager.find_resumable() == disk_for_three / "checkpoints" / step_name(2)
+    # 3 is damaged and newer than what stays, 1 and 2 are all there is.
+    with pytest.raises(CheckpointError, match="GB are missing"):
+        save(manager, 4)
+    assert names(disk_for_three) == ["latest", *(step_name(step) for step in (1, 2, 3))]
+
+
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("estimate_known", [True, False])
-def test_a_full_disk(small_disk: Path, estimate_known: bool) -> None:
+def test_a_full_disk(small_disk: Path, estimate_known: bool, beside: bool) -> None:
     folder = save(make_manager(small_disk), 1)
     message = "GB are missing" if estimate_known else "No space left on device"
     for step in (2, 3):
         # About 560 KB each: the second one does not fit.
         with pytest.raises(CheckpointError, match=message):
-            save(make_manager(small_disk), step, estimated_bytes=0 if estimate_known else 1)
+            save(make_manager(small_disk), step, estimated_bytes=0 if estimate_known else 1, beside=beside)
         assert names(small_disk) == ["latest", "step-00000001"]
         assert make_manager(small_disk).find_resumable() == folder

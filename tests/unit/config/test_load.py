@@ -277,7 +277,7 @@ def test_malformed_overrides(tmp_path: Path, override: str) -> None:
 def test_what_is_dumped_loads_equal(tmp_path: Path, name: str) -> None:
     config = load_config(name, ["data.train=[a, 'no', '6e-4']", "name=2024-01-01"])
     text = dump_config(config)
-    assert load_config(write(tmp_path / "config.yaml", text)) == config
+    assert load_config(write(tmp_path / "config.yaml", text)) == config.model_copy(update={"pipeline": None})
     # Any other reader of YAML sees the same texts and numbers.
     assert yaml.safe_load(text)["data"]["train"] == ["a", "no", "6e-4"]
     assert yaml.safe_load(text)["optimizer"]["eps"] == config.optimizer.eps

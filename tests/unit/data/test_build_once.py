@@ -23,7 +23,8 @@ from ctxlm_ds.data.samples import storage
 from ctxlm_ds.data.samples.build import build_sample_index
 from ctxlm_ds.data.samples.storage import META_NAME, build_once
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.run_lock import LOCK_NAME, RunLock, this_process
+from ctxlm_ds.lock_record import this_process
+from ctxlm_ds.run_lock import LOCK_NAME, RunLock
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
 FORK = multiprocessing.get_context("fork")

@@ -94,6 +94,22 @@ def test_a_resume_goes_on_exactly(tmp_path: Path, masking: str) -> None:
     assert [step.epoch for step in steps] == [8 * number // num_rows for number in range(len(steps))]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_restarts_at_another_row(tmp_path: Path, workers: int) -> None:
+    """As one that was made for it; the workers of before are gone."""
+    made = setup(tmp_path, data={"num_workers": workers})
+    loader = TrainLoader(*made)
+    list(itertools.islice(loader, 3))
+    pids = [worker.pid for worker in loader._arrays._workers] if workers else []  # type: ignore[union-attr]
+    again = list(itertools.islice(loader.restart(41), 2))
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert global_rows([again]) == global_rows([steps_of(made, 2, start_row=41)])
+    assert [step.epoch for step in again] == [step.epoch for step in steps_of(made, 2, start_row=41)]
+    loader.close()
+    idle = IdleTrainLoader(made[0], made[1].terms, made[2], 1, 0)
+    assert [step.epoch for step in itertools.islice(idle.restart(41), 2)] == [step.epoch for step in again]
+
+
 def test_every_epoch_has_every_row_once_under_new_masks(tmp_path: Path) -> None:
     rows, objective, config = setup(tmp_path, documents=8, training={"global_batch_size": 1, "micro_batch_size": 1})
     steps = steps_of((rows, objective, config), 3 * len(rows))

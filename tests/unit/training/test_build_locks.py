@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.training import build_locks
 from ctxlm_ds.training.build_locks import clear_stale_build_locks, use_own_build_folder
 
 HOLD = (
@@ -29,6 +30,7 @@ def hold(lock: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.skipif(not build_locks._sees_all_processes(), reason="a container: only old locks are removed")
 def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     killed_lock = tmp_path / "py311_cpu" / "killed_op" / "lock"
     live_lock = tmp_path / "py311_cpu" / "live_op" / "lock"
@@ -39,6 +41,26 @@ def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
         killed.wait()
         assert clear_stale_build_locks(tmp_path) == [killed_lock]
         assert live_lock.exists() and not killed_lock.exists()
+    finally:
+        live.kill()
+        live.wait()
+
+
+def test_a_container_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
+    """In there the live holder is not to be seen."""
+    lock = tmp_path / "py311_cpu" / "live_op" / "lock"
+    live = hold(lock)
+    clear = "import sys, pathlib\n" + (
+        "from ctxlm_ds.training.build_locks import clear_stale_build_locks as clear\n"
+        "print(clear(pathlib.Path(sys.argv[1])))"
+    )
+    words = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", sys.executable, "-c", clear, str(tmp_path)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        if "unshare" in done.stderr:
+            pytest.skip(f"no namespaces here: {done.stderr.strip()}")
+        assert done.stdout.strip() == "[]", done.stderr
+        assert lock.exists()
     finally:
         live.kill()
         live.wait()

@@ -20,8 +20,7 @@ from torch.profiler import record_function
 
 from ctxlm_ds.config.schema import LoggingConfig, ProfilerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, build_hooks
-from ctxlm_ds.training.metrics import MetricsWriter
+from ctxlm_ds.training.hooks import GuardedHook, Hook, RunEnd, RunStart, StepMetrics, build_hooks
 from ctxlm_ds.training.profiler import ProfilerHook
 from ctxlm_ds.training.status import SummaryHook, TimeLeft, figures_line
 from tests.unit.training.test_metrics import end, metrics_of, start
@@ -154,6 +153,23 @@ def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_steps.update(metrics_of(31)) == pytest.approx(69 * 80 / 21)
 
 
+def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured anew from there; a limit of hours still counts from the start."""
+    now = [1000.0]
+    monkeypatch.setattr("ctxlm_ds.training.status.time.monotonic", lambda: now[0])
+    by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
+    by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
+    for step in range(11, 21):
+        now[0] += 2.0
+        by_steps.update(metrics_of(step))
+    now[0] += 10.0
+    for clock in (by_steps, by_hours):
+        clock.go_back(12)
+    now[0] += 4.0
+    assert by_steps.update(metrics_of(13)) == pytest.approx(87 * 4.0)
+    assert by_hours.update(metrics_of(13)) == pytest.approx(36.0 - 34.0)
+
+
 def test_figures_of_several_sources() -> None:
     figures = {"eval/wiki/loss": 1.0, "eval/books/old/loss": 2.0, "eval/wiki/masked_lm_accuracy": 0.25}
     assert figures_line(figures) == "wiki loss 1.0000, masked_lm_accuracy 0.2500; books/old loss 2.0000"
@@ -206,7 +222,7 @@ def test_ranks_have_the_hooks_that_are_theirs(tmp_path: Path) -> None:
     assert build_hooks(RunConfig(), tmp_path, Topology(rank=1, world_size=2)) == []
 
 
-def test_a_failing_disk_silences_a_hook_and_not_the_run(tmp_path: Path, log: io.StringIO) -> None:
+def test_a_failing_disk_holds_up_lines_and_not_the_run(tmp_path: Path, log: io.StringIO) -> None:
     config = RunConfig(logging=LoggingConfig(tensorboard=False, interval_steps=1))
     hook: Hook = build_hooks(config, tmp_path / "run", Topology())[0]
     hook.on_run_start(start(0))
@@ -216,7 +232,24 @@ def test_a_failing_disk_silences_a_hook_and_not_the_run(tmp_path: Path, log: io.
     path.mkdir()
     for step in (2, 3):
         hook.on_step_end(metrics_of(step))
-    hook.on_run_end(end(3))
-    assert log.getvalue().count("MetricsWriter stops writing") == 1 and "metrics.jsonl" in log.getvalue()
-    with pytest.raises(IsADirectoryError):
-        MetricsWriter(path).on_step_end(metrics_of(1))
+    assert log.getvalue().count("metrics.jsonl cannot be written (Is a directory)") == 1
+    path.rmdir()
+    hook.on_step_end(metrics_of(4))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 3, 4]
+    path.unlink()
+    path.mkdir()
+    hook.on_step_end(metrics_of(5))
+    hook.on_run_end(end(5))
+    assert "lacks its last 1 lines" in log.getvalue()
+
+
+class Failing(Hook):
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_failing_disk_silences_a_hook_and_not_the_run(log: io.StringIO) -> None:
+    hook = GuardedHook(Failing())
+    for step in (1, 2):
+        hook.on_step_end(metrics_of(step))
+    assert log.getvalue().count("Failing stops writing") == 1

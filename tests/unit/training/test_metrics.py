@@ -134,6 +134,27 @@ def test_a_torn_line_in_the_middle_goes_too(tmp_path: Path) -> None:
     assert lines(path) == [{"step": 1, "loss": 2}, {"step": 4}]
 
 
+def test_going_back_makes_one_continuous_curve(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "m.jsonl", 2)
+    writer.on_run_start(start(0))
+    for step in range(1, 8):
+        writer.on_step_end(metrics_of(step, step_seconds=5.0))
+    writer.on_evaluation(4, {"eval/wiki/loss": 4.0})
+    writer.on_evaluation(6, {"eval/wiki/loss": 6.0})
+    writer.on_rollback(4)
+    for step in range(5, 8):
+        writer.on_step_end(metrics_of(step, loss=50.0 + step, skipped_steps=1, rollbacks=1))
+    writer.on_evaluation(6, {"eval/wiki/loss": 60.0})
+    writer.on_run_end(end(7))
+    written = lines(tmp_path / "m.jsonl")
+    losses = [(line["step"], line["loss"]) for line in written if "loss" in line]
+    assert losses == [(1, 10.0), (2, 5.0), (4, 2.5), (6, 56.0), (7, 57.0)]
+    assert [line["eval/wiki/loss"] for line in written if "eval/wiki/loss" in line] == [4.0, 60.0]
+    last = written[-1]
+    assert (last["skipped_steps"], last["rollbacks"], last["step_seconds"]) == (1, 1, 0.5)
+    assert "rollbacks" not in written[0]
+
+
 def test_an_evaluation_done_again_at_the_resumed_step_is_not_doubled(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     run(path, 1, 5, evaluate_every=5)
@@ -182,6 +203,17 @@ def test_tensorboard_is_one_curve_after_a_resume(tmp_path: Path) -> None:
     assert points["train/loss"] == [(s, 100.0 + s) for s in range(1, 6)] + [(s, 200.0 + s) for s in range(6, 11)]
     assert points["eval/wiki/loss"] == [(4, 4.0), (8, 80.0)]
     assert {"train/masked_lm", "train/next_sentence_accuracy", "train/learning_rate", "train/grad_norm"} <= set(points)
+
+
+def test_tensorboard_is_one_curve_after_going_back(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path, 1)
+    writer.on_run_start(start(0))
+    for step in range(1, 7):
+        writer.on_step_end(metrics_of(step, loss=100.0 + step))
+    writer.on_rollback(4)
+    writer.on_step_end(metrics_of(5, loss=205.0))
+    writer.on_run_end(end(5))
+    assert _points(tmp_path)["train/loss"] == [(s, 100.0 + s) for s in range(1, 5)] + [(5, 205.0)]
 
 
 def test_tensorboard_interval(tmp_path: Path) -> None:

@@ -6,21 +6,27 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from ctxlm_ds.config.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
 from ctxlm_ds.data.loader import Step
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.training.anomalies import AnomalyPolicy
+from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, RunEnd, StepMetrics
 from ctxlm_ds.training.launch import StopSignal
+from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
 from ctxlm_ds.training.trainer import Trainer
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, global_batch, slice_batch, step_for_rank, tiny_config
+from tests.savers import RecordingSaver
 
 pytestmark = pytest.mark.dist
 MICRO = 4
@@ -69,6 +75,10 @@ def steps_from(start: int, rank: int, world_size: int) -> Iterator[Step]:
     return (step_for_rank(step, MICRO, rank, world_size) for step in itertools.count(start))
 
 
+def nothing_bad(*_: object) -> NoReturn:
+    raise AssertionError("no batch of these runs is bad")
+
+
 def run_trainer(
     engine: Engine,
     config: RunConfig,
@@ -87,7 +97,8 @@ def run_trainer(
         config=config, engine=engine,
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
         steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
-        save=lambda saved: recorder.events.append(("save", saved.step)),
+        saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
+        recovery=Recovery(AnomalyPolicy(config.anomalies), AnomalyLog(Path(), None), nothing_bad, nothing_bad),
         hooks=[recorder], topology=topology, stop_signal=stop_signal, state=state,
     )  # fmt: skip
     error = None
@@ -185,7 +196,7 @@ def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str,
         assert steps_of(result, "save") == [3]
         assert not result["end"].completed
     assert [rank["signal"]["end"].reason for rank in runs] == [
-        "stopped by signal on another rank", "stopped by signal SIGTERM",
+        "stopped by signal SIGTERM", "stopped by signal SIGTERM",
     ]  # fmt: skip
 
 

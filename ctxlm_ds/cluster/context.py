@@ -1,0 +1,111 @@
+"""What a job is and was asked for: its ids, nodes and tasks, the run, the settings; and how it speaks to people.
+
+In: the batch script's environment and arguments. Out: JobContext, show(), tell().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxlm_ds.cluster.run_folder import RunFolder, find_run_folder
+from ctxlm_ds.cluster.settings import JobSettings, read_settings
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.lock_record import CHAIN_VARIABLE
+from ctxlm_ds.training.slurm import expand_hostlist, expand_tasks
+
+
+def show(text: str) -> None:
+    """One line of the job's readable log; a disk that is full loses it, and nothing else."""
+    with contextlib.suppress(OSError):
+        # Not through sys.stdout, which would keep what could not be written and end Python with an error.
+        os.write(1, (text + "\n").encode(errors="replace"))
+
+
+def tell(text: str) -> None:
+    """One line of the job's own, beside the ranks'."""
+    show(f"{time.strftime('%H:%M:%S')} job: {text}")
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """One job, from the batch script to its end."""
+
+    job_id: str
+    chain: str
+    """Id of the first job in a line of successors."""
+    restarts: int
+    """How often Slurm had put the job back into the queue when this life of it began."""
+    node_list: str
+    tasks: Mapping[str, int]
+    """Ranks of each node, in the allocation's order."""
+    task_words: tuple[str, ...]
+    """What srun must be told to start so many."""
+    arguments: tuple[str, ...]
+    """As the batch script got them."""
+    words: tuple[str, ...]
+    """The same for ctxlm_ds.pretrain."""
+    run_folder: RunFolder
+    settings: JobSettings
+    environ: Mapping[str, str]
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return self.run_folder.directory
+
+
+def read_context(arguments: Sequence[str]) -> JobContext:
+    """Read the job's environment and check the recipe.
+
+    Raises:
+        ConfigError: no recipe, a wrong one, or this is no batch job.
+    """
+    environ = dict(os.environ)
+    if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_JOB_NODELIST"):
+        raise ConfigError("this is no Slurm job; submit it with: sbatch slurm/pretrain.sbatch RECIPE.yaml")
+    if not arguments:
+        raise ConfigError("no recipe; submit with: sbatch slurm/pretrain.sbatch RECIPE.yaml [--set a.b=c ...]")
+    words = tuple(arguments) if arguments[0].startswith("-") else ("--config", *arguments)
+    settings = read_settings(environ)
+    tasks, task_words = plan_tasks(environ)
+    return JobContext(
+        job_id=environ["SLURM_JOB_ID"],
+        chain=environ.get(CHAIN_VARIABLE) or environ["SLURM_JOB_ID"],
+        restarts=int(environ.get("SLURM_RESTART_COUNT") or "0"),
+        node_list=environ["SLURM_JOB_NODELIST"],
+        tasks=tasks,
+        task_words=task_words,
+        arguments=tuple(arguments),
+        words=words,
+        run_folder=find_run_folder(words, sum(tasks.values()), settings, environ),
+        settings=settings,
+        environ=environ,
+    )
+
+
+def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Ranks of each node, and srun's options for them: the job's tasks, or one a GPU where it has one task a node.
+
+    Raises:
+        ConfigError: there are more GPUs than tasks, and too few CPUs to start one for each.
+    """
+    nodes = expand_hostlist(environ["SLURM_JOB_NODELIST"])
+    counts = expand_tasks(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
+    tasks = {node: count for node, count in zip(nodes, counts)}  # noqa: B905 (Python 3.9 runs this)
+    gpus = environ.get("SLURM_GPUS_ON_NODE", "")
+    num_gpus = int(gpus) if gpus.isdigit() else 0
+    if set(counts) != {1} or num_gpus <= 1:
+        return tasks, ()
+    cpus = environ.get("SLURM_CPUS_ON_NODE", "")
+    if not cpus.isdigit() or int(cpus) < num_gpus:
+        raise ConfigError(
+            f"each node has {num_gpus} GPUs but one task, and {cpus or 'too few'} CPUs for more; submit with "
+            f"--ntasks-per-node={num_gpus}"
+        )
+    options = (f"--ntasks={num_gpus * len(nodes)}", f"--ntasks-per-node={num_gpus}", "--cpus-per-task=1")
+    return {node: num_gpus for node in nodes}, options

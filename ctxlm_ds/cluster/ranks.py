@@ -1,0 +1,139 @@
+"""One start of the ranks, from its folder to the verdict on its end.
+
+In: a JobContext. Out: RankStart. Not here: what follows from it (job.py, ending.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ctxlm_ds.cluster import attempts
+from ctxlm_ds.cluster.attempts import Attempt
+from ctxlm_ds.cluster.commands import cancel_steps, node_address, show_job
+from ctxlm_ds.cluster.context import JobContext, show, tell
+from ctxlm_ds.cluster.decide import Ended, Outcome
+from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
+from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
+from ctxlm_ds.cluster.notices import Notices
+from ctxlm_ds.cluster.outcome import read_outcome
+from ctxlm_ds.cluster.prepare import Prepared, prepare
+from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
+from ctxlm_ds.cluster.timing import stop_delay_s
+from ctxlm_ds.console import format_duration
+from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.run_history import ATTEMPTS_DIR, read_history
+
+WAIT_FOR_LOCK_S = 180
+POLL_S = 0.5
+ANSWER_S = 20.0
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """A start that is over."""
+
+    attempt: Attempt
+    ended: Ended
+    failures: tuple[RankFailure, ...] = ()
+    """The first cause first."""
+
+
+class RankStarter:
+    """Starts the ranks, as often as it is asked.
+
+    Args:
+        context: the job.
+        notices: signals to it.
+        on_term: called when SIGTERM has come.
+    """
+
+    def __init__(self, context: JobContext, notices: Notices, on_term: Callable[[], None]) -> None:
+        self._context = context
+        self._notices = notices
+        self._on_term = on_term
+        self._tries = 0
+        self._prepared: Prepared | None = None  # what was found before the first start in this allocation
+
+    @property
+    def nodes(self) -> list[str]:
+        """Nodes that the ranks run on, rank 0's first."""
+        left_out = self._prepared.left_out if self._prepared is not None else ()
+        return [node for node in self._context.tasks if node not in left_out]
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Nodes to keep away from when the job is put back."""
+        return self._prepared.exclude if self._prepared is not None else ()
+
+    def start(self) -> RankStart:
+        """Run the ranks to their end and judge it.
+
+        Raises:
+            ClusterError: srun is missing.
+            ConfigError: a setting of the preflight makes no sense.
+            OSError: the run directory cannot be written.
+        """
+        context, notices = self._context, self._notices
+        name = f"job-{context.job_id}-{context.restarts}-{self._tries}"
+        attempt = attempts.begin(context.run_dir, name, context.chain, context.job_id, context.node_list)
+        self._tries += 1
+        again = f", restart {context.restarts}" if context.restarts else ""
+        tell(f"start {name} on {context.node_list}{again}; {attempt.in_words()}")
+        if self._prepared is None:
+            self._prepared = prepare(context, name, lambda: bool(notices))
+        if self._prepared.ended is not None:
+            return RankStart(attempt, self._prepared.ended)
+        if notices:
+            return RankStart(attempt, Ended(Outcome.STOPPED, f"{notices.name} came before the start", 0))
+        return self._run(attempt, self._prepared)
+
+    def _run(self, attempt: Attempt, prepared: Prepared) -> RankStart:
+        context = self._context
+        folder = context.run_dir / ATTEMPTS_DIR / attempt.name
+        first_node = self.nodes[0]
+        port = free_port(context.environ, first_node, self._tries)
+        environ = step_environment(context.environ, attempt.name, port)
+        if not is_known_host(first_node):
+            environ.setdefault("MASTER_ADDR", node_address(first_node))
+        # First, so that the user's own comes after it and counts.
+        words = [rank_python(context.settings), "-m", "ctxlm_ds.pretrain", "--wait-for-lock", str(WAIT_FOR_LOCK_S)]
+        words += context.words
+        words += ["--set", *prepared.settings] if prepared.settings else []
+        before = len(read_history(context.run_dir))
+        with LogFilter(folder / OUTPUT_NAME, show) as lines:
+            command = srun_command(words, context.settings, *prepared.srun_words)
+            status = self._watch(Step(command, environ, lines.line))
+        if status < 0:
+            cancel_steps(context.job_id)
+        failures = gather_failures(folder, lines.slurm_lines, lines.held)
+        job_ids = (context.job_id, context.chain)
+        ended = read_outcome(
+            context.run_dir, before, status, failures, context.run_folder.max_steps, job_ids, bool(self._notices)
+        )
+        return RankStart(attempt, ended, tuple(failures))
+
+    def _watch(self, step: Step) -> int:
+        """Wait for srun's end, letting the ranks stop when the job is told to; its status."""
+        told = 0
+        while (status := step.wait(POLL_S)) is None:
+            if self._notices.count == told:
+                continue
+            told = self._notices.count
+            if self._notices.name == "SIGUSR1":
+                self._postpone()
+            step.stop_in_order()
+            if self._notices.name == "SIGTERM":
+                self._on_term()
+        return status
+
+    def _postpone(self) -> None:
+        """Wait where a short job's notice came at its very beginning."""
+        try:
+            delay_s = stop_delay_s(show_job(self._context.job_id, ANSWER_S), time.time())
+        except ClusterError:
+            return
+        if delay_s > 0:
+            tell(f"notice of the time limit comes early; the ranks are told in {format_duration(delay_s)}")
+            self._notices.sleep(delay_s)

@@ -1,0 +1,166 @@
+"""A job that goes on where this one ends, on clusters that do not requeue: same script, arguments and resources.
+
+It waits by --dependency=singleton: Slurm starts it when no job of this user and name is left before it. Jobs that wait
+for this one (`--dependency=afterok:...`) are made to wait for it instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.cluster.commands import Job, call, cancel, show_job
+from ctxlm_ds.cluster.context import JobContext, tell
+from ctxlm_ds.cluster.dependants import move_dependants
+from ctxlm_ds.cluster.exclusions import sbatch_words
+from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.lock_record import CHAIN_VARIABLE
+
+RECORD_NAME = "successor.json"
+# A script that runs the supervisor several times says what is to be submitted again; arguments one a line.
+SCRIPT_VARIABLE = "CTXLM_BATCH_SCRIPT"
+ARGUMENTS_VARIABLE = "CTXLM_BATCH_ARGUMENTS"
+# scontrol's field -> sbatch's option, for values that are passed on as they are.
+_OPTIONS = {
+    "Partition": "--partition", "Account": "--account", "QOS": "--qos", "TimeLimit": "--time",
+    "CPUs/Task": "--cpus-per-task", "Features": "--constraint", "Reservation": "--reservation",
+    "ReqNodeList": "--nodelist", "Licenses": "--licenses", "Comment": "--comment", "WorkDir": "--chdir",
+    "MinMemoryNode": "--mem", "MinMemoryCPU": "--mem-per-cpu",
+}  # fmt: skip
+_GPU_OPTIONS = {"TresPerJob": "--gpus", "TresPerTask": "--gpus-per-task", "TresPerSocket": "--gpus-per-socket"}
+# `gres:gpu:a100:4`, in later versions `cpu=8,gres/gpu=4`
+_GRES = re.compile(r"gres[:/]([^,]+)")
+
+
+class Successors:
+    """The successor of one job: never more than one that waits."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def submit(self, exclude: Iterable[str] = ()) -> str:
+        """Make sure that one waits: the id of the one that does already, or of a new one.
+
+        Raises:
+            ClusterError: Slurm refuses it.
+        """
+        context = self._context
+        waiting = self._waiting()
+        if waiting is not None and not exclude:
+            return waiting
+        self.cancel()
+        job = show_job(context.job_id)
+        environ = context.environ
+        arguments = list(context.arguments)
+        if SCRIPT_VARIABLE in environ:
+            script = environ[SCRIPT_VARIABLE]
+            arguments = environ.get(ARGUMENTS_VARIABLE, "").splitlines()
+        else:
+            script = batch_script(job, arguments, context.run_dir)
+        options = [*self._wait_by_name(job), *successor_options(job, environ)]
+        options += sbatch_words([*_excluded(job), *exclude])
+        words = ["sbatch", *options, script, *arguments]
+        new = call(words, successor_environment(environ, context.chain)).strip().split(";")[0]
+        write_text(context.run_dir / RECORD_NAME, json.dumps({"job_id": new, "after": context.job_id}) + "\n")
+        move_dependants(context.job_id, new)
+        return new
+
+    def cancel(self) -> None:
+        """Cancel the one that waits, if there is one; what waited for it waits for this job again."""
+        waiting = self._waiting()
+        if waiting is None:
+            return
+        move_dependants(waiting, self._context.job_id)
+        cancel(waiting)
+        with contextlib.suppress(OSError):
+            (self._context.run_dir / RECORD_NAME).unlink(missing_ok=True)
+        tell(f"successor {waiting} is cancelled")
+
+    def _waiting(self) -> str | None:
+        """The successor that this job has submitted, if it still waits."""
+        try:
+            record = json.loads((self._context.run_dir / RECORD_NAME).read_text(encoding="utf-8"))
+            new, after = str(record["job_id"]), str(record["after"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if after != self._context.job_id:
+            return None
+        try:
+            return new if show_job(new).state == "PENDING" else None
+        except ClusterError:
+            return None
+
+    def _wait_by_name(self, job: Job) -> list[str]:
+        """Options for a successor's name and what it waits for.
+
+        A singleton waits for every job of its name, so this job and its successor get one that no job of another run
+        has. Slurm renames no job that it has ended: there the successor waits for the job's id.
+        """
+        name = job.given("JobName")
+        mark = f"-{zlib.crc32(str(self._context.run_dir.resolve()).encode()):08x}"
+        if name.endswith(mark):
+            return [f"--job-name={name}", "--dependency=singleton"]
+        try:
+            call(["scontrol", "update", f"jobid={job.job_id}", f"jobname={name}{mark}"])
+            return [f"--job-name={name}{mark}", "--dependency=singleton"]
+        except ClusterError:
+            return [f"--job-name={name}{mark}", f"--dependency=afterany:{job.job_id}"]
+
+
+def successor_options(job: Job, environ: Mapping[str, str]) -> list[str]:
+    """sbatch's options that ask again for what a job was given, but for its name and excluded nodes."""
+    options = ["--parsable", "--requeue" if job.may_requeue else "--no-requeue"]
+    options += [f"{option}={job.given(name)}" for name, option in _OPTIONS.items() if job.given(name)]
+    of_nodes = [found.replace("=", ":") for found in _GRES.findall(job.given("TresPerNode"))]
+    options += [f"--gres={','.join(of_nodes)}"] if of_nodes else []
+    for name, option in _GPU_OPTIONS.items():
+        options += [f"{option}={found[4:]}" for found in _GRES.findall(job.given(name)) if found.startswith("gpu")]
+    # Slurm's record counts the nodes that are left.
+    options.append(f"--nodes={environ.get('SLURM_JOB_NUM_NODES') or job.given('NumNodes')}")
+    tasks_per_node, tasks = environ.get("SLURM_NTASKS_PER_NODE"), environ.get("SLURM_NTASKS") or job.given("NumTasks")
+    options.append(f"--ntasks-per-node={tasks_per_node}" if tasks_per_node else f"--ntasks={tasks}")
+    if job.given("OverSubscribe") == "NO":
+        options.append("--exclusive")
+    output = job.given("StdOut")
+    if output:
+        own_id = rf"(?<!\d){re.escape(job.job_id)}(?!\d)"
+        options.append("--output=" + re.sub(own_id, "%j", output.replace("%", "%%")))
+    return options
+
+
+def _excluded(job: Job) -> list[str]:
+    """Slurm's own form of a list is fine as one item of it."""
+    return [job.given("ExcNodeList")] if job.given("ExcNodeList") else []
+
+
+def successor_environment(environ: Mapping[str, str], chain: str) -> dict[str, str]:
+    """The environment without what belongs to this job."""
+    kept = {
+        key: value
+        for key, value in environ.items()
+        if not key.startswith(("SLURM_", "SLURMD_", "SRUN_")) or key == "SLURM_CONF"
+    }
+    return {**kept, CHAIN_VARIABLE: chain}
+
+
+def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
+    """The job's script: where it was submitted from, or Slurm's copy of it if it is gone.
+
+    Raises:
+        ClusterError: Slurm gives no copy.
+    """
+    command = job.given("Command")
+    joined = " ".join(arguments)
+    script = command[: -len(joined) - 1] if joined and command.endswith(f" {joined}") else command
+    if script.startswith("/") and os.access(script, os.R_OK):
+        return script
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / "job.sbatch"
+    call(["scontrol", "write", "batch_script", job.job_id, str(copy)])
+    return str(copy)

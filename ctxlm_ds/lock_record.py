@@ -1,0 +1,96 @@
+"""Who holds a run directory: a process, its machine, its place among the starts of a Slurm job.
+
+Out: LockRecord, as RUN/lock.json holds it, and that of the calling process. Not here: taking the lock (run_lock.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+CHAIN_VARIABLE = "CTXLM_CHAIN"
+"""Id of the first job in a line of successors, where there is such a line."""
+
+
+@dataclass(frozen=True)
+class LockRecord:
+    """Who holds a run directory."""
+
+    token: str
+    host: str
+    pid: int
+    process_start_ticks: int
+    """Start time of the process since boot, which tells a reused pid from the holder."""
+    boot_id: str
+    pid_namespace: str
+    """The pid means something only within one kernel's boot and one pid namespace (a container has its own)."""
+    job_id: str | None
+    acquired_unix_s: float
+    chain: str | None = None
+    """Id of the first job of those that succeed one another; the job's own where it succeeds none."""
+    restart_count: int = 0
+    """How often Slurm had put the job back into the queue."""
+
+    def describe(self) -> str:
+        job = f" (Slurm job {self.job_id})" if self.job_id else ""
+        return f"process {self.pid} on {self.host}{job}"
+
+    def same_machine(self, other: LockRecord) -> bool:
+        """Whether both processes see the same process table."""
+        mine, theirs = (self.host, self.boot_id, self.pid_namespace), (other.host, other.boot_id, other.pid_namespace)
+        return mine == theirs and "" not in mine
+
+    def is_succeeded_by(self, other: LockRecord) -> bool:
+        """Whether Slurm has ended this start of a job (as far as it could) before it started the other."""
+        if self.chain is None or self.chain != other.chain:
+            return False
+        return self._place_in_chain() < other._place_in_chain()
+
+    def _place_in_chain(self) -> tuple[int, int]:
+        job_id = self.job_id or ""
+        return int(job_id) if job_id.isdigit() else 0, self.restart_count
+
+
+def this_process() -> LockRecord:
+    """A record of the calling process, with a new token."""
+    return LockRecord(
+        token=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        process_start_ticks=process_start_ticks(os.getpid()) or 0,
+        boot_id=_read_line("/proc/sys/kernel/random/boot_id"),
+        pid_namespace=_read_link("/proc/self/ns/pid"),
+        job_id=os.environ.get("SLURM_JOB_ID"),
+        acquired_unix_s=time.time(),
+        chain=os.environ.get(CHAIN_VARIABLE) or os.environ.get("SLURM_JOB_ID"),
+        restart_count=int(os.environ.get("SLURM_RESTART_COUNT") or "0"),
+    )
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Clock ticks since boot at which a process of this machine started; None when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
+            # The command name may hold spaces and brackets; the fields after its last bracket do not.
+            fields = handle.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X", "x") else int(fields[19])
+
+
+def _read_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

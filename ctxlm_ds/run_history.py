@@ -1,0 +1,84 @@
+"""What befell a run: RUN/history.jsonl, one event a line, and RUN/attempts, a folder for each start's evidence.
+
+Written by rank 0 while it holds the run's lock, and by the job that starts and restarts it; read by the job (is there
+progress?), by tools/run_status.py and by people. Needs no torch. A torn last line (a killed writer) is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HISTORY_NAME = "history.jsonl"
+ATTEMPTS_DIR = "attempts"
+ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
+"""Names this start's folder below RUN/attempts, alike on every rank; the Slurm job sets it."""
+DEFAULT_ATTEMPT = "by-hand"
+
+START = "start"
+"""Rank 0 begins or goes on: step, world_size, job_id."""
+END = "end"
+"""Rank 0 ended in order: step, reason, completed, failed."""
+SKIP = "skip"
+"""A batch was not learnt from: step, why, loss, grad_norm, rows."""
+ROLLBACK = "rollback"
+"""The run went back from a bad batch: step, to_step, why, loss, grad_norm, rows, passed_over."""
+ANOMALY = "anomaly"
+"""The run stopped at a bad batch: step, why, loss, grad_norm, rows."""
+SAVE_FAILED = "save_failed"
+"""A checkpoint could not be written: step, why."""
+FAILURE = "failure"
+"""The job saw its ranks end badly: why, exit_status, first_rank, attempt."""
+REQUEUE = "requeue"
+"""The job put itself back into the queue: why, how."""
+GIVE_UP = "give_up"
+"""The job stopped restarting: why."""
+
+
+def append_event(run_dir: Path, event: str, **values: Any) -> bool:
+    """Add one line; it reaches the file whole. A disk that is full or gone loses the line (False), never the run."""
+    line = json.dumps({"time_unix_s": round(time.time(), 3), "event": event, **values}) + "\n"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        handle = os.open(run_dir / HISTORY_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, (_line_end(handle) + line).encode())
+        finally:
+            os.close(handle)
+    except OSError:
+        return False
+    return True
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """Events, oldest first; empty where there are none. Lines that are no events are passed over."""
+    try:
+        text = (run_dir / HISTORY_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [event for event in map(_parse, text.splitlines()) if event is not None]
+
+
+def attempt_folder(run_dir: Path, environ: Mapping[str, str] | None = None) -> Path:
+    """Where this start keeps its evidence (failures, stacks); not made here."""
+    environ = os.environ if environ is None else environ
+    return run_dir / ATTEMPTS_DIR / (environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT)
+
+
+def _line_end(handle: int) -> str:
+    """A line end where the last line lacks one."""
+    size = os.fstat(handle).st_size
+    return "" if size == 0 or os.pread(handle, 1, size - 1) == b"\n" else "\n"
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event
+    return event if whole else None

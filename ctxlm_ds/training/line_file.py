@@ -1,0 +1,58 @@
+"""A file of lines on a disk that may fill up or go away for a while: no line is torn, and none is lost meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger("ctxlm_ds")
+
+
+class LineFile:
+    """Appends lines; each reaches the file whole and at once, or as soon as the disk takes it.
+
+    Args:
+        path: the file, in a folder that exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[tuple[int, str]] = []
+
+    def append(self, step: int, line: str) -> None:
+        """Add a line (without its end) about a step."""
+        was_well = not self._waiting
+        self._waiting.append((step, line))
+        try:
+            self._write("".join(f"{waiting}\n" for _, waiting in self._waiting).encode())
+        except OSError as error:
+            if was_well:
+                logger.warning(
+                    "%s cannot be written (%s); its lines are kept in memory until it can", self.path, error.strerror
+                )
+            return
+        if not was_well:
+            logger.info("%s is written again", self.path)
+        self._waiting.clear()
+
+    def forget_after(self, step: int) -> None:
+        """Drop lines of later steps that are not in the file yet."""
+        self._waiting = [(own, line) for own, line in self._waiting if own <= step]
+
+    def close(self) -> None:
+        """Say what is lost, where the disk did not come back."""
+        if self._waiting:
+            logger.warning("%s lacks its last %d lines: it could not be written", self.path, len(self._waiting))
+
+    def _write(self, data: bytes) -> None:
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            before_bytes = os.fstat(handle).st_size
+            if os.write(handle, data) < len(data):
+                # A disk that fills up takes what still fits.
+                os.ftruncate(handle, before_bytes)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        finally:
+            os.close(handle)

@@ -1,0 +1,273 @@
+"""When a checkpoint is due, and what it means when one could not be written.
+
+In: the recipe's `checkpoint` section, a saver. Out: saves begun, completed, retried; an error where they keep failing.
+Not here: how a checkpoint is written (checkpoint/). Every rank calls these methods together; which rank still writes,
+and which one's clock says that a save is late, is agreed on in the all-reduce that each step ends with anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from ctxlm_ds.config.schema import CheckpointConfig
+from ctxlm_ds.console import format_duration
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.training.hooks import Phase
+from ctxlm_ds.training.state import TrainState
+
+logger = logging.getLogger("ctxlm_ds")
+
+SECONDS_PER_MINUTE = 60.0
+RETRY_S = 60.0
+RETRIES_PER_INTERVAL = 10
+LAST_SAVE_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+NO_STEP = -1
+
+
+class Saver(Protocol):
+    """Writes checkpoints. Every rank calls its methods together, except `busy`, which is this rank's own.
+
+    Its methods raise CheckpointError, on every rank alike, where a checkpoint could not be written; none is pending
+    then.
+    """
+
+    def begin(self, state: TrainState) -> None:
+        """Take a copy of this moment and begin to write it; it may be complete on return."""
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint of this moment; complete on return."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a save that was begun is not complete; alike on every rank."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank still works on its part of the pending save."""
+
+    def advance(self) -> None:
+        """Take the pending save one part further, once no rank is busy (earlier: wait for the ranks that are)."""
+
+    def pending_age_s(self) -> float | None:
+        """Seconds since the pending save began; None without one. From any thread, no collective."""
+
+    def abandon(self) -> None:
+        """Stop writing; no collective."""
+
+    def last_good(self) -> str | None:
+        """The newest checkpoint known to be intact."""
+
+
+class _Agreed(NamedTuple):
+    """What at least one rank says."""
+
+    late: bool
+    """`interval_minutes` have passed since the last save that was due."""
+    retry: bool
+    """A while has passed since a save failed."""
+    busy: bool
+    """It still works on its part of the pending save."""
+
+
+class Saves:
+    """The saves of one run.
+
+    Args:
+        config: intervals and how many saves may fail.
+        saver: writes them.
+        record_failure: told the step and the reason of a save that failed; False where that could not be recorded,
+            so that it is told again later.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        saver: Saver,
+        record_failure: Callable[[int, str], bool] = lambda step, reason: True,
+    ) -> None:
+        self._config = config
+        self._saver = saver
+        self._record_failure = record_failure
+        self._tell_phase: Callable[[Phase], None] = lambda phase: None
+        self._now_step = self._begun_step = self._saved_step = self._failed_step = NO_STEP
+        self._due_s = self._failed_s = time.monotonic()
+        self._agreed = _Agreed(False, False, False)
+        self._counts = False
+        self._failed_in_a_row = self._failed_tries = 0
+        self._unrecorded: list[tuple[int, str]] = []
+        self._waits, self._waited_s = 0, 0.0
+
+    def start(self, step: int, tell_phase: Callable[[Phase], None]) -> None:
+        """The run begins, or goes on from the checkpoint of `step`."""
+        self._tell_phase = tell_phase
+        self._begun_step = self._saved_step = step or NO_STEP
+        self._due_s = time.monotonic()
+
+    # Agreement over all ranks, once a step.
+
+    def flags(self) -> list[float]:
+        """This rank's part of the step's all-reduce (maximum)."""
+        now_s = time.monotonic()
+        minutes = self._config.interval_minutes
+        late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
+        retry = self._failed_step != NO_STEP and now_s - self._failed_s >= RETRY_S
+        return [float(late), float(retry), float(self._saver.busy)]
+
+    def agree(self, flags: Sequence[float]) -> None:
+        """The maxima over all ranks."""
+        self._agreed = _Agreed(*(bool(flag) for flag in flags))
+
+    # Between two steps.
+
+    def after_step(self, state: TrainState) -> None:
+        """Complete the pending save where every rank has written, and begin the one that is due.
+
+        Raises:
+            CheckpointError: more saves in a row failed than `max_failed_saves`.
+        """
+        self._now_step = state.step
+        if self._saver.pending and not self._agreed.busy:
+            self._in_phase(lambda: self._attempt(self._saver.advance, limited=True))
+        if self._begun_step == state.step:
+            return
+        if state.step % self._config.interval_steps == 0 or self._agreed.late:
+            self._in_phase(lambda: self._begin(state, counts=True))
+        elif self._retry_due(state.step) and not self._saver.pending:
+            self._in_phase(lambda: self._begin(state, counts=False))
+
+    def last(self, state: TrainState) -> None:
+        """A checkpoint of this moment, complete on return; tried again for a while where it fails.
+
+        Raises:
+            CheckpointError: it names the last good checkpoint.
+        """
+        self._in_phase(lambda: self._last(state))
+        if self._waits > 1:
+            waited = format_duration(self._waited_s)
+            logger.warning("training waited %d times for the disk to take a checkpoint, %s in all", self._waits, waited)
+
+    def settle(self) -> None:
+        """Wait until no save is pending; one that fails is a warning."""
+        if self._saver.pending:
+            self._in_phase(lambda: self._finish(limited=False))
+
+    def abandon(self) -> None:
+        """This rank ends with an error, perhaps alone: what it still writes is given up."""
+        self._saver.abandon()
+
+    def pending_age_s(self) -> float | None:
+        """Seconds since the save began that is still being written; None without one. From any thread."""
+        return self._saver.pending_age_s()
+
+    def rolled_back(self, step: int) -> None:
+        """The run went back to the checkpoint of `step`."""
+        self._now_step = self._begun_step = self._saved_step = step
+        self._due_s = time.monotonic()
+        if self._failed_step != NO_STEP:
+            self._failed_step = step
+
+    # Parts of a save.
+
+    def _begin(self, state: TrainState, counts: bool) -> None:
+        if self._saver.pending:
+            self._wait_for_slow_disk()
+        self._counts = counts
+        self._begun_step = state.step
+        if counts:
+            self._due_s = time.monotonic()
+        self._attempt(lambda: self._saver.begin(state), limited=True)
+
+    def _wait_for_slow_disk(self) -> None:
+        started_s, step = time.monotonic(), self._begun_step
+        was_writing = self._agreed.busy
+        self._finish(limited=True)
+        if not was_writing:
+            return
+        waited_s = time.monotonic() - started_s
+        self._waits += 1
+        self._waited_s += waited_s
+        if self._waits == 1:
+            logger.warning(
+                "training waited %s for the checkpoint of step %d, which was still being written when the next was "
+                "due: the disk is slower than checkpoint.interval_steps %d (said once, summed up at the end)",
+                format_duration(waited_s), step, self._config.interval_steps,
+            )  # fmt: skip
+
+    def _finish(self, limited: bool) -> None:
+        while self._saver.pending:
+            self._attempt(self._saver.advance, limited)
+
+    def _attempt(self, action: Callable[[], None], limited: bool) -> None:
+        """Do a part of a save; `limited`: too many failures in a row end the run."""
+        try:
+            action()
+        except CheckpointError as error:
+            self._failed(error, limited)
+            return
+        if not self._saver.pending:
+            self._succeeded()
+
+    def _succeeded(self) -> None:
+        self._saved_step = self._begun_step
+        self._failed_step, self._failed_in_a_row, self._failed_tries = NO_STEP, 0, 0
+        self._unrecorded = [failure for failure in self._unrecorded if not self._record_failure(*failure)]
+
+    def _failed(self, error: CheckpointError, limited: bool) -> None:
+        step, reason = self._begun_step, str(error)
+        self._failed_step, self._failed_s = max(step, self._now_step), time.monotonic()
+        self._failed_tries += 1
+        if not self._counts:
+            return
+        self._failed_in_a_row += 1
+        if not self._record_failure(step, reason):
+            self._unrecorded.append((step, reason))
+        limit = self._config.max_failed_saves
+        count = f"{self._failed_in_a_row} due saves and {self._failed_tries} tries in a row failed"
+        if not limited:
+            logger.warning("%s. %s", reason, count)
+        elif self._failed_in_a_row <= limit:
+            logger.warning(
+                "%s. %s: training goes on and tries again soon (checkpoint.max_failed_saves %d)", reason, count, limit
+            )
+        else:
+            raise CheckpointError(
+                f"{reason}. {count} (checkpoint.max_failed_saves {limit}): training stops. {self._where_to_go_on()}"
+            ) from error
+
+    def _last(self, state: TrainState) -> None:
+        self._finish(limited=False)
+        if self._saved_step == state.step:
+            return
+        self._counts = True
+        self._begun_step = state.step
+        for pause_s in (*LAST_SAVE_PAUSES_S, None):
+            self._tell_phase("saving")
+            try:
+                self._saver.save(state)
+            except CheckpointError as error:
+                if pause_s is None:
+                    self._failed(error, limited=False)
+                    raise CheckpointError(f"{error}. {self._where_to_go_on()}") from error
+                logger.warning("%s. Trying again in %.0f s", error, pause_s)
+                time.sleep(pause_s)
+                continue
+            self._succeeded()
+            return
+
+    def _where_to_go_on(self) -> str:
+        good = self._saver.last_good()
+        return f"The last good checkpoint is {good}; the same command goes on from it" if good else "There is none yet"
+
+    def _retry_due(self, step: int) -> bool:
+        """Whether a save that failed is tried again: after a part of an interval, or a minute by any rank's clock."""
+        pause_steps = max(1, self._config.interval_steps // RETRIES_PER_INTERVAL)
+        failing = self._failed_step != NO_STEP
+        return failing and (self._agreed.retry or step - self._failed_step >= pause_steps)
+
+    def _in_phase(self, action: Callable[[], None]) -> None:
+        self._tell_phase("saving")
+        action()
+        self._tell_phase("training")

@@ -1,0 +1,42 @@
+# shellcheck shell=bash disable=SC2034
+# Settings of this cluster: the one file that a site edits. Every script in slurm/ sources it on the compute node
+# (pipeline.sh on the login node as well). All are optional; a line that is commented out shows the default or an example.
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+# module load cuda/12.8 python/3.11            # whatever your software needs
+# CTXLM_VENV=/shared/envs/ctxlm                # virtual environment; default: .venv of the checkout, else python of PATH
+# CTXLM_PYTHON=/opt/python/bin/python3         # or the very interpreter
+# CTXLM_HOME=/shared/ctxlm_ds                  # the checkout; default: where sbatch found the script
+
+# --- Container (at most one) ------------------------------------------------------------------------------------------
+# The ranks run in it; the job itself (a few lines of Python 3.9 or newer without further packages) runs outside.
+# CTXLM_CONTAINER=/shared/images/ctxlm.sif     # apptainer exec --nv IMAGE
+# CTXLM_CONTAINER_OPTIONS="--bind /shared"     # further options of apptainer exec
+# CTXLM_PYXIS=/shared/images/ctxlm.sqsh        # enroot with pyxis: srun --container-image IMAGE
+# CTXLM_PYXIS_OPTIONS="--container-mounts=/shared:/shared"
+# CTXLM_CONTAINER_PYTHON=python3               # the interpreter inside
+
+# --- srun and the network ---------------------------------------------------------------------------------------------
+# CTXLM_SRUN_OPTIONS="--cpu-bind=cores"        # further options of every srun
+# export NCCL_SOCKET_IFNAME=ib0                # the interfaces NCCL and gloo use; default: they choose
+# export GLOO_SOCKET_IFNAME=ib0
+# export MASTER_ADDR=...                       # default: the first node's name
+# export MASTER_PORT=29500                     # default: from the job's id, the first free one
+
+# --- Folders ----------------------------------------------------------------------------------------------------------
+# CTXLM_STAGE_DIR=/local/scratch/$USER         # node-local disk to which data sets are copied first; default: no copy
+# export TMPDIR=/local/scratch/$USER
+
+# --- What happens when a job is interrupted ---------------------------------------------------------------------------
+# CTXLM_RESTART=auto                           # auto: requeue, or a successor where that is disabled; requeue; successor; off
+# CTXLM_MAX_RESTARTS=4                         # starts in a row without a new checkpoint before the job gives up
+# CTXLM_RESTART_DELAY_S=10                     # pause before a restart in place; four times longer with each in a row
+# CTXLM_PREFLIGHT=0                            # 1: check the nodes before training, leave bad ones out (docs/slurm.md)
+# CTXLM_PREFLIGHT_MIN_NODES=0                  # fewest good nodes to go on with at once; 0: a bad one is replaced
+# CTXLM_PREFLIGHT_MIN_BANDWIDTH=0.5            # of reductions between nodes: share of the nodes' median
+# CTXLM_PREFLIGHT_MIN_RUN_GB=10                # free space at the run directory
+# CTXLM_PREFLIGHT_MIN_SCRATCH_GB=1             # and at CTXLM_STAGE_DIR, else TMPDIR, else /tmp
+# CTXLM_PREFLIGHT_MAX_CLOCK_S=2                # distance of a clock from the nodes' median
+# CTXLM_PREFLIGHT_LIMIT_S=120                  # time for a node to answer
+# CTXLM_PREFLIGHT_BANDWIDTH=1                  # 0: no reductions; of CTXLM_PREFLIGHT_MIB=64 each, in rounds of
+# CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S=60         # at most so many seconds

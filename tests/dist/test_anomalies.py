@@ -1,0 +1,211 @@
+"""A refused update leaves no trace in any layout; a run goes back to a checkpoint while it lives as a new process does.
+
+States are compared bit for bit: weights, moments, counters, the loss scale, and the steps that follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.training.anomalies import Anomaly
+from ctxlm_ds.training.engine import Engine, StepResult
+from ctxlm_ds.training.state import TrainState
+from tests.dist.runner import run_ranks
+from tests.dist.states import Layout, checkpoints_of, gather_moments, resume_newest
+from tests.dist.test_nan_gate import Spoiled, allow_fp16
+from tests.dist.training import build_engine, gather_weights, step_of
+
+pytestmark = pytest.mark.dist
+RATE = 0.01
+BAD = 2
+"""The step that is refused."""
+Make = Callable[[], Engine]
+SPIKE = Anomaly("spike", "the test says so")
+
+LAYOUTS = [
+    Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3), Layout(2, 1, pipeline=2),
+    Layout(2, 2, "bf16", offload=True),
+]  # fmt: skip
+SOAK_LAYOUTS = [
+    Layout(1, 0), Layout(2, 1), Layout(2, 3, "bf16"), Layout(2, 2, "bf16"), Layout(2, 2, offload=True),
+    Layout(2, 3, offload=True), Layout(2, 1, "bf16", offload=True), Layout(2, 3, "bf16", offload=True),
+    Layout(2, 1, "fp16"), Layout(2, 2, "fp16"), Layout(2, 2, "fp16", offload=True), Layout(2, 3, "fp16"),
+    Layout(2, 3, "fp16", offload=True), Layout(2, 0, tensor=2), Layout(2, 1, "bf16", tensor=2), Layout(4, 3, tensor=2),
+    Layout(4, 2, tensor=2), Layout(2, 0, pipeline=2), Layout(2, 1, "bf16", pipeline=2),
+    Layout(4, 1, "bf16", tensor=2, pipeline=2),
+]  # fmt: skip
+
+
+def some(chosen: list[Layout]) -> list[Any]:
+    """Every layout; those that are not chosen belong to the soak."""
+    return [
+        pytest.param(layout, marks=() if layout in chosen else pytest.mark.soak) for layout in LAYOUTS + SOAK_LAYOUTS
+    ]
+
+
+def maker(layout: Layout, optimizer: str = "adamw") -> Make:
+    """Builds a rank's engine."""
+
+    def make() -> Engine:
+        if layout.precision == "fp16":
+            allow_fp16()
+        return build_engine(layout.config(optimizer), layout.user_json())
+
+    return make
+
+
+def train(engine: Engine, first: int, stop: int, data_from: int | None = None) -> list[StepResult]:
+    """Steps first to stop - 1, on the batches of the same numbers or of those from `data_from` on."""
+    shift = 0 if data_from is None else data_from - first
+    return [engine.train_step(step_of(engine, step + shift), step, RATE) for step in range(first, stop)]
+
+
+def states(engine: Engine) -> dict[str, Any]:
+    return {"weights": gather_weights(engine), "moments": gather_moments(engine), "scalars": engine.scalars()}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for group in ("weights", "moments"):
+        assert found[group].keys() == expected[group].keys()
+        for name, value in expected[group].items():
+            assert value.isfinite().all(), name
+            assert torch.equal(found[group][name], value), name
+    assert found["scalars"] == expected["scalars"]
+
+
+def bad_step(engine: Engine, fault: str) -> StepResult:
+    """A batch of its own, that must leave no trace: a spike (finite gradients), or what the last rank spoils."""
+    batch = step_of(engine, 50)
+    if fault == "spike":
+        return engine.train_step(batch, BAD, RATE, lambda loss: SPIKE)
+    objective = engine.objective
+    if engine.topology.rank == engine.topology.world_size - 1:
+        engine.passes.objective = Spoiled(objective, fault)
+    result = engine.train_step(batch, BAD, RATE)
+    engine.passes.objective = objective
+    return result
+
+
+def with_and_without(rank: int, world_size: int, make: Make, fault: str) -> dict[str, Any]:
+    """A run that meets a bad batch, and one that passes over its step."""
+    engine = make()
+    train(engine, 0, BAD)
+    before = states(engine)
+    result = bad_step(engine, fault)
+    after = states(engine)
+    following = train(engine, BAD + 1, BAD + 3)
+    found = {"result": result, "before": before, "after": after, "following": following, "end": states(engine)}
+    other = make()
+    train(other, 0, BAD)
+    return found | {"other": train(other, BAD + 1, BAD + 3), "other_end": states(other)}
+
+
+def check_refused(make: Make, world_size: int, fault: str, scales: bool = False) -> None:
+    """`scales`: in fp16, an overflow is the loss scaler's affair."""
+    for found in run_ranks(with_and_without, world_size, make, fault, timeout_s=180):
+        result = found["result"]
+        assert result.skipped
+        assert math.isfinite(result.grad_norm) == (fault == "spike")
+        if scales and fault != "spike":
+            assert result.anomaly is None
+            # The loss scaler counts its overflows.
+            for state in ("before", "after", "end", "other_end"):
+                found[state]["scalars"] = found[state]["scalars"]["optimizer_updates"]
+        else:
+            assert result.anomaly.kind == ("spike" if fault == "spike" else "non_finite")
+        assert_same(found["after"], found["before"])
+        assert found["following"] == found["other"]
+        assert_same(found["end"], found["other_end"])
+
+
+@pytest.mark.parametrize("layout", some(LAYOUTS), ids=str)
+def test_a_spike_that_is_skipped_leaves_no_trace(layout: Layout) -> None:
+    check_refused(maker(layout), layout.world_size, "spike")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", [Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3)], ids=str)
+def test_a_spike_that_lamb_does_not_see(layout: Layout) -> None:
+    check_refused(maker(layout, "lamb"), layout.world_size, "spike")
+
+
+@pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
+@pytest.mark.parametrize("layout", some([Layout(2, 1)]), ids=str)
+def test_what_is_not_finite_leaves_no_trace(layout: Layout, fault: str) -> None:
+    check_refused(maker(layout), layout.world_size, fault, scales=layout.precision == "fp16")
+
+
+def overflow_and_spike(rank: int, world_size: int, layout: Layout) -> dict[str, Any]:
+    """A batch that is refused for its loss and whose gradients overflow as well."""
+    engine = maker(layout)()
+    train(engine, 0, BAD)
+    before = engine.scalars()
+    engine.passes.objective = Spoiled(engine.objective, "infinite_gradient")
+    result = engine.train_step(step_of(engine, 50), BAD, RATE, lambda loss: SPIKE)
+    return {"before": before, "after": engine.scalars(), "result": result}
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.soak)])
+def test_the_loss_scaler_hears_of_its_own_overflow_alone(stage: int) -> None:
+    for found in run_ranks(overflow_and_spike, 2, Layout(2, stage, "fp16"), timeout_s=120):
+        assert found["result"].anomaly == SPIKE
+        assert found["after"]["cur_hysteresis"] == found["before"]["cur_hysteresis"] - 1
+        assert found["after"]["optimizer_updates"] == found["before"]["optimizer_updates"] == BAD
+
+
+def set_initial_weights(engine: Engine) -> None:
+    config, shapes = engine.config, engine.parameter_shapes()
+    seed = config.training.seed
+    engine.load_weights((name, initial_value(name, shape, config.model, seed)) for name, shape in shapes.items())
+
+
+def go_back(rank: int, world_size: int, make: Make, run_dir: Path) -> list[tuple[Any, Any]]:
+    """What a running process finds after going back, and what a new one: at a checkpoint, then at the beginning."""
+    live = make()
+    config = live.config
+    train(live, 0, BAD)
+    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
+    checkpoints_of(live, config, run_dir).save(TrainState(step=BAD))
+    train(live, BAD, BAD + 2)
+    bad_step(live, "spike")
+    resume_newest(live, config, run_dir)
+    new = make()
+    resume_newest(new, config, run_dir)
+    pairs: list[tuple[Any, Any]] = [(states(live), states(new))]
+    pairs.append((train(live, BAD, BAD + 2, data_from=20), train(new, BAD, BAD + 2, data_from=20)))
+    pairs.append((states(live), states(new)))
+    live.forget_updates()
+    set_initial_weights(live)
+    new = make()
+    pairs.append((live.scalars(), new.scalars()))
+    pairs.append((train(live, 0, 2, data_from=30), train(new, 0, 2, data_from=30)))
+    pairs.append((states(live), states(new)))
+    return pairs
+
+
+@pytest.mark.parametrize("layout", some([Layout(2, 2), Layout(2, 3), Layout(2, 1, pipeline=2)]), ids=str)
+def test_a_live_run_goes_back_as_a_new_process_does(tmp_path: Path, layout: Layout) -> None:
+    check_going_back(maker(layout), layout.world_size, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", [Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3)], ids=str)
+def test_lamb_goes_back(tmp_path: Path, layout: Layout) -> None:
+    check_going_back(maker(layout, "lamb"), layout.world_size, tmp_path)
+
+
+def check_going_back(make: Make, world_size: int, run_dir: Path) -> None:
+    for pairs in run_ranks(go_back, world_size, make, run_dir, timeout_s=240):
+        for found, expected in pairs:
+            if isinstance(found, dict) and "weights" in found:
+                assert_same(found, expected)
+            else:
+                assert found == expected

@@ -1,0 +1,78 @@
+"""The pretraining program with one rank that misbehaves: `torchrun tests/integration/misbehaving.py HOW RANK STEP ...`.
+
+What hangs, dies or fails here does so in a real run, at the beginning of one step; everything else is the program's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from ctxlm_ds.pretrain import main
+
+
+def sleep_in_python() -> None:
+    time.sleep(100_000)
+
+
+def hold_the_interpreter() -> None:
+    """C code that does not let any other thread of this process run."""
+    mutex = ctypes.create_string_buffer(64)
+    library = ctypes.PyDLL(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def fail() -> None:
+    raise ValueError("a bug of one rank")
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+HOW = {
+    "sleep": sleep_in_python,
+    "hold": hold_the_interpreter,
+    "stop": stop,
+    "crash": crash,
+    "fail": fail,
+    "kill": killed,
+}
+
+
+def misbehave(how: str, rank: int, step: int) -> None:
+    """Change the engine's step in this process, once it is imported."""
+    if int(os.environ.get("RANK", "0")) != rank:
+        return
+    from ctxlm_ds.training.engine import Engine
+
+    train_step = Engine.train_step
+
+    def changed(self: Engine, batches: Any, index: int, *rest: Any) -> Any:
+        if index == step:
+            HOW[how]()
+        return train_step(self, batches, index, *rest)
+
+    Engine.train_step = changed  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    # DeepSpeed's launcher puts its own word first.
+    how, rank, step, *words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    import ctxlm_ds.assembly  # noqa: F401  (before the rank is known to it, so that nothing is imported twice)
+
+    misbehave(how, int(rank), int(step))
+    main(words)

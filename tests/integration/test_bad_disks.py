@@ -1,0 +1,199 @@
+"""Runs whose checkpoints lie on disks that hang, fill up or turn read-only: real ones, mounted for the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.errors import EXIT_HANG
+from ctxlm_ds.run_history import SAVE_FAILED, read_history
+from ctxlm_ds.training.failure_records import read_failures
+from tests.integration.conftest import Prepared
+from tests.integration.route import call, launcher, metrics, pretrain_words, start, wait_for
+from tests.real_disks import Disk, freezable_disk, memory_disk
+
+WAIT_S = 180.0
+
+
+def words(route: Prepared, folder: Path, steps: int, ranks: int = 1, *overrides: str) -> list[object]:
+    recipe = route.recipe(
+        folder / "recipe.yaml", training={"max_steps": steps}, checkpoint={"interval_steps": 5, "keep_last": 2},
+        evaluation={"interval_steps": 1000}, schedule={"total_steps": 100_000, "warmup_steps": 5},
+    )  # fmt: skip
+    kind = "python" if ranks == 1 else "torchrun"
+    return [*launcher(kind, ranks), *pretrain_words(recipe, [f"run_dir={folder / 'run'}", *overrides])]
+
+
+def last_step(log: Path) -> int:
+    """As told on stderr, which needs no disk of the run's."""
+    steps = re.findall(r" step (\d+)/", log.read_text()) if log.exists() else []
+    return int(steps[-1]) if steps else 0
+
+
+def folders(checkpoints: Path) -> list[str]:
+    return sorted(path.name for path in checkpoints.glob("step-*"))
+
+
+def saved_after(checkpoints: Path, step: int) -> bool:
+    return any(name > f"step-{step:08d}" for name in folders(checkpoints) if "." not in name)
+
+
+def test_a_run_outlives_full_and_read_only_disks(bert_route: Prepared, tmp_path: Path) -> None:
+    """It goes on without checkpoints, tells why, and saves again once it can; also at its end."""
+    run_dir, checkpoints, log = tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "log"
+    with memory_disk(run_dir, "4m") as small, memory_disk(checkpoints, "64m") as disk:
+
+        def spoil(fault: str) -> None:
+            if fault == "full":
+                disk.fill()
+                small.fill()
+            else:
+                wait_for(lambda: disk.remount("ro"), WAIT_S, "a moment without writing")
+
+        def mend(fault: str) -> None:
+            if fault == "full":
+                disk.empty()
+                small.empty()
+            else:
+                disk.remount("rw")
+
+        def failures(why: str = "") -> list[str]:
+            told = re.findall(".* training goes on and tries again soon", log.read_text())
+            return [line for line in told if why in line]
+
+        process = start(words(bert_route, tmp_path, 100_000, 1, "checkpoint.max_failed_saves=1000"), log)
+        try:
+            for fault, why in (("full", "GB are missing"), ("read-only", "mounted read-only")):
+                begin = last_step(log)
+                wait_for(lambda s=begin: saved_after(checkpoints, s), WAIT_S, "a checkpoint")
+                spoil(fault)
+                wait_for(lambda w=why: len(failures(w)) >= 2, WAIT_S, "two saves that fail")
+                step, left = last_step(log), folders(checkpoints)
+                wait_for(lambda s=step: last_step(log) > s + 5, WAIT_S, "training to go on")
+                assert process.poll() is None
+                assert left and folders(checkpoints) == left and not any("partial" in name for name in left)
+                for name in left:
+                    verify(checkpoints / name)
+                mend(fault)
+                wait_for(lambda s=step: saved_after(checkpoints, s), WAIT_S, "a save after the trouble")
+            spoil("full")
+            process.terminate()
+            wait_for(lambda: "Trying again in 2 s" in log.read_text(), WAIT_S, "the last save to fail")
+            mend("full")
+            assert process.wait(timeout=WAIT_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+        assert "Traceback" not in log.read_text()
+        assert folders(checkpoints)[-1] == f"step-{last_step(log):08d}" and len(folders(checkpoints)) == 2
+        # Nothing of what was recorded meanwhile is lost.
+        assert sorted(metrics(run_dir)) == list(range(1, last_step(log) + 1))
+        told = [event["why"] for event in read_history(run_dir) if event["event"] == SAVE_FAILED]
+        assert len(told) >= len(failures())
+        assert any("GB are missing" in why for why in told) and any("read-only" in why for why in told)
+
+
+@pytest.mark.soak
+def test_too_many_failures_end_the_run_with_the_way_on(bert_route: Prepared, tmp_path: Path) -> None:
+    run_dir, checkpoints, log = tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "log"
+    with memory_disk(checkpoints, "64m") as disk:
+        process = start(words(bert_route, tmp_path, 100_000, 1, "checkpoint.max_failed_saves=1"), log)
+        try:
+            wait_for(lambda: saved_after(checkpoints, 0), WAIT_S, "a checkpoint")
+            disk.fill()
+            assert process.wait(timeout=WAIT_S) == 2
+        finally:
+            process.kill()
+            process.wait()
+        text = log.read_text()
+        assert "2 due saves" in text and "checkpoint.max_failed_saves 1" in text and "Traceback" not in text
+        good = checkpoints / folders(checkpoints)[-1]
+        assert f"The last good checkpoint is {good}; the same command goes on from it" in text
+        assert verify(good) and not any("partial" in name for name in folders(checkpoints))
+        steps = [event["step"] for event in read_history(run_dir) if event["event"] == SAVE_FAILED]
+        assert steps == [last_step(log) - 5, last_step(log)]
+
+
+def test_a_write_that_hangs_trips_the_watchdog(bert_route: Prepared, tmp_path: Path) -> None:
+    """Although training goes on beside it; the stacks show the thread that writes."""
+    run_dir, checkpoints, log = tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "log"
+    with freezable_disk(checkpoints, tmp_path / "image") as disk:
+        limits = ("checkpoint.interval_steps=100", "watchdog.save_minutes=0.02")
+        process = start(words(bert_route, tmp_path, 100_000, 1, *limits), log, CTXLM_ATTEMPT="try")
+        stacks = run_dir / "attempts" / "try" / "stacks.txt"
+        try:
+            catch_a_save(checkpoints, disk)
+            wait_for(stacks.exists, WAIT_S, "stacks")
+        finally:
+            # A process whose write hangs ends once the disk answers.
+            disk.thaw()
+            process.wait(timeout=WAIT_S)
+        assert process.returncode == EXIT_HANG
+        assert re.search("(write|complete)-step-100", stacks.read_text())
+        (failure,) = read_failures(stacks.parent)
+        assert failure.error == "Hang" and "a checkpoint has been on its way to the disk for" in failure.message
+        assert folders(checkpoints) in ([], ["step-00000100.partial"])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    call(*words(bert_route, folder, 40, 2))
+    return folder / "run"
+
+
+@pytest.mark.soak
+def test_killed_while_a_disk_hangs_in_the_middle_of_a_write(
+    uninterrupted: Path, bert_route: Prepared, tmp_path: Path
+) -> None:
+    """Training goes on past the save that hangs; after kill -9 the run is that of no interruption."""
+    run_dir, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    command = words(bert_route, tmp_path, 40, 2)
+    with freezable_disk(checkpoints, tmp_path / "image") as disk:
+        process = start(command, tmp_path / "log")
+        try:
+            catch_a_save(checkpoints, disk)
+            (partial,) = folders_in_the_making(checkpoints)
+            step = int(partial[5:13])
+            wait_for(lambda: last_step(tmp_path / "log") >= step + 3, WAIT_S, "three steps beside the save that hangs")
+            assert folders_in_the_making(checkpoints) == [partial]
+        finally:
+            kill_group_behind(process, disk.thaw)
+        call(*command)
+        assert folders(checkpoints) == ["step-00000035", "step-00000040"]
+    assert metrics(run_dir) == metrics(uninterrupted)
+    assert metrics(run_dir, "grad_norm") == metrics(uninterrupted, "grad_norm")
+    assert json.loads((run_dir / "history.jsonl").read_text().splitlines()[-1])["event"] == "end"
+
+
+def catch_a_save(checkpoints: Path, disk: Disk) -> None:
+    """Freeze the disk while a checkpoint is being written."""
+
+    def is_caught() -> bool:
+        if not folders_in_the_making(checkpoints):
+            return False
+        disk.freeze()
+        if folders_in_the_making(checkpoints):
+            return True
+        disk.thaw()
+        return False
+
+    wait_for(is_caught, WAIT_S, "a save to hang")
+
+
+def folders_in_the_making(checkpoints: Path) -> list[str]:
+    return [name for name in folders(checkpoints) if name.endswith(".partial")]
+
+
+def kill_group_behind(process: Any, thaw: Any) -> None:
+    """SIGKILL; what hangs in a write dies once the disk answers."""
+    os.killpg(process.pid, signal.SIGKILL)
+    thaw()
+    process.wait()

@@ -1,0 +1,78 @@
+"""Real ranks of which one stands still or fails: the job ends, and what it leaves names that one."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.errors import EXIT_HANG
+from ctxlm_ds.run_history import read_history
+from ctxlm_ds.training.failure_records import read_failures
+from tests.integration.conftest import Prepared
+from tests.integration.route import BIN, ROOT, Finished, call, pretrain_words
+
+PROGRAM = ROOT / "tests" / "integration" / "misbehaving.py"
+STEP = 4
+
+
+def misbehave(
+    route: Prepared, folder: Path, how: str, ranks: int, kind: str = "torchrun", **watchdog: Any
+) -> tuple[Finished, Path]:
+    """Rank 1 does `how` at the beginning of its fifth step; the finished job and the folder of its evidence."""
+    recipe = route.recipe(folder / "recipe.yaml", watchdog=watchdog, training={"global_batch_size": 12, "max_steps": 8})
+    words = [PROGRAM, how, 1, STEP, *pretrain_words(recipe, [f"run_dir={folder / 'run'}"])]
+    options = {"torchrun": ["--standalone", "--nproc_per_node", ranks], "deepspeed": ["--num_gpus", ranks]}
+    done = call(BIN / kind, *options[kind], *words, check=False, PYTHONPATH=str(ROOT), CTXLM_ATTEMPT="try")
+    assert done.returncode != 0, done.stderr[-4000:]
+    return done, folder / "run" / "attempts" / "try"
+
+
+def test_a_stopped_rank_ends_the_job(bert_route: Prepared, tmp_path: Path) -> None:
+    done, evidence = misbehave(bert_route, tmp_path, "stop", 2, step_minutes=0.1)
+    assert f"exitcode  : {EXIT_HANG}" in done.stderr and "exitcode  : -9" in done.stderr
+    joined = (evidence / "stacks.txt").read_text()
+    assert joined.startswith("=== rank 1 could not tell where") and "state T (stopped)" in joined
+    assert "=== rank 0 stands here (waiting for other ranks)" in joined and "train_step" in joined
+    first = read_failures(evidence)[0]
+    assert (first.rank, first.error, first.exit_status) == (0, "Hang", EXIT_HANG)
+    assert f"training, after step {STEP}" in first.message and "look at rank 1 first" in first.message
+    assert f"hang: training, after step {STEP}" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.soak)])
+def test_a_failing_rank_is_told_from_the_one_that_lost_it(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
+    done, evidence = misbehave(bert_route, tmp_path, "fail", 2, kind)
+    assert "[rank 1] ValueError: a bug of one rank\n" in done.stderr
+    own = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
+    assert len(own) == 1 and own[0].startswith("[rank 0] lost the others: ")
+    cause, consequence = read_failures(evidence)
+    assert (cause.rank, cause.error, cause.exit_status) == (1, "ValueError", 1) and not cause.consequence
+    assert "a bug of one rank" in str(cause.traceback)
+    assert consequence.rank == 0 and consequence.consequence
+    start, end = read_history(tmp_path / "run")
+    assert (start["event"], start["step"], start["world_size"], start["launcher"]) == ("start", 0, 2, kind)
+    assert (end["event"], end["step"], end["completed"], end["failed"]) == ("end", STEP, False, True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "place"), [("sleep", "sleep_in_python"), ("hold", "hold_the_interpreter")])
+def test_a_hanging_rank_of_three_is_named_first(how: str, place: str, bert_route: Prepared, tmp_path: Path) -> None:
+    _, evidence = misbehave(bert_route, tmp_path, how, 3, step_minutes=0.1)
+    joined = (evidence / "stacks.txt").read_text()
+    assert joined.startswith("=== rank 1 stands here") and place in joined.partition("=== ranks 0, 2 stand here")[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("how", "error"), [("kill", "Killed"), ("crash", "Killed")])
+def test_a_dying_rank_of_three_is_the_first_cause(how: str, error: str, bert_route: Prepared, tmp_path: Path) -> None:
+    done, evidence = misbehave(bert_route, tmp_path, how, 3)
+    records = read_failures(evidence)
+    assert (records[0].rank, records[0].error) == (1, error)
+    assert {record.consequence for record in records[1:]} <= {True}
+    assert ("Segmentation fault" in records[0].message) == (how == "crash")
+    assert f"exitcode  : {-signal.SIGKILL if how == 'kill' else -signal.SIGSEGV}" in done.stderr
+    assert json.dumps(records[0].host)

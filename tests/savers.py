@@ -1,0 +1,61 @@
+"""A saver that writes nothing, for tests of the training loop and of when it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.training.state import TrainState
+
+
+class RecordingSaver:
+    """Tells `on_save` the step of each save; each takes `parts` collective parts beyond its beginning.
+
+    `fails(step)` says whether a save of that step fails, in its last part.
+    """
+
+    def __init__(
+        self, on_save: Callable[[int], None], parts: int = 0, fails: Callable[[int], bool] = lambda step: False
+    ) -> None:
+        self._on_save = on_save
+        self._parts = parts
+        self._fails = fails
+        self._step = -1
+        self._left = 0
+        self.busy = False
+        self.good: str | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._left > 0
+
+    def begin(self, state: TrainState) -> None:
+        assert not self.pending
+        self._step, self._left = state.step, self._parts
+        self._end_if_last()
+
+    def advance(self) -> None:
+        self._left -= 1
+        self._end_if_last()
+
+    def save(self, state: TrainState) -> None:
+        assert not self.pending
+        self._step, self._left = state.step, 0
+        self._end_if_last()
+
+    def _end_if_last(self) -> None:
+        if self._left:
+            return
+        if self._fails(self._step):
+            raise CheckpointError(f"step {self._step} could not be written")
+        self.good = f"step-{self._step}"
+        self._on_save(self._step)
+
+    def pending_age_s(self) -> float | None:
+        return 0.0 if self.pending else None
+
+    def abandon(self) -> None:
+        self._left = 0
+
+    def last_good(self) -> str | None:
+        return self.good

@@ -1,0 +1,104 @@
+"""What befalls a job within its allocation, and how it is stopped: it goes on by itself, bitwise, or says why not."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.run_history import END, FAILURE, GIVE_UP, START
+from tests.slurm.runs import Job, Runs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+ALONE = {"nodes": 1, "tasks": 1}
+
+
+def kill_one(job: Job, drawn: random.Random) -> None:
+    """kill -9 of a rank drawn at random."""
+    drawn.choice(job.ranks()).send(signal.SIGKILL)
+
+
+def test_a_rank_killed_at_a_random_step_and_one_in_the_middle_of_a_save(runs: Runs, tmp_path: Path) -> None:
+    expected = runs.undisturbed()
+    drawn = random.Random(5)
+    job = runs.submit(tmp_path)
+    job.wait_for_step(drawn.randint(12, 30))
+    kill_one(job, drawn)
+    job.wait_for_event(START, 2)
+    resumed = job.last_step()
+    job.wait_for(lambda: job.last_step() > resumed + 10 and job.is_saving(), "a save after the restart")
+    kill_one(job, drawn)
+    job.assert_finished()
+    assert job.curves() == expected
+    assert len(job.events(FAILURE)) == 2 and len(job.events(START)) == 3, job.explain()
+
+
+def test_a_rank_that_hangs_leaves_stacks_and_is_replaced(runs: Runs, tmp_path: Path) -> None:
+    expected = runs.undisturbed()
+    job = runs.submit(tmp_path, watchdog={"step_minutes": 0.2})
+    job.wait_for_step(15)
+    job.ranks()[1].send(signal.SIGSTOP)
+    job.assert_finished()
+    assert job.curves() == expected
+    stacks = sorted(path.name for path in job.run_dir.glob("attempts/*/stacks-*.txt"))
+    assert "stacks-00000.txt" in stacks, job.explain()
+    assert "all_reduce" in next(job.run_dir.glob("attempts/*/stacks-00000.txt")).read_text()
+
+
+def test_a_stop_signal_to_the_ranks(runs: Runs, tmp_path: Path) -> None:
+    """`scancel --signal=TERM` reaches the ranks, not the batch script: they save, and the job goes on."""
+    expected = runs.undisturbed()
+    job = runs.submit(tmp_path)
+    job.wait_for_step(15)
+    runs.cluster.run("scancel", "--signal=TERM", job.id)
+    job.assert_finished()
+    assert job.curves() == expected
+    assert not job.events(END)[0]["completed"] and not job.events(END)[0]["failed"]
+
+
+def test_a_plain_scancel_ends_the_job_for_good(runs: Runs, tmp_path: Path) -> None:
+    job = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000})
+    job.wait_for_step(15)
+    runs.cluster.run("scancel", job.id)
+    assert job.end(60) == "CANCELLED", job.explain()
+    assert job.restarts() == 0 and not runs.cluster.run("squeue", "-h").stdout.strip()
+    runs.cluster.assert_no_strays()
+    job.verify_checkpoints()
+
+
+def test_a_second_job_on_the_run_directory_is_refused(runs: Runs, tmp_path: Path) -> None:
+    first = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000})
+    first.wait_for_step(15)
+    second = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000}, words=("--wait-for-lock", "1"))
+    assert second.end(300) == "FAILED", second.explain()
+    assert f"job {first.id}" in second.text() and "Traceback" not in second.text(), second.text()
+    reached = first.last_step()
+    first.wait_for_step(reached + 20)
+    assert len(first.events(START)) == 1, first.explain()
+
+
+def test_a_changed_recipe_is_refused_with_the_difference(runs: Runs, tmp_path: Path) -> None:
+    runs.submit(tmp_path, **ALONE, training={"max_steps": 10}).assert_finished()
+    changed = runs.submit(tmp_path, **ALONE, training={"max_steps": 10}, overrides=("training.seed=99",))
+    assert changed.end(120) == "FAILED", changed.explain()
+    assert "training.seed" in changed.text() and "99" in changed.text() and "Traceback" not in changed.text()
+    assert changed.restarts() == 0 and len(changed.events(START)) == 1, changed.explain()
+
+
+def test_a_job_without_progress_gives_up_with_a_message(runs: Runs, tmp_path: Path) -> None:
+    """Its rank is killed whenever one appears, before the first step."""
+    job = runs.submit(tmp_path, **ALONE)
+    killed: set[int] = set()
+
+    def ended() -> bool:
+        for rank in job.ranks():
+            rank.send(signal.SIGKILL)
+            killed.add(rank.pid)
+        return bool(job.events(GIVE_UP))
+
+    job.wait_for(ended, "the job to give up", 240)
+    assert job.end(60) == "FAILED", job.explain()
+    assert 2 <= len(killed) <= 12, killed
+    assert "progress" in job.events(GIVE_UP)[0]["why"] and "progress" in job.text()[-2000:], job.explain()

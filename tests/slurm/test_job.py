@@ -1,0 +1,189 @@
+"""The supervisor of slurm/pretrain.sbatch: successors where requeue is disabled, the readable log, mistakes, env.sh."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.run_history import END, FAILURE, REQUEUE, START
+from tests.slurm.cluster import Cluster, wait_for
+from tests.slurm.runs import Job, Runs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+ALONE = {"nodes": 1, "tasks": 1}
+
+
+def queue(cluster: Cluster, form: str = "%i") -> list[str]:
+    """Jobs that Slurm has yet to finish."""
+    return cluster.run("squeue", "--noheader", f"--format={form}").stdout.split()
+
+
+def jobs_of(job: Job) -> list[str]:
+    """Ids of the jobs that started the run, in their order."""
+    return list(dict.fromkeys(str(start["job_id"]) for start in job.events(START)))
+
+
+def wait_for_completion(job: Job, timeout_s: float = 300) -> None:
+    """Poll until rank 0 has noted the run's end and no job is left."""
+    wait_for(lambda: any(end["completed"] for end in job.events(END)), timeout_s, f"completion\n{job.explain()}")
+    wait_for(lambda: not queue(job.cluster), timeout_s, "the end of all jobs")
+
+
+def test_a_job_that_may_not_be_requeued_submits_its_successor(runs: Runs, tmp_path: Path) -> None:
+    """Bitwise as undisturbed; what waited for the first job waits for the second."""
+    expected = runs.undisturbed()
+    job = runs.submit(tmp_path, "--no-requeue", "--comment=of run 5")
+    waiting = runs.cluster.sbatch(
+        f"--dependency=afterok:{job.id}", "-o", tmp_path / "after", "--wrap", f"ls {job.run_dir}/checkpoints"
+    )
+    job.wait_for_step(15)
+    runs.cluster.run("scancel", "--signal=TERM", job.id)
+    job.wait_for_event(REQUEUE)
+    wait_for_completion(job)
+    first, second = jobs_of(job)
+    assert first == job.id and job.end() == "COMPLETED"
+    assert f"job {second} follows this one" in job.text()
+    assert runs.cluster.job(second)["Comment"] == "of" and runs.cluster.job(second)["Requeue"] == "0"
+    assert job.curves() == expected
+    assert runs.cluster.wait(waiting, 60) == "COMPLETED"
+    assert "step-00000120" in (tmp_path / "after").read_text(), "it ran before the run was complete"
+
+
+def test_a_successor_submitted_at_the_start_outlives_the_node(runs: Runs, tmp_path: Path) -> None:
+    """The node of the batch script dies and nothing is requeued; the last successor is not needed and cancelled."""
+    job = runs.submit(tmp_path, "--no-requeue", environment={"CTXLM_RESTART": "successor"})
+    job.wait_for_step(25)
+    assert len(queue(runs.cluster)) == 2
+    runs.cluster.kill_node(runs.cluster.job(job.id)["BatchHost"], noticed=True)
+    wait_for(lambda: len(job.events(START)) == 2, 300, "the successor's start")  # this job itself is over
+    assert len(queue(runs.cluster)) == 2
+    wait_for_completion(job)
+    assert len(jobs_of(job)) == 2
+    assert job.curves() == runs.undisturbed()
+    assert "node failure" in job.events(FAILURE)[0]["why"]
+
+
+def test_a_cancelled_job_takes_its_successor_with_it(runs: Runs, tmp_path: Path) -> None:
+    job = runs.submit(
+        tmp_path, "--no-requeue", **ALONE, training={"max_steps": 100_000}, environment={"CTXLM_RESTART": "successor"}
+    )
+    job.wait_for_step(5)
+    runs.cluster.run("scancel", job.id)
+    assert job.end(60) == "CANCELLED"
+    wait_for(lambda: not queue(runs.cluster), 30, "the end of its successor")
+    assert len(jobs_of(job)) == 1
+
+
+def test_the_first_failing_rank_s_traceback_is_the_last_word(runs: Runs, tmp_path: Path) -> None:
+    """A rank whose node lacks a library: the others only lose it. No start makes progress, so the job gives up."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'ctxlm_ds.assembly':\n"
+        "            raise ImportError('libbroken.so: cannot open shared object file')\n"
+        "if os.environ.get('SLURM_PROCID') == '1' and 'CTXLM_ATTEMPT' in os.environ:\n"
+        "    sys.meta_path.insert(0, Broken())\n"
+    )
+    job = runs.submit(tmp_path, environment={"PYTHONPATH": str(tmp_path), "CTXLM_MAX_RESTARTS": "2"})
+    assert job.end() == "FAILED"
+    text = job.text()
+    first, second = text.split("first failing rank: ")[1:]
+    assert first.startswith("rank 1 on n") and "libbroken.so" in first.splitlines()[0]
+    assert "ImportError: libbroken.so" in second.partition("gave up")[0].strip().splitlines()[-2]
+    assert "2 starts in a row made no progress" in second
+    assert text.count("Traceback") == 2, text
+    raw = sorted(job.run_dir.glob("attempts/*/output.log"))
+    assert len(raw) == 2 and "\n1: " in raw[0].read_text() and str(raw[1]) in text
+
+
+def test_mistakes_end_at_once_with_their_message_last(runs: Runs, tmp_path: Path) -> None:
+    """In the recipe, before anything starts; in the data, on the ranks; in env.sh."""
+    wrong = runs.submit(tmp_path / "a", **ALONE, overrides=("training.max_stepz=3",))
+    missing = runs.submit(tmp_path / "b", **ALONE, overrides=("data.train=[/nowhere/at-all]",))
+    site = tmp_path / "env.sh"
+    site.write_text("CTXLM_RESTART=perhaps\n")
+    settings = runs.submit(tmp_path / "c", **ALONE, environment={"CTXLM_ENV": str(site)})
+    assert [job.end(120) for job in (wrong, missing, settings)] == ["FAILED"] * 3
+    assert "max_steps" in wrong.text() and not wrong.run_dir.exists()
+    assert "/nowhere/at-all" in missing.text().splitlines()[-1], missing.text()
+    assert "CTXLM_RESTART=perhaps" in settings.text().splitlines()[-1]
+    for job in (wrong, missing, settings):
+        assert runs.cluster.job(job.id)["ExitCode"] == "2:0" and job.restarts() == 0
+        assert "Traceback" not in job.text()
+
+
+@pytest.mark.soak
+def test_an_interrupt_stops_the_run_for_good(runs: Runs, tmp_path: Path) -> None:
+    """`scancel --signal=INT`: saved, complete, not put back."""
+    job = runs.submit(tmp_path, training={"max_steps": 100_000})
+    job.wait_for_step(15)
+    runs.cluster.run("scancel", f"--signal={signal.SIGINT.value}", job.id)
+    assert job.end(120) == "COMPLETED", job.explain()
+    assert job.restarts() == 0 and len(job.events(START)) == 1
+    job.verify_checkpoints()
+
+
+def test_one_task_a_gpu_in_a_container(tmp_path: Path, runs: Runs) -> None:
+    """--gpus-per-node alone starts a rank for each GPU, in the container that env.sh names."""
+    (tmp_path / "bin").mkdir()
+    apptainer = tmp_path / "bin" / "apptainer"
+    apptainer.write_text('#!/bin/sh\n[ "$1 $2 $3 $4" = "exec --nv --bind /data" ] && shift 5 && IN_IMAGE=1 exec "$@"\n')
+    apptainer.chmod(0o755)
+    site = tmp_path / "env.sh"
+    site.write_text(
+        f"PATH={tmp_path}/bin:$PATH\nCTXLM_CONTAINER=image.sif\nCTXLM_CONTAINER_OPTIONS='--bind /data'\n"
+        f"CTXLM_CONTAINER_PYTHON={sys.executable}\nCTXLM_SRUN_OPTIONS='--job-name=ranks --overlap'\n"
+    )
+    with Cluster.started(1, TESTBED_GPUS="2") as cluster:
+        gpus = Runs(cluster, runs.route, tmp_path)
+        job = gpus.submit(
+            tmp_path / "gpus",
+            "--gpus-per-node=2",
+            "--cpus-per-task=2",
+            **ALONE,
+            training={"max_steps": 6},
+            environment={"CTXLM_ENV": str(site)},
+        )
+        assert job.end() == "COMPLETED", job.explain()
+        assert job.events(START)[0]["world_size"] == 2
+        wrong = gpus.submit(
+            tmp_path / "wrong", **ALONE, overrides=("model.layers=2",), environment={"CTXLM_ENV": str(site)}
+        )
+        assert wrong.end() == "FAILED" and "model.num_layers" in wrong.text(), wrong.text()
+
+
+@pytest.mark.soak
+def test_a_time_limit_without_notice_and_a_rank_that_cannot_save(runs: Runs, tmp_path: Path) -> None:
+    """Slurm kills everything KillWait after the limit; the job is back in the queue by then."""
+    job = runs.submit(tmp_path, "--time=1", "--signal=B:CONT@1", training={"max_steps": 100_000})
+    job.wait_for_step(15)
+    job.ranks()[1].send(signal.SIGSTOP)
+    wait_for(lambda: len(job.events(START)) == 2, 300, f"the second start\n{job.explain()}")
+    assert "Slurm ends the job (TimeLimit): job" in job.text() and job.restarts() == 1
+    assert job.events(START)[1]["step"] > 0
+
+
+@pytest.mark.soak
+def test_a_lost_node_ends_a_job_that_may_not_be_requeued(runs: Runs, tmp_path: Path) -> None:
+    """The batch script lives, and submits the successor."""
+    job = runs.submit(tmp_path, "--no-requeue")
+    job.wait_for_step(25)
+    other = next(node for node in ("n1", "n2") if node != runs.cluster.job(job.id)["BatchHost"])
+    runs.cluster.kill_node(other, noticed=True)
+    wait_for_completion(job)
+    assert len(jobs_of(job)) == 2 and job.curves() == runs.undisturbed()
+
+
+@pytest.mark.soak
+def test_ranks_do_not_outlive_their_srun(runs: Runs, tmp_path: Path) -> None:
+    job = runs.submit(tmp_path)
+    job.wait_for_step(15)
+    host = runs.cluster.job(job.id)["BatchHost"]
+    runs.cluster.node_exec(host, "sh", "-c", "kill -9 $(pgrep -x srun)")
+    job.assert_finished()
+    assert "srun ended by signal 9" in job.events(FAILURE)[0]["why"] and job.restarts() == 0
+    assert job.curves() == runs.undisturbed()

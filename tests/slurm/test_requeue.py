@@ -1,0 +1,110 @@
+"""What takes a job off its nodes: it comes back by itself and its curve is bitwise that of an undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.run_history import START
+from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+def assert_came_back(job: Job, runs: Runs) -> None:
+    """Finished after one requeue, bitwise as undisturbed, and not from the beginning."""
+    job.assert_finished()
+    assert job.restarts() == 1, job.explain()
+    assert job.curves() == runs.undisturbed()
+    assert all(start["step"] > 0 for start in job.events(START)[1:]), job.explain()
+
+
+def test_the_signal_ahead_of_a_time_limit(runs: Runs, tmp_path: Path) -> None:
+    """`scancel --batch --signal=USR1` takes the path that --signal=B:USR1@... takes, at once."""
+    job = runs.submit(tmp_path)
+    job.wait_for_step(15)
+    runs.cluster.run("scancel", "--batch", "--signal=USR1", job.id)
+    assert_came_back(job, runs)
+    stopped, resumed = job.events()[1], job.events(START)[1]
+    assert stopped["step"] == resumed["step"], "steps were lost although the ranks could save"
+
+
+@pytest.mark.soak
+def test_the_time_limit_itself(runs: Runs, tmp_path: Path) -> None:
+    """A minute's limit by Slurm's own clock; the signal comes at some moment of that minute."""
+    job = runs.submit(tmp_path, "--time=1", "--signal=B:USR1@25", training={"max_steps": 3000})
+    job.assert_finished(900)
+    assert job.restarts() >= 1 and all(start["step"] > 0 for start in job.events(START)[1:]), job.explain()
+
+
+def test_scontrol_requeue(runs: Runs, tmp_path: Path) -> None:
+    job = runs.submit(tmp_path)
+    job.wait_for_step(15)
+    runs.cluster.scontrol("requeue", job.id)
+    assert_came_back(job, runs)
+
+
+def test_preemption(runs: Runs, tmp_path: Path) -> None:
+    """A job of a partition with precedence takes all nodes."""
+    job = runs.submit(tmp_path)
+    job.wait_for_step(15)
+    urgent = runs.cluster.sbatch("-p", "urgent", "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+    assert_came_back(job, runs)
+    assert runs.cluster.wait(urgent, 60) == "COMPLETED"
+
+
+def test_a_killed_node(runs: Runs, tmp_path: Path) -> None:
+    """Not the one with the batch script; Slurm finds out by itself."""
+    job = runs.submit(tmp_path)
+    job.wait_for_step(25)
+    runs.cluster.kill_node("n2")
+    assert_came_back(job, runs)
+
+
+@pytest.mark.soak
+def test_the_killed_node_of_the_batch_script(runs: Runs, tmp_path: Path) -> None:
+    job = runs.submit(tmp_path)
+    job.wait_for_step(25)
+    runs.cluster.kill_node(runs.cluster.job(job.id)["BatchHost"], noticed=True)
+    assert_came_back(job, runs)
+
+
+def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
+    """--nodes=2-3: the job restarts with fewer ranks by itself; its losses equal those of the other layout to 1e-5."""
+    short = {"training": {"max_steps": 60}, "evaluation": {"interval_steps": 30}, "model": NO_DROPOUT}
+    job = runs.submit(tmp_path, nodes="2-3", tasks=None, **short)
+    job.wait_for_step(25)
+    runs.cluster.kill_node("n3", noticed=True)
+    job.assert_finished()
+    assert [start["world_size"] for start in job.events(START)] == [3, 2], job.explain()
+    whole = runs.submit(tmp_path / "whole", **short)
+    whole.assert_finished()
+    assert_close(job.curves(), whole.curves())
+
+
+@pytest.mark.soak
+def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
+    """Its rank goes on for a while, and may not write into the run that the others go on with."""
+    job = runs.submit(tmp_path)
+    job.wait_for_step(25)
+    runs.cluster.cut_node("n2")
+    job.wait_for_event(START, 2)
+    runs.cluster.join_node("n2")
+    assert_came_back(job, runs)
+
+
+def test_the_cut_off_node_of_rank_0(runs: Runs, tmp_path: Path) -> None:
+    """The one that holds the run's lock and writes its files: it is fenced off, and ends before the network is back."""
+    job = runs.submit(tmp_path)
+    job.wait_for_step(25)
+    cut = runs.cluster.job(job.id)["BatchHost"]
+    assert [rank.rank for rank in job.ranks() if rank.node == cut] == [0]
+    runs.cluster.cut_node(cut)
+    job.wait_for_event(START, 2, timeout_s=300)
+    assert [rank.rank for rank in job.ranks() if rank.node == cut] == []
+    runs.cluster.join_node(cut)
+    job.assert_finished()
+    # The old srun has been waiting for the network to end its step, which bears the number of the new one.
+    assert job.restarts() in (1, 2), job.explain()
+    assert job.curves() == runs.undisturbed()

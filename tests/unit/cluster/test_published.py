@@ -1,0 +1,132 @@
+"""slurm/published: the tables are what the planner answers, and every layout in them is possible."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.cluster.completed import is_completed
+from ctxlm_ds.config.check import check_config
+from ctxlm_ds.config.load import load_config
+from ctxlm_ds.planning.ready_runs import GPUS_PER_NODE, READY_RUNS, ReadyRun, read_layout, ready_layout, table
+from ctxlm_ds.run_history import END, START, append_event
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "slurm" / "published"
+LINES = [line for line in (FOLDER / "layouts.txt").read_text().splitlines() if not line.startswith("#")]
+GPUS = ("V100-32", "A100-40", "A100-80", "H100", "H200")
+REMEDY = "run tools/write_published_scripts.py"
+
+
+def lines_of(recipe: str) -> list[str]:
+    return [line for line in LINES if line.split()[0] == recipe]
+
+
+@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
+def test_tables_are_what_the_planner_weighs(run: ReadyRun) -> None:
+    text = (FOLDER / f"{run.script}.sbatch").read_text()
+    for recipe in run.recipes:
+        layouts = [read_layout(line) for line in lines_of(recipe)]
+        assert [layout.words for layout in layouts] == lines_of(recipe), REMEDY
+        shown = "\n".join([f"# {recipe}", *(f"#   {line}" for line in table(layouts))])
+        assert f"\n{shown}\n" in text, REMEDY
+        assert {(layout.gpu, layout.nodes) for layout in layouts} == {
+            (gpu, nodes) for gpu in GPUS for nodes in run.nodes
+        }
+
+
+@pytest.mark.parametrize(("run", "gpu"), [(run, GPUS[index % len(GPUS)]) for index, run in enumerate(READY_RUNS)])
+def test_layouts_are_what_the_planner_recommends(run: ReadyRun, gpu: str) -> None:
+    """One of each script here; all of them: test_every_layout."""
+    found = ready_layout(run.recipes[-1], gpu, run.nodes[-1])
+    assert found is not None
+    assert found.words in LINES, REMEDY
+
+
+@pytest.mark.soak
+def test_every_layout() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "write_published_scripts.py", "--check"],
+        capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", LINES[::7] + LINES[-1:])
+def test_a_layout_is_accepted_by_training(line: str) -> None:
+    recipe, _, nodes, _, *settings = line.split()
+    check_config(load_config(recipe, settings), int(nodes) * GPUS_PER_NODE)
+
+
+def test_every_script_has_a_table() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.sbatch")) == sorted(run.script for run in READY_RUNS)
+
+
+@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
+def test_scripts_differ_only_in_name_recipes_and_resources(run: ReadyRun) -> None:
+    text = (FOLDER / f"{run.script}.sbatch").read_text()
+    kind = {1: "pretrain_one", 2: "pretrain_two"}[len(run.recipes)]
+    assert text.endswith(f'remember_script {run.script} "$@"\n{kind} {" ".join(run.recipes)} "$@"\n')
+    assert f"#SBATCH --job-name={run.script}\n" in text
+    for name in ("signal", "requeue", "open-mode", "output"):
+        pattern = re.compile(rf"^#SBATCH --{name}.*$", re.MULTILINE)
+        assert pattern.findall(text) == pattern.findall((ROOT / "slurm" / "pretrain.sbatch").read_text())
+
+
+def shell(command: str, **environment: str) -> str:
+    """A function of common.sh."""
+    done = subprocess.run(
+        ["bash", "-c", f'source "$CTXLM_HOME/slurm/published/common.sh" && {command}'],
+        env={"PATH": os.environ["PATH"], "CTXLM_HOME": str(ROOT), "CTXLM_PYTHON": sys.executable, **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_job_finds_its_layout() -> None:
+    where = {"SLURM_NTASKS": "128", "SLURM_JOB_NUM_NODES": "16", "CTXLM_GPU": "V100-32"}
+    said = shell('find_layout roberta-large; printf "%s|" "${LAYOUT[@]}"', **where)
+    line = next(line for line in LINES if line.startswith("roberta-large V100-32 16 "))
+    words = line.split()
+    assert said.splitlines()[-1] == "|".join(["--deepspeed_config", words[3], "--set", *words[4:], ""])
+    for other in ({"SLURM_NTASKS": "64"}, {"SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS": "24"}, {"CTXLM_GPU": "T4"}):
+        said = shell('find_layout roberta-large; echo "${#LAYOUT[@]}"', **{**where, **other})
+        assert "no layout for" in said
+        assert said.endswith("0\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("NVIDIA H200, 143771 MiB", "H200"),
+        ("NVIDIA H100 80GB HBM3, 81559 MiB", "H100"),
+        ("NVIDIA A100-SXM4-80GB, 81920 MiB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB, 40960 MiB", "A100-40"),
+        ("Tesla V100-SXM2-32GB, 32768 MiB", "V100-32"),
+        ("Tesla V100-SXM2-16GB, 16384 MiB", ""),
+        ("NVIDIA L4, 23034 MiB", ""),
+    ],
+)
+def test_the_gpu_is_known_by_what_nvidia_smi_says(answer: str, name: str, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho '{answer}'\necho '{answer}'\n")
+    smi.chmod(0o755)
+    assert shell("gpu_type", PATH=f"{tmp_path}:{os.environ['PATH']}").strip() == name
+
+
+def test_a_run_is_completed_when_its_last_start_was(tmp_path: Path) -> None:
+    assert not is_completed(tmp_path)
+    append_event(tmp_path, START, step=0)
+    append_event(tmp_path, END, step=5, completed=False)
+    assert not is_completed(tmp_path)
+    append_event(tmp_path, START, step=5)
+    append_event(tmp_path, END, step=9, completed=True)
+    assert is_completed(tmp_path)
+    append_event(tmp_path, START, step=9)
+    assert not is_completed(tmp_path)

@@ -1,0 +1,373 @@
+"""The status of runs: each state, the figures, and folders with any file damaged or missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
+from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
+from ctxlm_ds.cluster.run_files import MOST_TAIL_BYTES, read_last_lines
+from ctxlm_ds.cluster.status import RunStatus, read_statuses
+from ctxlm_ds.cluster.status_view import checkpoint_cell, details, headings_that_fit, plain_table, remarks, rich_table
+from ctxlm_ds.lock_record import this_process
+from ctxlm_ds.run_history import (
+    END,
+    FAILURE,
+    GIVE_UP,
+    HISTORY_NAME,
+    REQUEUE,
+    ROLLBACK,
+    SAVE_FAILED,
+    SKIP,
+    START,
+    append_event,
+)
+from ctxlm_ds.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.training.failure_records import FailureRecord, write_record
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "run_status.py"
+ATTEMPT = "job-7-0-0"
+
+
+def make_run(run_dir: Path, step: int = 20, max_steps: int = 100) -> Path:
+    """A run as the trainer leaves it in the middle: settings, figures, two checkpoints."""
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(f"name: tiny\ntraining:\n  max_steps: {max_steps}\n")
+    lines = [json.dumps(line(number)) for number in range(1, step + 1)]
+    lines.insert(10, json.dumps({"step": 10, "eval/heldout/loss": 5.0}))
+    (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    for saved in (step - 10, step):
+        folder = run_dir / CHECKPOINTS_DIR / step_name(saved)
+        folder.mkdir(parents=True)
+        (folder / "weights-00000.safetensors").write_bytes(b"x" * 100)
+        write_manifest(folder, saved, hash_files(folder, ["weights-00000.safetensors"]))
+    return run_dir
+
+
+def line(step: int) -> dict[str, Any]:
+    return {
+        "step": step, "loss": 7 - step / 100, "tokens": 500 * step, "tokens_per_second": 999.0, "step_seconds": 0.5,
+        "total_seconds": 0.25 * step,
+    }  # fmt: skip
+
+
+def started(run_dir: Path, step: int = 0, attempt: str = ATTEMPT) -> None:
+    append_event(
+        run_dir, START, step=step, last_step=100, world_size=2, job_id="7", attempt=attempt, log="/logs/7.log"
+    )  # fmt: skip
+
+
+def status(run_dir: Path, **queue: str) -> RunStatus:
+    (found,) = read_statuses([run_dir], {name.removeprefix("job_"): state for name, state in queue.items()})
+    # Whatever it is, it can be shown.
+    assert plain_table([found]) and details(found) and json.dumps(vars(found))
+    return found
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def lock(run_dir: Path) -> Iterator[RunLock]:
+    with RunLock(run_dir).acquire() as held:
+        yield held
+
+
+def leave_lock(run_dir: Path, age_s: float, **changes: Any) -> None:
+    """A lock that nobody holds any more."""
+    record = {**vars(this_process()), "host": "elsewhere", "job_id": "7", "acquired_unix_s": 5.0, **changes}
+    (run_dir / LOCK_NAME).write_text(json.dumps(record))
+    os.utime(run_dir / LOCK_NAME, (time.time() - age_s,) * 2)
+
+
+# States
+
+
+def test_running(run_dir: Path, lock: RunLock) -> None:
+    assert status(run_dir).state == "starting"
+    started(run_dir)
+    found = status(run_dir)
+    assert (found.state, found.why, found.job_id, found.log) == ("running", None, "7", "/logs/7.log")
+    assert (found.step, found.max_steps, found.loss, found.restarts) == (20, 100, 6.8, 0)
+    assert found.tokens_per_second == pytest.approx(2000)
+    assert (found.checkpoint_step, found.checkpoint_problem) == (20, None)
+    assert found.checkpoint_age_s is not None and found.eta_s is not None
+    assert details(found)[2] == "  step        20/100"
+
+
+def test_time_left_goes_by_the_pace_since_the_start(run_dir: Path, lock: RunLock) -> None:
+    started(run_dir, step=10)
+    os.utime(run_dir / "metrics.jsonl", (time.time() + 30,) * 2)
+    # Ten steps in half a minute, evaluations and saves included: 80 more in 4 minutes.
+    assert status(run_dir).eta_s == pytest.approx(240, rel=0.2)
+
+
+def test_tokens_may_be_the_nearer_limit(run_dir: Path, lock: RunLock) -> None:
+    (run_dir / "config.yaml").write_text("training:\n  max_steps: 100\n  max_tokens: 15000\n")
+    started(run_dir, step=10)
+    os.utime(run_dir / "metrics.jsonl", (time.time() + 30,) * 2)
+    assert status(run_dir).eta_s == pytest.approx(30, rel=0.2)
+
+
+def test_completed_and_stopped(run_dir: Path) -> None:
+    started(run_dir)
+    append_event(run_dir, END, step=20, reason="stopped by signal SIGTERM", completed=False, failed=False)
+    found = status(run_dir)
+    assert (found.state, found.why, found.eta_s) == ("stopped", "stopped by signal SIGTERM", None)
+    started(run_dir, step=20)
+    append_event(run_dir, END, step=100, reason="training.max_steps (100) reached", completed=True, failed=False)
+    found = status(run_dir, job_7="PENDING")
+    assert (found.state, found.restarts) == ("completed", 1)
+    assert found.ends == ["stopped by signal SIGTERM", "training.max_steps (100) reached"]
+
+
+def test_stale_locks(run_dir: Path) -> None:
+    started(run_dir)
+    leave_lock(run_dir, age_s=600)
+    found = status(run_dir)
+    assert found.state == "stale" and "on elsewhere (Slurm job 7) for 10 minutes" in str(found.why)
+    leave_lock(run_dir, age_s=10)
+    assert status(run_dir).state == "running"
+    leave_lock(run_dir, age_s=10, host=socket.gethostname(), pid=2**22 + 1)
+    found = status(run_dir)
+    assert found.state == "stale" and "is gone without a word" in str(found.why)
+
+
+def test_a_hang_and_a_failure(run_dir: Path) -> None:
+    started(run_dir)
+    folder = run_dir / "attempts" / ATTEMPT
+    leave_lock(run_dir, age_s=10, host=socket.gethostname(), pid=2**22 + 1)
+    write_record(folder, FailureRecord(time.time(), 1, "n2", 4, "Hang", "training, after step 20, no progress"))
+    write_record(folder, FailureRecord(time.time(), 0, "n1", 1, "RuntimeError", "reset", consequence=True))
+    found = status(run_dir)
+    assert found.state == "failed"
+    assert found.why == "rank 1 on n2: Hang: training, after step 20, no progress"
+    assert found.ends == [f"{found.why} ({folder / 'stacks.txt'})"]
+    append_event(run_dir, FAILURE, why="rank 1 on n2: Hang", attempt=ATTEMPT, job_id="7", exit_status=4)
+    assert (status(run_dir).state, status(run_dir).why) == ("failed", "rank 1 on n2: Hang")
+    assert status(run_dir, job_7="RUNNING").state == "restarting"
+    append_event(run_dir, GIVE_UP, why="gave up: 3 starts in a row made no progress", job_id="7")
+    assert status(run_dir).why == "gave up: 3 starts in a row made no progress"
+    assert status(run_dir).ends == ["rank 1 on n2: Hang; the job gave up"]
+
+
+def test_requeued(run_dir: Path) -> None:
+    started(run_dir)
+    append_event(run_dir, END, step=20, reason="stopped by signal SIGUSR1", completed=False, failed=False)
+    append_event(
+        run_dir, REQUEUE, why="stopped by signal SIGUSR1", how="job 7 is requeued", job_id="7", attempt=ATTEMPT
+    )
+    assert status(run_dir).state == "queued"
+    assert status(run_dir, job_7="PENDING").why == "job 7 is pending"
+    assert status(run_dir).ends == ["stopped by signal SIGUSR1; requeued"]
+    found = status(run_dir, job_7="CANCELLED")
+    assert (found.state, found.why) == ("stopped", "requeued, and job 7 is cancelled since")
+    (run_dir / "attempts" / "job-7-1-0").mkdir(parents=True)
+    (run_dir / "attempts" / "job-7-1-0" / "start.json").write_text("{}")
+    assert status(run_dir, job_7="RUNNING").state == "restarting"
+
+
+def test_a_successor_waits(run_dir: Path) -> None:
+    started(run_dir)
+    append_event(run_dir, END, step=20, reason="stopped by signal SIGUSR1", completed=False, failed=False)
+    (run_dir / "successor.json").write_text('{"job_id": "8", "after": "7"}')
+    assert status(run_dir, job_8="PENDING").why == "job 8 is pending"
+
+
+def test_a_start_that_was_refused(run_dir: Path) -> None:
+    started(run_dir)
+    append_event(run_dir, END, step=20, reason="stopped by signal SIGTERM", completed=False, failed=False)
+    folder = run_dir / "attempts" / "by-hand"
+    write_record(folder, FailureRecord(time.time() + 5, 0, "n1", 2, "RunLockedError", "in use by process 5"))
+    assert status(run_dir).state == "stopped"
+    write_record(folder, FailureRecord(time.time() + 5, 0, "n1", 2, "CheckpointError", "training.seed: 1 became 2"))
+    found = status(run_dir)
+    assert (found.state, found.why) == ("failed", "rank 0 on n1: CheckpointError: training.seed: 1 became 2")
+
+
+def test_a_killed_start_says_so(run_dir: Path) -> None:
+    started(run_dir)
+    started(run_dir, step=10, attempt="job-7-1-0")
+    found = status(run_dir)
+    assert found.state == "failed" and found.restarts == 1
+    assert found.ends == ["ended without a word (killed, or its node was lost)"] * 2
+
+
+def test_counts(run_dir: Path) -> None:
+    started(run_dir)
+    for event in (SKIP, SKIP, ROLLBACK, SAVE_FAILED):
+        append_event(run_dir, event, step=3, why="x")
+    found = status(run_dir)
+    assert (found.skips, found.rollbacks, found.failed_saves) == (2, 1, 1)
+    assert "2, 1 back" in plain_table([found])[1] and "1 checkpoint could not be written" in remarks([found])[-1]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert status(tmp_path / "nowhere").state == "no such folder"
+    assert status(tmp_path).state == "never started"
+    (tmp_path / "attempts").mkdir()
+    assert status(tmp_path).state == "never started"
+
+
+def test_runs_of_a_time_before_there_was_a_history(tmp_path: Path) -> None:
+    assert status(make_run(tmp_path / "a")).state == "stopped"
+    assert status(make_run(tmp_path / "b", max_steps=20)).state == "completed"
+
+
+# Damage
+
+
+def test_a_damaged_checkpoint_is_named(run_dir: Path) -> None:
+    (run_dir / CHECKPOINTS_DIR / step_name(20) / "weights-00000.safetensors").write_bytes(b"short")
+    found = status(run_dir)
+    assert checkpoint_cell(found) == "20, damaged"
+    assert "weights-00000.safetensors: 5 bytes, the manifest says 100" in remarks([found])[0]
+    (run_dir / CHECKPOINTS_DIR / step_name(20) / "manifest.json").unlink()
+    assert checkpoint_cell(status(run_dir)) == "20, damaged"
+
+
+def test_damaged_files_are_one_word_in_their_cell(run_dir: Path) -> None:
+    for name in ("metrics.jsonl", "config.yaml", LOCK_NAME, HISTORY_NAME):
+        (run_dir / name).write_bytes(b"\x00\xff garbage {")
+    found = status(run_dir)
+    assert found.damaged == dict.fromkeys(("lock.json", "config.yaml", "metrics.jsonl"), "damaged")
+    assert plain_table([found])[1].split()[:4] == [str(run_dir), "stopped", "damaged", "damaged"]
+
+
+def test_a_torn_last_line_is_passed_over(run_dir: Path) -> None:
+    with open(run_dir / "metrics.jsonl", "a") as handle:
+        handle.write('{"step": 21, "lo')
+    assert status(run_dir).step == 20
+
+
+def test_any_damage(tmp_path: Path) -> None:
+    """Every file of a run cut off, flipped, emptied, removed or made a folder: always a status, never an exception."""
+    made = make_run(tmp_path / "run")
+    started(made)
+    append_event(made, FAILURE, why="x", attempt=ATTEMPT, job_id="7")
+    append_event(made, END, step=20, reason="r", completed=False, failed=True)
+    write_record(made / "attempts" / ATTEMPT, FailureRecord(time.time(), 1, "n2", 4, "Hang", "m"))
+    leave_lock(made, age_s=10)
+    (made / "successor.json").write_text('{"job_id": "8", "after": "7"}')
+    files = sorted(path for path in made.rglob("*") if path.is_file())
+    whole = {path: path.read_bytes() for path in files}
+    drawn = random.Random(5)
+    for path in files:
+        for _ in range(40):
+            damage(path, whole[path], drawn)
+            status(made, job_7="RUNNING")
+        path.unlink()
+        status(made)
+        path.mkdir()
+        status(made, job_8="PENDING")
+        path.rmdir()
+        path.write_bytes(whole[path])
+
+
+def damage(path: Path, whole: bytes, drawn: random.Random) -> None:
+    data = bytearray(whole)
+    kind = drawn.randrange(4)
+    if kind == 0:
+        data = data[: drawn.randrange(len(data))]
+    elif kind == 1:
+        for _ in range(drawn.randint(1, 5)):
+            data[drawn.randrange(len(data))] = drawn.randrange(256)
+    elif kind == 2:
+        # Another type where a number or a text stood.
+        words = [b"null", b"[]", b"{}", b'"x"', b"-1", b"1e400", b"true"]
+        at = drawn.randrange(len(data))
+        data[at : at + drawn.randint(1, 4)] = drawn.choice(words)
+    else:
+        data = bytearray(whole.replace(b": 20", b': "x"').replace(b"1", drawn.choice([b"null", b"NaN", b"[1]"])))
+    path.write_bytes(bytes(data))
+
+
+# The end of a large file
+
+
+def test_only_the_end_of_metrics_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    text = (json.dumps(line(7)) + "\n").encode() * 1000
+    with open(path, "wb") as handle:
+        for _ in range(-(-16 * MOST_TAIL_BYTES // len(text))):
+            handle.write(text)
+        handle.write((json.dumps(line(8)) + "\n" + json.dumps({"step": 8, "eval/x/loss": 1.0}) + "\n").encode())
+    before = read_bytes()
+    lines = read_last_lines(tmp_path, 20)
+    assert isinstance(lines, list) and [values["step"] for values in lines] == [7] * 19 + [8]
+    assert read_bytes() - before < 1 << 20
+
+
+def read_bytes() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_lines_longer_than_a_piece_and_a_bound_without_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(json.dumps({**line(step), "pad": "x" * 100_000}) for step in (1, 2, 3)))
+    lines = read_last_lines(tmp_path, 2)
+    assert isinstance(lines, list) and [values["step"] for values in lines] == [2, 3]
+    path.write_bytes(b"\0" * (MOST_TAIL_BYTES + 10))
+    assert not isinstance(read_last_lines(tmp_path, 2), list)
+    path.write_bytes(b"")
+    assert read_last_lines(tmp_path, 2) == []
+
+
+# The tool
+
+
+def call(*words: object, status: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, TOOL, *map(str, words)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+    return done.stdout
+
+
+def test_the_tool(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        started(make_run(tmp_path / "runs" / name))
+    (tmp_path / "runs" / "notes").mkdir()
+    table = call(tmp_path / "runs" / "*").splitlines()
+    assert [row.split()[0].rpartition("/")[2] for row in table[:4]] == ["run", "a", "b", "notes"]
+    assert "never started" in table[3]
+    # A folder of runs, a run named twice, and what is not there.
+    assert len(call(tmp_path / "runs").splitlines()) == 5
+    (only,) = json.loads(call(tmp_path / "runs" / "a", tmp_path / "runs" / "a", "--json"))
+    assert only["step"] == 20 and only["state"] == "failed"
+    assert "no such folder" in call(tmp_path / "none", status=2)
+    assert call("--help").startswith("usage: run_status.py")
+
+
+def test_the_tool_needs_no_library_that_trains(tmp_path: Path) -> None:
+    started(make_run(tmp_path / "a"))
+    code = (
+        "import runpy, sys\n"
+        "for name in ('torch', 'numpy', 'deepspeed', 'transformers', 'pydantic'): sys.modules[name] = None\n"
+        f"sys.argv = ['run_status.py', {str(tmp_path / 'a')!r}]\n"
+        f"runpy.run_path({str(TOOL)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "step        20/100" in done.stdout
+
+
+def test_a_narrow_terminal_keeps_what_matters(run_dir: Path) -> None:
+    found = [status(run_dir)]
+    wide = headings_that_fit(found, 300)
+    assert "job" in wide and len(wide) == 10
+    narrow = headings_that_fit(found, 40)
+    assert narrow == ["run", "state", "step", "loss", "checkpoint"]
+    assert [column.header for column in rich_table(found, 40).columns] == narrow
