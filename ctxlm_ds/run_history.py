@@ -41,7 +41,7 @@ GIVE_UP = "give_up"
 
 def append_event(run_dir: Path, event: str, **values: Any) -> bool:
     """Add one line; it reaches the file whole. A disk that is full or gone loses the line (False), never the run."""
-    line = json.dumps({"time_unix_s": round(time.time(), 3), "event": event, **values}) + "\n"
+    line = json.dumps({"time_unix_s": round(time.time(), 6), "event": event, **values}) + "\n"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         handle = os.open(run_dir / HISTORY_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

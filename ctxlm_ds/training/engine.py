@@ -22,6 +22,7 @@ from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.parallel.placement import is_split, shard_of
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
+from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.figures import format_terms, means, perplexity
 from ctxlm_ds.training.fragments import Fragment, Holding, list_fragments, refresh_model_weights
 from ctxlm_ds.training.gradients import clip_gradients
@@ -168,6 +169,7 @@ class Engine:
         self.device = self._deepspeed.device
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
+        round_alike(self._inner)
         if self._is_pipeline:
             from ctxlm_ds.training.pipeline import PipelinePasses
 

@@ -66,7 +66,7 @@ class FailureReport:
         """
         _bound_teardown()
         record = FailureRecord(
-            time_unix_s=round(time.time(), 3),
+            time_unix_s=round(time.time(), 6),
             rank=self.rank,
             host=socket.gethostname(),
             exit_status=exit_status(error),

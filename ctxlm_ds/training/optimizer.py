@@ -12,6 +12,7 @@ import torch
 
 from ctxlm_ds.config.schema import OptimizerConfig
 from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.training.cpu_adam import LANES
 from ctxlm_ds.training.lamb import Lamb
 
 AdamFactory = Callable[..., torch.optim.Optimizer]
@@ -167,11 +168,11 @@ def _replay_bias_correction(optimizer: Any, updates: int) -> None:
     """Bring DeepSpeed's CPUAdam to the rounding that it would have had without an interruption.
 
     Its C++ half multiplies the powers of beta up from step to step in fp32 and hides them; begun anew, it takes them
-    from pow(), which rounds otherwise. Updates of one element and at rate 0 take it there (1.5 s for a million).
+    from pow(), which rounds otherwise. Updates at rate 0 take it there (1.5 s for a million).
     """
     group = optimizer.param_groups[0]
     beta1, beta2 = group["betas"]
-    scratch = [torch.zeros(1) for _ in range(4)]
+    scratch = [torch.zeros(LANES) for _ in range(4)]
     for step in range(1, updates + 1):
         optimizer.ds_opt_adam.adam_update(
             optimizer.opt_id, step, 0.0, beta1, beta2, group["eps"], 0.0, group["bias_correction"], *scratch

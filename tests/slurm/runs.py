@@ -98,15 +98,15 @@ class Job:
         """The state in which the job ended."""
         return self.cluster.wait(self.id, timeout_s)
 
-    def assert_finished(self, timeout_s: float = 420) -> None:
-        """It completed, all checkpoints are intact, none is half, and no process is left."""
+    def assert_finished(self, timeout_s: float = 420, strays_s: float = 20) -> None:
+        """It completed, all checkpoints are intact, none is half, and no process is left `strays_s` later."""
         state = self.end(timeout_s)
         assert state == "COMPLETED", f"{state}\n{self.explain()}"
         last = self.events(END)[-1]
         assert last["completed"] and not last["failed"], self.explain()
         assert not self.is_saving(), "a half checkpoint is left"
         self.verify_checkpoints()
-        self.cluster.assert_no_strays()
+        self.cluster.assert_no_strays(strays_s)
 
     def verify_checkpoints(self) -> None:
         """Every checkpoint's files have the sizes and checksums of its manifest."""

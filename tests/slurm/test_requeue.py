@@ -83,7 +83,6 @@ def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
     assert_close(job.curves(), whole.curves())
 
 
-@pytest.mark.soak
 def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
     """Its rank goes on for a while, and may not write into the run that the others go on with."""
     job = runs.submit(tmp_path)
@@ -94,6 +93,7 @@ def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
     assert_came_back(job, runs)
 
 
+@pytest.mark.soak
 def test_the_cut_off_node_of_rank_0(runs: Runs, tmp_path: Path) -> None:
     """The one that holds the run's lock and writes its files: it is fenced off, and ends before the network is back."""
     job = runs.submit(tmp_path)
@@ -104,7 +104,8 @@ def test_the_cut_off_node_of_rank_0(runs: Runs, tmp_path: Path) -> None:
     job.wait_for_event(START, 2, timeout_s=300)
     assert [rank.rank for rank in job.ranks() if rank.node == cut] == []
     runs.cluster.join_node(cut)
-    job.assert_finished()
+    # Slurm ends what it finds on a node that is back within a minute and a half.
+    job.assert_finished(strays_s=150)
     # The old srun has been waiting for the network to end its step, which bears the number of the new one.
     assert job.restarts() in (1, 2), job.explain()
     assert job.curves() == runs.undisturbed()

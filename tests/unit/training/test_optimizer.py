@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from ctxlm_ds.config.schema import OptimizerConfig
 from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.optimizer import (
     OptimizerPlace,
@@ -182,6 +184,29 @@ def test_restored_state_goes_on_bitwise(
     for copy, original in zip(copies, ours, strict=True):
         tolerance = 1e-6 if make is deepspeed_fused else 0.0
         torch.testing.assert_close(copy, original, rtol=tolerance, atol=tolerance)
+
+
+def cpu_adam_after_five_steps(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
+    weight = nn.Parameter(weights.clone())
+    optimizer = deepspeed_adam(True)([weight], lr=0.01, weight_decay=0.01)
+    round_alike(optimizer)
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    state = optimizer.state[weight]
+    return torch.stack([weight.detach(), state["exp_avg"], state["exp_avg_sq"]])
+
+
+def test_cpu_adam_rounds_alike_at_every_place() -> None:
+    """By itself it rounds the elements behind the last whole vector otherwise."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    weights, gradients = torch.randn(4096, generator=generator), torch.randn(5, 4096, generator=generator)
+    whole = cpu_adam_after_five_steps(weights, gradients)
+    parts = [0, 3, 66, 127, 128, 2047, 2050, 4001, 4096]
+    for start, stop in pairwise(parts):
+        part = cpu_adam_after_five_steps(weights[start:stop], gradients[:, start:stop])
+        assert torch.equal(part, whole[:, start:stop]), (start, stop)
 
 
 def test_a_fresh_optimizer_has_no_updates() -> None:
