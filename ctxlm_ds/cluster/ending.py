@@ -92,7 +92,7 @@ class Endings:
         how = "Slurm has requeued the job" if requeued else "the job has been cancelled"
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
         if not requeued:
-            self._successors.cancel()
+            self._successors.cancel(begun=True)
         tell(f"{_in_words(start.ended)}; {how}")
         return start.ended.exit_status
 
@@ -106,7 +106,7 @@ class Endings:
             if job.state == "RUNNING" or job.restarts > self._context.restarts:
                 return
             if not still_ours(job):
-                self._successors.cancel()
+                self._successors.cancel(begun=True)
             elif self._context.settings.restart != "off":
                 tell(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back(())}")
         except ClusterError as error:

@@ -43,6 +43,7 @@ class Successors:
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
+        self._submitted: str | None = None
 
     def submit(self, exclude: Iterable[str] = ()) -> str:
         """Make sure that one waits: the id of the one that does already, or of a new one.
@@ -51,7 +52,7 @@ class Successors:
             ClusterError: Slurm refuses it.
         """
         context = self._context
-        waiting = self._waiting()
+        waiting = self._find(("PENDING",))
         if waiting is not None and not exclude:
             return waiting
         self.cancel()
@@ -67,34 +68,44 @@ class Successors:
         options += sbatch_words([*_excluded(job), *exclude])
         words = ["sbatch", *options, script, *arguments]
         new = call(words, successor_environment(environ, context.chain)).strip().split(";")[0]
+        self._submitted = new
         write_text(context.run_dir / RECORD_NAME, json.dumps({"job_id": new, "after": context.job_id}) + "\n")
         move_dependants(context.job_id, new)
         return new
 
-    def cancel(self) -> None:
-        """Cancel the one that waits, if there is one; what waited for it waits for this job again."""
-        waiting = self._waiting()
-        if waiting is None:
-            return
-        move_dependants(waiting, self._context.job_id)
-        cancel(waiting)
-        with contextlib.suppress(OSError):
-            (self._context.run_dir / RECORD_NAME).unlink(missing_ok=True)
-        tell(f"successor {waiting} is cancelled")
+    def cancel(self, begun: bool = False) -> None:
+        """Cancel the one that waits, if there is one; what waited for it waits for this job again.
 
-    def _waiting(self) -> str | None:
-        """The successor that this job has submitted, if it still waits."""
+        Args:
+            begun: also where it waits no more: Slurm may start it as soon as this job is cancelled, before this job's
+                ranks have saved.
+        """
+        found = self._find(("PENDING", "CONFIGURING", "RUNNING") if begun else ("PENDING",))
+        if found is None:
+            return
+        move_dependants(found, self._context.job_id)
+        cancel(found)
+        if self._recorded() == found:
+            with contextlib.suppress(OSError):
+                (self._context.run_dir / RECORD_NAME).unlink(missing_ok=True)
+        tell(f"successor {found} is cancelled")
+
+    def _find(self, states: Sequence[str]) -> str | None:
+        """The successor that this job has submitted, now or before a requeue, if it is in one of these states."""
+        new = self._recorded() or self._submitted
+        try:
+            return new if new is not None and show_job(new).state in states else None
+        except ClusterError:
+            return None
+
+    def _recorded(self) -> str | None:
+        """This job's successor by the file; once that has begun, it may hold the successor's own."""
         try:
             record = json.loads((self._context.run_dir / RECORD_NAME).read_text(encoding="utf-8"))
             new, after = str(record["job_id"]), str(record["after"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if after != self._context.job_id:
-            return None
-        try:
-            return new if show_job(new).state == "PENDING" else None
-        except ClusterError:
-            return None
+        return new if after == self._context.job_id else None
 
     def _wait_by_name(self, job: Job) -> list[str]:
         """Options for a successor's name and what it waits for.

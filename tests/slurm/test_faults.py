@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import END, FAILURE, GIVE_UP, START
+from ctxlm_ds.run_history import FAILURE, GIVE_UP, START
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -45,17 +45,6 @@ def test_a_rank_that_hangs_leaves_stacks_and_is_replaced(runs: Runs, tmp_path: P
     stacks = sorted(path.name for path in job.run_dir.glob("attempts/*/stacks-*.txt"))
     assert "stacks-00000.txt" in stacks, job.explain()
     assert "all_reduce" in next(job.run_dir.glob("attempts/*/stacks-00000.txt")).read_text()
-
-
-def test_a_stop_signal_to_the_ranks(runs: Runs, tmp_path: Path) -> None:
-    """`scancel --signal=TERM` reaches the ranks, not the batch script: they save, and the job goes on."""
-    expected = runs.undisturbed()
-    job = runs.submit(tmp_path)
-    job.wait_for_step(15)
-    runs.cluster.run("scancel", "--signal=TERM", job.id)
-    job.assert_finished()
-    assert job.curves() == expected
-    assert not job.events(END)[0]["completed"] and not job.events(END)[0]["failed"]
 
 
 def test_a_plain_scancel_ends_the_job_for_good(runs: Runs, tmp_path: Path) -> None:

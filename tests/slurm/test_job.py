@@ -52,6 +52,7 @@ def test_a_job_that_may_not_be_requeued_submits_its_successor(runs: Runs, tmp_pa
     assert "step-00000120" in (tmp_path / "after").read_text(), "it ran before the run was complete"
 
 
+@pytest.mark.soak
 def test_a_successor_submitted_at_the_start_outlives_the_node(runs: Runs, tmp_path: Path) -> None:
     """The node of the batch script dies and nothing is requeued; the last successor is not needed and cancelled."""
     job = runs.submit(tmp_path, "--no-requeue", environment={"CTXLM_RESTART": "successor"})
@@ -74,7 +75,8 @@ def test_a_cancelled_job_takes_its_successor_with_it(runs: Runs, tmp_path: Path)
     runs.cluster.run("scancel", job.id)
     assert job.end(60) == "CANCELLED"
     wait_for(lambda: not queue(runs.cluster), 30, "the end of its successor")
-    assert len(jobs_of(job)) == 1
+    # Slurm may have started it before it could be cancelled.
+    assert job.events(END)[-1]["step"] < 100_000 and len(job.events(START)) == 1, job.explain()
 
 
 def test_the_first_failing_rank_s_traceback_is_the_last_word(runs: Runs, tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def test_changed_settings_are_refused_by_name(finished: First) -> None:
     assert finished.mtimes() == before and finished.cluster.run("squeue", "-h").stdout == ""
 
 
+@pytest.mark.soak
 def test_steps_wait_for_the_last_of_a_line_of_successors(finished: First, tmp_path: Path) -> None:
     """Where a run goes on in another job, what waits for its end must neither begin nor be cancelled before that."""
     own = {"input": [], "heldout": [], "tokenizer": None, "phases": [], "shards": 1, "export": False}

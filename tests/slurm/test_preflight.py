@@ -80,6 +80,7 @@ def test_a_job_ends_where_no_other_nodes_are_left(runs: Runs, full_disk_of_n2: P
     assert job.events(START) == []
 
 
+@pytest.mark.soak
 def test_a_slow_node_is_left_out_at_once(runs: Runs, slow_link_of_n3: None, tmp_path: Path) -> None:
     """Three nodes, of which two are enough: reductions between pairs tell that n3 is the slow one."""
     environment = {**PREFLIGHT, "CTXLM_PREFLIGHT_MIN_NODES": "2"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import START
+from ctxlm_ds.run_history import END, START
 from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -20,14 +20,28 @@ def assert_came_back(job: Job, runs: Runs) -> None:
     assert all(start["step"] > 0 for start in job.events(START)[1:]), job.explain()
 
 
-def test_the_signal_ahead_of_a_time_limit(runs: Runs, tmp_path: Path) -> None:
-    """`scancel --batch --signal=USR1` takes the path that --signal=B:USR1@... takes, at once."""
+def test_every_order_to_stop(runs: Runs, tmp_path: Path) -> None:
+    """To the ranks, to Slurm, and the signal ahead of a time limit, one after another on one job.
+
+    `scancel --batch --signal=USR1` takes the path that --signal=B:USR1@... takes, at once.
+    """
     job = runs.submit(tmp_path)
-    job.wait_for_step(15)
-    runs.cluster.run("scancel", "--batch", "--signal=USR1", job.id)
-    assert_came_back(job, runs)
-    stopped, resumed = job.events()[1], job.events(START)[1]
-    assert stopped["step"] == resumed["step"], "steps were lost although the ranks could save"
+    orders = (
+        (15, ("scancel", "--signal=TERM", job.id)),
+        (45, ("scontrol", "requeue", job.id)),
+        (75, ("scancel", "--batch", "--signal=USR1", job.id)),
+    )
+    for starts, (step, order) in enumerate(orders, start=2):
+        job.wait_for_step(step)
+        runs.cluster.run(*order)
+        job.wait_for_event(START, starts)
+    job.assert_finished()
+    assert job.restarts() == 2, "the first order leaves the job on its nodes"
+    assert job.curves() == runs.undisturbed()
+    stops, starts_again = job.events(END)[:3], job.events(START)[1:]
+    assert [end["reason"] for end in stops] == ["stopped by signal SIGTERM"] * 2 + ["stopped by signal SIGUSR1"]
+    assert not any(end["completed"] or end["failed"] for end in stops)
+    assert [end["step"] for end in stops] == [start["step"] for start in starts_again], "steps were lost"
 
 
 @pytest.mark.soak
@@ -38,13 +52,7 @@ def test_the_time_limit_itself(runs: Runs, tmp_path: Path) -> None:
     assert job.restarts() >= 1 and all(start["step"] > 0 for start in job.events(START)[1:]), job.explain()
 
 
-def test_scontrol_requeue(runs: Runs, tmp_path: Path) -> None:
-    job = runs.submit(tmp_path)
-    job.wait_for_step(15)
-    runs.cluster.scontrol("requeue", job.id)
-    assert_came_back(job, runs)
-
-
+@pytest.mark.soak
 def test_preemption(runs: Runs, tmp_path: Path) -> None:
     """A job of a partition with precedence takes all nodes."""
     job = runs.submit(tmp_path)

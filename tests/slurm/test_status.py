@@ -31,9 +31,10 @@ def test_from_running_through_the_queue_to_the_end(runs: Runs, tmp_path: Path) -
     # Held, or it might be back before anybody looks.
     runs.cluster.scontrol("requeuehold", job.id)
     # Slurm takes a moment to clear the node; until then the job's own word on its requeue stands.
-    job.wait_for(lambda: job.id in str(status(job)["why"]), "the job in the queue")
+    held = f"job {job.id} is "
+    job.wait_for(lambda: status(job)["state"] == "queued" and held in status(job)["why"], "the job in the queue")
     waiting = status(job)
-    assert waiting["state"] == "queued" and waiting["eta_s"] is None and waiting["checkpoint_problem"] is None
+    assert waiting["eta_s"] is None and waiting["checkpoint_problem"] is None
     assert len(waiting["ends"]) == 1
     runs.cluster.scontrol("release", job.id)
     assert job.end() == "COMPLETED", job.explain()
