@@ -63,10 +63,10 @@ def test_preemption(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_a_killed_node(runs: Runs, tmp_path: Path) -> None:
-    """Not the one with the batch script; Slurm finds out by itself."""
+    """Not the one with the batch script."""
     job = runs.submit(tmp_path)
     job.wait_for_step(25)
-    runs.cluster.kill_node("n2")
+    runs.cluster.kill_node("n2", noticed=True)
     assert_came_back(job, runs)
 
 
@@ -92,7 +92,7 @@ def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
-    """Its rank goes on for a while, and may not write into the run that the others go on with."""
+    """Slurm finds out by itself. The lost rank goes on for a while, and may not write into the run that goes on."""
     job = runs.submit(tmp_path)
     job.wait_for_step(25)
     runs.cluster.cut_node("n2")
