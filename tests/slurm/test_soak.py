@@ -124,7 +124,8 @@ def test_a_run_survives_many_kills(runs: Runs, tmp_path: Path, capsys: pytest.Ca
     whole = runs.submit(tmp_path / "whole", **length)
     whole.assert_finished(3600)
     say(f"{steps} steps without a disturbance; seed {SEED}, {KILLS} kills to come")
-    job = runs.submit(tmp_path, **length)
+    # Kills come thick: several starts in a row may end before a checkpoint, which the default takes for hopeless.
+    job = runs.submit(tmp_path, environment={"CTXLM_MAX_RESTARTS": "20"}, **length)
     job.wait_for_event(START)
     killer = Killer(job, runs.cluster, random.Random(SEED), say)
     while killer.kills < KILLS:
