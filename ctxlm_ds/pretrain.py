@@ -20,6 +20,7 @@ from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
+from ctxlm_ds.installed import check_installed
 from ctxlm_ds.training.failure import FailureReport
 from ctxlm_ds.training.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.training.watchdog import Watchdog
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.check:
             check_only(arguments)
         else:
+            check_installed()
             report.ranks = discover_ranks()
             pretrain(arguments, report.ranks, stop_signal, report)
     except (Exception, KeyboardInterrupt) as error:

@@ -320,11 +320,12 @@ class RunLock:
             return (
                 f"{self._path} is not a lock this program wrote{waited}; if no job uses {self.run_dir}, remove the file"
             )
-        stop = f"scancel {holder.record.job_id}" if holder.record.job_id else f"kill {holder.record.pid}"
+        by_pid = f"kill {holder.record.pid} on {holder.record.host}"
+        stop = f"scancel {holder.record.job_id}" if holder.record.job_id else by_pid
         age_s = max(0.0, self._age_s(holder))
         return (
             f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
-            f"ago{waited}. Wait until it ends, stop it ({stop} on {holder.record.host}), or {self._remedy}"
+            f"ago{waited}. Wait until it ends, stop it ({stop}), or {self._remedy}"
         )
 
     # Holding

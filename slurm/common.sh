@@ -4,9 +4,16 @@
 # What a login shell may have left over from another launcher would mislead every rank.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 
+# What the job or the shell that submitted this one had found is looked for anew: env.sh may say otherwise here.
+[ "${CTXLM_PYTHON:-}" != "${CTXLM_FOUND_PYTHON:-}" ] || unset CTXLM_PYTHON
+PATH=${PATH#"${CTXLM_PATH_HEAD:-/}:"}
+
+ctxlm_env=${CTXLM_ENV:-$CTXLM_HOME/slurm/env.sh}
+[ -r "$ctxlm_env" ] || { echo "error: $ctxlm_env cannot be read; it holds the settings of this cluster (CTXLM_ENV)" >&2; exit 2; }
+bash -n "$ctxlm_env" || { echo "error: $ctxlm_env is not valid shell; see above" >&2; exit 2; }
 set -a # what env.sh sets is exported
 # shellcheck source=slurm/env.sh
-source "${CTXLM_ENV:-$CTXLM_HOME/slurm/env.sh}"
+source "$ctxlm_env"
 set +a
 
 ctxlm_python() { # prints the interpreter
@@ -23,8 +30,10 @@ ctxlm_python() { # prints the interpreter
     fi
 }
 
-CTXLM_PYTHON=$(ctxlm_python) || exit 2
-PATH=$(dirname "$CTXLM_PYTHON"):$PATH
-PYTHONPATH=$CTXLM_HOME${PYTHONPATH:+:$PYTHONPATH}
-export PATH PYTHONPATH
-export CTXLM_HOME CTXLM_PYTHON
+CTXLM_FOUND_PYTHON=$(ctxlm_python) || exit 2
+[ -z "${CTXLM_PYTHON:-}" ] || CTXLM_FOUND_PYTHON= # it was given
+CTXLM_PYTHON=${CTXLM_PYTHON:-$CTXLM_FOUND_PYTHON}
+CTXLM_PATH_HEAD=$(dirname "$CTXLM_PYTHON")
+PATH=$CTXLM_PATH_HEAD:$PATH
+[[ ${PYTHONPATH:-}: == "$CTXLM_HOME:"* ]] || PYTHONPATH=$CTXLM_HOME${PYTHONPATH:+:$PYTHONPATH}
+export CTXLM_HOME CTXLM_PYTHON CTXLM_FOUND_PYTHON CTXLM_PATH_HEAD PATH PYTHONPATH

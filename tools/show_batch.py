@@ -16,10 +16,31 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__, epilog="Without --step and --first-row: the bad batches of RUN/history.jsonl, a line each."
     )
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
-    parser.add_argument("--step", type=at_least(1), metavar="N", help="the bad batch on record for this step")
-    parser.add_argument("--first-row", type=at_least(0), metavar="P", help="rows from this place of the stream")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=at_least(1), metavar="N", help="the bad batch on record for this step")
+    which.add_argument("--first-row", type=at_least(0), metavar="P", help="rows from this place of the stream")
     parser.add_argument("--count", type=at_least(1), metavar="C", help=f"rows (the whole batch; {ROWS_SHOWN} from P)")
     return parser
+
+
+def check_run(run_dir: Path) -> None:
+    """Tell a run without bad batches from a folder that is none."""
+    from ctxlm_ds.cluster.run_files import CONFIG_NAME, is_run
+    from ctxlm_ds.errors import DataError
+
+    if not run_dir.is_dir():
+        raise DataError(f"{run_dir}: no such folder; give a run's directory, such as runs/NAME")
+    if not is_run(run_dir) and not (run_dir / CONFIG_NAME).is_file():
+        raise DataError(f"{run_dir} is no run: it has neither a {CONFIG_NAME} nor a history; give a run's directory")
+
+
+def list_batches(run_dir: Path, events: list[dict[str, Any]]) -> None:
+    """A line for each bad batch."""
+    for event in events:
+        first, last = event["rows"]["first"], event["rows"]["first"] + event["rows"]["count"] - 1
+        print(f"{event['event']} step {event['step']}, rows {first} to {last}: {event['why']}")
+    if not events:
+        print(f"no bad batch is on record in {run_dir}")
 
 
 def find_stretch(args: argparse.Namespace, events: list[dict[str, Any]]) -> tuple[int, int]:
@@ -30,8 +51,9 @@ def find_stretch(args: argparse.Namespace, events: list[dict[str, Any]]) -> tupl
         return args.first_row, args.count or ROWS_SHOWN
     found = [event["rows"] for event in events if event["step"] == args.step]
     if not found:
-        steps = ", ".join(str(event["step"]) for event in events) or "none"
-        raise DataError(f"{args.run_dir}/history.jsonl: no bad batch of step {args.step}; there are those of {steps}")
+        steps = ", ".join(dict.fromkeys(str(event["step"]) for event in events))
+        others = f"those on record are of step {steps}" if steps else "none of any other step is on record either"
+        raise DataError(f"{args.run_dir}/history.jsonl: no bad batch of step {args.step}; {others}")
     first, count = found[-1]["first"], found[-1]["count"]
     return first, min(count, args.count or count)
 
@@ -59,16 +81,18 @@ def show(run_dir: Path, first: int, count: int) -> None:
 
 
 def main() -> None:
-    args = build_parser().parse_args()
+    parser = build_parser()
+    args = parser.parse_args()
+    if args.count is not None and args.step is None and args.first_row is None:
+        parser.error("--count goes with --step or --first-row")
     setup_logging()
     from ctxlm_ds.run_history import read_history
 
     run_dir = Path(args.run_dir)
+    check_run(run_dir)
     events = [event for event in read_history(run_dir) if "rows" in event]
     if args.step is None and args.first_row is None:
-        for event in events:
-            first, last = event["rows"]["first"], event["rows"]["first"] + event["rows"]["count"] - 1
-            print(f"{event['event']} step {event['step']}, rows {first} to {last}: {event['why']}")
+        list_batches(run_dir, events)
         return
     show(run_dir, *find_stretch(args, events))
 

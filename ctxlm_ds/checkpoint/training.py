@@ -11,7 +11,7 @@ import logging
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.config.fixed_settings import FIXED_SETTINGS
 from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine import Engine
@@ -213,10 +214,11 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
     # Loaded, not only parsed: settings that are younger than the checkpoint have their defaults.
     saved_config = load_config(folder / "config.yaml")
     saved, current = yaml.safe_load(dump_config(saved_config)), yaml.safe_load(dump_config(config))
+    before, now = _fixed_settings(saved), _fixed_settings(current)
     changed = [
-        f"  {key}: {_lookup(saved, key)!r} in the checkpoint, {_lookup(current, key)!r} in the recipe"
-        for key in FIXED_SETTINGS
-        if _lookup(saved, key) != _lookup(current, key)
+        f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
+        for key in dict.fromkeys((*before, *now))
+        if before.get(key) != now.get(key)
     ]
     _refuse(folder, changed + _changed_mix(saved_config, config))
 
@@ -241,9 +243,9 @@ def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
     before = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in saved.data.train]
     now = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in current.data.train]
     if len(before) != len(now):
-        return [f"  data.train: {len(before)} sources in the checkpoint, {len(now)} in the recipe"]
+        return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]
     return [
-        f"  data.train[{number}]: {old} in the checkpoint, {new} in the recipe"
+        f"  data.train[{number}]: {old} -> {new}"
         for number, (old, new) in enumerate(zip(before, now, strict=True))
         if old != new
     ]
@@ -271,6 +273,19 @@ def _refuse(folder: Path, changed: Sequence[str]) -> None:
             f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
             f"settings back, or start a new run from its weights: --set initialize_from={folder} run_dir=NEW_FOLDER"
         )
+
+
+def _fixed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run cannot change: every single value, by its full name."""
+    return dict(leaf for key in FIXED_SETTINGS for leaf in _leaves(_lookup(settings, key), key))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or not value:
+        yield path, value
+        return
+    for name, below in value.items():
+        yield from _leaves(below, f"{path}.{name}")
 
 
 def _lookup(settings: Mapping[str, Any], path: str) -> Any:

@@ -14,10 +14,13 @@ from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
+from ctxlm_ds.cluster.logs import job_log
 from ctxlm_ds.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 START_FILE = "start.json"
 END_FILE = "end.json"
+CANCELLED = "the job has been cancelled"
+"""`how` of the FAILURE event of a start whose job a person ended; its exit status is 0 where the ranks saved first."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Attempt:
     checkpoint_step: int | None
     """Newest checkpoint at the beginning; None where there was none."""
     nodes: str
+    log: str | None = None
+    """The job's readable file; known before the ranks' START event has it."""
 
     def in_words(self) -> str:
         """Where the start begins."""
@@ -50,7 +55,7 @@ def begin(run_dir: Path, name: str, chain: str, job_id: str, nodes: str) -> Atte
     Raises:
         OSError: the run directory cannot be written.
     """
-    attempt = Attempt(name, chain, job_id, round(time.time(), 3), newest_checkpoint(run_dir), nodes)
+    attempt = Attempt(name, chain, job_id, round(time.time(), 3), newest_checkpoint(run_dir), nodes, job_log())
     folder = run_dir / ATTEMPTS_DIR / name
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / START_FILE, json.dumps(asdict(attempt), indent=1) + "\n")
@@ -75,7 +80,7 @@ def cut_short(run_dir: Path, chain: str) -> list[Attempt]:
     """Starts of a chain of jobs that have no end, oldest first: their jobs ended with them."""
     found = []
     for path in sorted((run_dir / ATTEMPTS_DIR).glob(f"job-*/{START_FILE}")):
-        attempt = _read(path)
+        attempt = read_attempt(path)
         if attempt is not None and attempt.chain == chain and not path.with_name(END_FILE).exists():
             found.append(attempt)
     return sorted(found, key=lambda attempt: attempt.time_unix_s)
@@ -93,7 +98,8 @@ def note_cut_short(run_dir: Path, attempt: Attempt) -> str:
     return why
 
 
-def _read(path: Path) -> Attempt | None:
+def read_attempt(path: Path) -> Attempt | None:
+    """A start.json; None where it is missing or damaged."""
     try:
         return Attempt(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -68,9 +68,7 @@ def read_context(arguments: Sequence[str]) -> JobContext:
     environ = dict(os.environ)
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_JOB_NODELIST"):
         raise ConfigError("this is no Slurm job; submit it with: sbatch slurm/pretrain.sbatch RECIPE.yaml")
-    if not arguments:
-        raise ConfigError("no recipe; submit with: sbatch slurm/pretrain.sbatch RECIPE.yaml [--set a.b=c ...]")
-    words = tuple(arguments) if arguments[0].startswith("-") else ("--config", *arguments)
+    words = pretrain_words(arguments)
     settings = read_settings(environ)
     tasks, task_words = plan_tasks(environ)
     return JobContext(
@@ -86,6 +84,24 @@ def read_context(arguments: Sequence[str]) -> JobContext:
         settings=settings,
         environ=environ,
     )
+
+
+def pretrain_words(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The batch script's arguments for ctxlm_ds.pretrain.
+
+    Raises:
+        ConfigError: there is no recipe among them, or nothing to train.
+    """
+    named = any(word.startswith("--config") for word in arguments)
+    if not arguments or (arguments[0].startswith("-") and not named):
+        raise ConfigError("no recipe; it comes first: sbatch slurm/pretrain.sbatch RECIPE.yaml [--set a.b=c ...]")
+    words = tuple(arguments) if arguments[0].startswith("-") else ("--config", *arguments)
+    if "--check" in words:
+        raise ConfigError(
+            f"--check needs no job: python -m ctxlm_ds.pretrain {' '.join(words)} --world-size RANKS (a job checks its "
+            "recipe before anything else)"
+        )
+    return words
 
 
 def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, ...]]:

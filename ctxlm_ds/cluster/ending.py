@@ -89,7 +89,7 @@ class Endings:
     def _leave(self, start: RankStart) -> int:
         """Slurm or a person has requeued or cancelled the job: it is theirs."""
         requeued = show_job(self._context.job_id).restarts > self._context.restarts
-        how = "Slurm has requeued the job" if requeued else "the job has been cancelled"
+        how = "Slurm has requeued the job" if requeued else attempts.CANCELLED
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
         if not requeued:
             self._successors.cancel(begun=True)

@@ -17,7 +17,9 @@ from ctxlm_ds.cluster.context import JobContext, read_context, show, tell
 from ctxlm_ds.cluster.decide import Action, Outcome, Situation, decide
 from ctxlm_ds.cluster.ending import Endings
 from ctxlm_ds.cluster.notices import Notices
+from ctxlm_ds.cluster.other_jobs import refuse_if_taken
 from ctxlm_ds.cluster.ranks import RankStart, RankStarter
+from ctxlm_ds.cluster.settings import misspelt
 from ctxlm_ds.cluster.successor import Successors
 from ctxlm_ds.cluster.timing import LEAST_TIME_S, still_ours, time_left_s
 from ctxlm_ds.console import format_duration
@@ -43,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def supervise(context: JobContext, notices: Notices) -> int:
     """Start after start, until there is a reason to end; the job's exit status."""
+    refuse_if_taken(context)
+    for line in misspelt(context.environ):
+        tell(line)
     successors = Successors(context)
     endings = Endings(context, successors)
     starter = RankStarter(context, notices, endings.on_term)

@@ -6,6 +6,7 @@ in a file of the start. What ranks say while they die is held back: evidence.py 
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import Counter
@@ -23,6 +24,12 @@ _SLURM = re.compile(r"(?:srun|slurmstepd)\b[^: ]*: ")
 _NOISE = ("_step_signal: ", "Force Terminated", "forcing job termination", "got SIGCONT", "Job step aborted")
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = ("The above exception was", "During handling of the above exception")
+
+
+def job_log() -> str | None:
+    """The job's readable file, asked in the job's own process; None where its stdout is no file."""
+    path = os.path.realpath("/proc/self/fd/1")
+    return path if os.path.isfile(path) else None
 
 
 class LogFilter:

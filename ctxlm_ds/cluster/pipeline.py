@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ctxlm_ds.cluster.pipeline_jobs import ActiveJob, active_jobs, has_slurm, how_it_ended, read_submitted
+from ctxlm_ds.cluster.pipeline_jobs import JOBS_NAME, ActiveJob, active_jobs, has_slurm, how_it_ended, read_submitted
 from ctxlm_ds.cluster.pipeline_plan import make_plan
 from ctxlm_ds.cluster.pipeline_records import STEPS_DIR
 from ctxlm_ds.cluster.pipeline_redo import as_if_cleared, make_room, places_to_clear, refuse_changed
@@ -98,8 +98,20 @@ def _finish_without(plan: Plan, verdicts: dict[str, Verdict]) -> None:
 
 
 def show_status(plan: Plan) -> None:
-    """The table; without Slurm what the files say."""
-    show_table(plan, judge(plan, jobs_if_known(plan)))
+    """The table; without Slurm what the files say. One line where there is nothing to tell of."""
+    verdicts = judge(plan, jobs_if_known(plan))
+    if is_untouched(plan, verdicts):
+        hint = "a relative pipeline.output_dir starts from the working directory"
+        _say(f"nothing has been submitted or made in {plan.folder} yet ({hint})")
+    else:
+        show_table(plan, verdicts)
+
+
+def is_untouched(plan: Plan, verdicts: dict[str, Verdict]) -> bool:
+    """Whether no step was ever submitted or made."""
+    if (plan.folder / JOBS_NAME).exists() or any((plan.folder / STEPS_DIR).glob("*.json")):
+        return False
+    return all(verdict.state is State.TO_DO and not (verdict.jobs or verdict.replaces) for verdict in verdicts.values())
 
 
 def jobs_if_known(plan: Plan) -> dict[str, list[ActiveJob]]:
@@ -115,8 +127,17 @@ def show_table(plan: Plan, verdicts: dict[str, Verdict]) -> None:
     """Each step's state, with the log of one that failed."""
     submitted = read_submitted(plan.folder)
     left = [name for name, verdict in verdicts.items() if verdict.state is State.TO_DO and not verdict.jobs]
-    ended = {name: how_it_ended(submitted[name].job_id) for name in left if name in submitted and has_slurm()}
+    ended = {
+        name: how_it_ended(last_job(verdicts[name], submitted[name].job_id))
+        for name in left
+        if name in submitted and has_slurm()
+    }
     print_table(status_rows(plan, verdicts, submitted, ended), str(plan.folder))
+
+
+def last_job(verdict: Verdict, submitted: str) -> str:
+    """The job that was last at a step: the one that was submitted, or a later one of its line of successors."""
+    return max((submitted, verdict.run_job or "0"), key=int)
 
 
 def show_commands(plan: Plan, redo: bool) -> None:

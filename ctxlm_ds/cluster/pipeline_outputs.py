@@ -21,6 +21,8 @@ from ctxlm_ds.run_history import END, START, read_history
 TOKENIZER, DATASET, SAMPLES, RUN, MODEL, PATH = "tokenizer", "dataset", "samples", "run", "model", "path"
 DATASET_ENDINGS = ("bin", "idx", "json", "sha256", "errors.jsonl")
 EDGE_BYTES = 1 << 16
+NO_OUTPUTS = "no outputs"
+"""Stands for the fingerprint of a step that leaves nothing behind."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class Output:
 
     def missing(self) -> str:
         """Why there is no fingerprint, in words."""
-        return _run_state(self) if self.kind == RUN else f"{self.path} is missing or not whole"
+        if self.kind == RUN:
+            return _run_state(self)
+        return _no_samples(self) if self.kind == SAMPLES else f"{self.path} is missing or not whole"
 
 
 def join_fingerprints(outputs: Iterable[Output]) -> str | None:
@@ -75,6 +79,11 @@ def join_fingerprints(outputs: Iterable[Output]) -> str | None:
     if not found or None in found:
         return None
     return hashlib.sha256("".join(map(str, found)).encode()).hexdigest()
+
+
+def need_fingerprint(outputs: Sequence[Output]) -> str | None:
+    """What a step remembers of one that it is made from; None where an output of that one is not whole."""
+    return join_fingerprints(outputs) if outputs else NO_OUTPUTS
 
 
 def _tokenizer(output: Output) -> Any:
@@ -100,6 +109,13 @@ def _samples(output: Output) -> Any:
         if all(settings.get(name) == value for name, value in output.facts.items() if name != "folder"):
             keys.append(meta.get("key"))
     return keys or None
+
+
+def _no_samples(output: Output) -> str:
+    facts = dict(output.facts)
+    folder = facts.pop("folder", None)
+    wanted = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return f"no sample index of {output.path}{f' in {folder}' if folder else ''} for these settings ({wanted})"
 
 
 def _run(output: Output) -> Any:

@@ -14,7 +14,7 @@ from ctxlm_ds.config.check import find_problems
 from ctxlm_ds.config.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.config.load import find_recipe, load_config
 from ctxlm_ds.config.pipeline_schema import PipelineConfig, StepResources
-from ctxlm_ds.config.problems import Problem
+from ctxlm_ds.config.problems import Problem, ProblemsError
 from ctxlm_ds.config.schema import RunConfig, TokenizerConfig, TrainSource, ValidationSource
 from ctxlm_ds.errors import ConfigError
 
@@ -102,18 +102,39 @@ def phase_checks(recipe: str, overrides: Sequence[str]) -> Callable[[RunConfig],
     def check(config: RunConfig) -> Iterator[Problem]:
         if config.pipeline is None:
             return
-        yield from _rank_problems(config, _pretrain_resources(config.pipeline, -1), "pipeline.resources.pretrain")
+        first = [*_rank_problems(config, _pretrain_resources(config.pipeline, -1), "pipeline.resources.pretrain")]
+        yield from first
         for index in range(len(config.pipeline.phases)):
             here = f"pipeline.phases[{index}]"
             try:
                 own = load_phase(recipe, overrides, config.pipeline, index)
+            except ProblemsError as error:
+                yield from _own_problems(error, _recipe_problems(recipe, overrides), here)
+                continue
             except ConfigError as error:
                 yield Problem(here, str(error), ("pipeline.phases",))
                 continue
             yield from _model_problems(config, own, here)
-            yield from _rank_problems(own, _pretrain_resources(config.pipeline, index), here)
+            ranks = _rank_problems(own, _pretrain_resources(config.pipeline, index), here)
+            yield from (item for item in ranks if item.text not in [other.text for other in first])
 
     return check
+
+
+def _recipe_problems(recipe: str, overrides: Sequence[str]) -> tuple[Problem, ...]:
+    """What the recipe itself is refused for, whatever its phases."""
+    try:
+        load_config(recipe, overrides)
+    except ProblemsError as error:
+        return error.problems
+    return ()
+
+
+def _own_problems(error: ProblemsError, told: Sequence[Problem], here: str) -> Iterator[Problem]:
+    """The problems of a phase's recipe, but for those that are told of the first one."""
+    for item in error.problems:
+        if item not in told:
+            yield Problem(here, f"{item.path}: {item.text}", ("pipeline.phases",), item.where)
 
 
 def _model_problems(first: RunConfig, own: RunConfig, here: str) -> Iterator[Problem]:

@@ -115,6 +115,11 @@ class Record:
     host: str = field(default_factory=socket.gethostname)
     time_unix_s: float = field(default_factory=lambda: round(time.time(), 3))
 
+    @property
+    def unfinished(self) -> str:
+        """Why it is not done; empty where it is."""
+        return "" if self.state == DONE else self.why or "begun, not finished"
+
     def write(self, path: Path) -> None:
         """Replace what is there."""
         content = {**asdict(self), "version": VERSION, "outputs": outputs_to_json(self.outputs)}

@@ -20,11 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from ctxlm_ds.cluster.pipeline_outputs import join_fingerprints
+from ctxlm_ds.cluster.pipeline_outputs import join_fingerprints, need_fingerprint
 from ctxlm_ds.cluster.pipeline_records import (
     BEGUN,
     DONE,
     FAILED,
+    Need,
     Order,
     Record,
     own_log,
@@ -85,19 +86,25 @@ class StepJob:
         Raises:
             ClusterError: an input is not complete, or something stands where an output is to be.
         """
-        needs = {}
-        for need in self._order.needs:
-            content = join_fingerprints(need.outputs)
-            if content is None:
-                why = "; ".join(output.missing() for output in need.outputs if output.fingerprint() is None)
-                raise ClusterError(f"{self._order.step} needs {need.step}, which is not complete: {why}")
-            needs[need.step] = content
+        needs = {need.step: self._fingerprint(need) for need in self._order.needs}
         self._refuse_what_others_made()
         self._record = Record(
             step=self._order.step, state=BEGUN, settings=self._order.settings, layout=self._order.layout,
             needs=needs, outputs=self._outputs, job_id=self._environ.get("SLURM_JOB_ID", ""), log=own_log(),
         )  # fmt: skip
         self._record.write(self._path)
+
+    def _fingerprint(self, need: Need) -> str:
+        """Of a step that must be complete: by what it has made, or by its record where it makes nothing."""
+        content = need_fingerprint(need.outputs)
+        if need.outputs:
+            why = "; ".join(output.missing() for output in need.outputs if output.fingerprint() is None)
+        else:
+            record = read_record(record_path(self._order.folder, need.step, 0, 1))
+            why = record.unfinished if record else "it has not run"
+        if why or content is None:
+            raise ClusterError(f"{self._order.step} needs {need.step}, which is not complete: {why}")
+        return content
 
     def _refuse_what_others_made(self) -> None:
         """Outputs without a record are not this pipeline's."""

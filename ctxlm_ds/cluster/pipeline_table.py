@@ -16,6 +16,8 @@ from ctxlm_ds.cluster.pipeline_submit import Submission, task_ranges
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict
 
 HEADER = ("step", "state", "job", "")
+COMPLETED = "COMPLETED"
+"""What Slurm says of a job that ended well."""
 
 
 def state_word(verdict: Verdict, ended: str = "") -> str:
@@ -24,8 +26,10 @@ def state_word(verdict: Verdict, ended: str = "") -> str:
         return _active_word(verdict.jobs)
     if verdict.state is State.TO_DO and verdict.replaces:
         return "waiting"
-    if verdict.state is State.TO_DO and (verdict.failed or ended):
-        return "failed" if verdict.failed or ended == "COMPLETED" else ended.lower()
+    if verdict.state is State.TO_DO and verdict.failed:
+        return "failed"
+    if verdict.state is State.TO_DO and ended not in ("", COMPLETED):
+        return ended.lower()
     return verdict.state.value
 
 
@@ -44,16 +48,24 @@ def status_rows(
         verdict, last = verdicts[step.name], submitted.get(step.name)
         word = state_word(verdict, ended.get(step.name, ""))
         ids = list(dict.fromkeys(job.job_id for job in verdict.jobs)) or ([last.job_id] if last else [])
-        remark = verdict.note
-        log = verdict.log or (last.log_file() if last else "")
-        if verdict.state is State.TO_DO and not verdict.jobs and last and glob.glob(log):
-            remark = f"{remark}; log: {log}" if remark else f"log: {log}"
+        log = _log_to_read(verdict, last, ended.get(step.name, ""))
+        remark = "; ".join(part for part in (verdict.note, log and f"log: {log}") if part)
         if len(step.tasks) > 1 and verdict.jobs:
             running = sum(not job.waits for job in verdict.jobs)
             counts = f"{running} running, {len(verdict.jobs) - running} queued"
             remark = f"{counts}; {remark}" if verdict.tasks else counts
         rows.append((step.name, word, " ".join(ids), remark))
     return rows
+
+
+def _log_to_read(verdict: Verdict, last: Submitted | None, ended: str) -> str:
+    """What the last job of a step said before it ended; empty where it is at work, or has done what it was told."""
+    if verdict.state is not State.TO_DO or verdict.jobs or last is None:
+        return ""
+    if not verdict.failed and (ended == COMPLETED or (verdict.was_done and not ended)):
+        return ""
+    log = last.log_file() if verdict.was_done else verdict.log or last.log_file()
+    return log if glob.glob(log) else ""
 
 
 def submitted_rows(

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from ctxlm_ds.cluster.pipeline_jobs import ActiveJob
-from ctxlm_ds.cluster.pipeline_outputs import Output, join_fingerprints
+from ctxlm_ds.cluster.pipeline_outputs import Output, join_fingerprints, need_fingerprint
 from ctxlm_ds.cluster.pipeline_records import DONE, FAILED, Record, all_records, read_order, read_record, record_path
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step, flatten
 from ctxlm_ds.config.fixed_settings import FIXED_SETTINGS
@@ -55,7 +55,11 @@ class Verdict:
     replaces: tuple[str, ...] = ()
     """Waiting jobs that can no longer do what they wait for."""
     failed: bool = False
+    was_done: bool = False
+    """Whether what is to do was done once: its output is gone, or other settings ask for more."""
     log: str | None = None
+    run_job: str = ""
+    """Of a run: the job that began it last, which may be a successor that nobody else has submitted."""
 
     @property
     def is_finished(self) -> bool:
@@ -89,6 +93,16 @@ class _Finding:
     note: str = ""
     content_differs: bool = False
     record: Record | None = None
+    was_complete: bool = False
+    """Of a run: by the limits of then."""
+
+    @property
+    def failed(self) -> bool:
+        return self.record is not None and self.record.state == FAILED
+
+    @property
+    def was_done(self) -> bool:
+        return self.was_complete or (self.record is not None and self.record.state == DONE)
 
 
 def _judge_step(plan: Plan, step: Step, verdicts: Mapping[str, Verdict]) -> Verdict:
@@ -107,12 +121,14 @@ def _judge_step(plan: Plan, step: Step, verdicts: Mapping[str, Verdict]) -> Verd
         return Verdict(step.name, State.CHANGED, every, "; ".join(differences), tuple(differences), content)
     if not to_do:
         return Verdict(step.name, State.DONE)
-    first = findings[to_do[0]]
+    left = [findings[task] for task in to_do]
+    first = min(left, key=lambda finding: (not finding.failed, finding.was_done))
     share = f"{len(to_do)} of {count}: " if len(to_do) < count else ""
     record = first.record
     return Verdict(
         step.name, State.TO_DO, to_do, share + first.note, content_differs=first.content_differs,
-        failed=record is not None and record.state == FAILED, log=record.log if record else None,
+        failed=first.failed, was_done=first.was_done, log=record.log if record else None,
+        run_job=record.job_id if record and step.is_pretraining else "",
     )  # fmt: skip
 
 
@@ -131,7 +147,7 @@ def _judge_task(
     if step.is_pretraining:
         return _judge_run(record, whole, settings, stale)
     if record.state != DONE:
-        return _Finding(State.TO_DO, record.why or "begun, not finished", record=record)
+        return _Finding(State.TO_DO, record.unfinished, record=record)
     if outputs and whole is None:
         missing = "; ".join(output.missing() for output in outputs if output.fingerprint() is None)
         return _Finding(State.TO_DO, missing, record=record)
@@ -154,8 +170,9 @@ def _judge_run(record: Record, whole: str | None, settings: Mapping[str, str], s
         return _Finding(State.CHANGED, why, True, record)
     # Complete by the limits of then: what was made of it will be made of another state.
     was_complete = join_fingerprints(record.outputs) is not None
-    note = "; ".join(output.missing() for output in record.outputs)
-    return _Finding(State.TO_DO, f"goes on with {why}" if why else record.why or note, was_complete, record)
+    missing = "; ".join(output.missing() for output in record.outputs)
+    note = f"goes on with {why}" if why else record.why or missing
+    return _Finding(State.TO_DO, note, was_complete, record, was_complete)
 
 
 def _stale(plan: Plan, record: Record, step: Step, verdicts: Mapping[str, Verdict]) -> list[str]:
@@ -166,7 +183,7 @@ def _stale(plan: Plan, record: Record, step: Step, verdicts: Mapping[str, Verdic
             texts.append(f"it is made of {need}, which changes")
         elif need not in record.needs:
             texts.append(f"it was made without {need}")
-        elif verdicts[need].state is State.DONE and record.needs[need] != join_fingerprints(plan.outputs(need)):
+        elif verdicts[need].state is State.DONE and record.needs[need] != need_fingerprint(plan.outputs(need)):
             texts.append(f"it was made of another {need} than the one that is there")
     gone = [name for name in record.needs if name not in step.needs]
     return texts + [f"it was made of {name}, which is no longer a step" for name in gone]

@@ -13,7 +13,7 @@ from ctxlm_ds.cluster.context import JobContext, tell
 from ctxlm_ds.cluster.decide import Ended, Outcome
 from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.steps import rank_python, step_environment, wrap_in_container
-from ctxlm_ds.errors import EXIT_USER_ERROR
+from ctxlm_ds.errors import EXIT_USER_ERROR, ConfigError
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,15 @@ class Prepared:
 def prepare(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
     """Check and copy, as far as it is asked for.
 
-    Raises:
-        ConfigError: a setting of the preflight makes no sense.
+    A setting that makes no sense is an end like any other: on record, and no successor comes to meet it again.
     """
+    try:
+        return _check_and_copy(context, attempt_name, should_stop)
+    except ConfigError as error:
+        return Prepared(Ended(Outcome.USER_ERROR, str(error), EXIT_USER_ERROR))
+
+
+def _check_and_copy(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
     environ = context.environ
     prepared = Prepared(srun_words=context.task_words)
     job = _preflight_job(context, attempt_name)

@@ -72,7 +72,6 @@ class RankStarter:
 
         Raises:
             ClusterError: srun is missing.
-            ConfigError: a setting of the preflight makes no sense.
             OSError: the run directory cannot be written.
         """
         context, notices = self._context, self._notices

@@ -15,7 +15,7 @@ from typing import Any
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
-from ctxlm_ds.cluster.attempts import END_FILE, START_FILE
+from ctxlm_ds.cluster.attempts import END_FILE, START_FILE, Attempt, read_attempt
 from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.lock_record import LockRecord, process_start_ticks, this_process
@@ -28,6 +28,7 @@ CONFIG_NAME = "config.yaml"
 STACKS_NAME = "stacks.txt"
 TAIL_BYTES = 1 << 16
 MOST_TAIL_BYTES = 1 << 22
+LATEST_UNIX_S = 1e18
 RUN_FILES = (HISTORY_NAME, METRICS_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
 
 
@@ -197,6 +198,16 @@ def newest_attempt(run_dir: Path) -> str | None:
     except OSError:
         return None
     return max(folders, key=lambda path: _time_of(path)).name if folders else None
+
+
+def newest_begun(run_dir: Path) -> Attempt | None:
+    """What a job noted when it began the newest start; None where that was made by hand, or the note is damaged."""
+    name = newest_attempt(run_dir)
+    found = read_attempt(run_dir / ATTEMPTS_DIR / name / START_FILE) if name is not None else None
+    if found is None or found.name != name or not isinstance(found.time_unix_s, (int, float)):
+        return None
+    texts = isinstance(found.job_id, str) and isinstance(found.log, (str, type(None)))
+    return found if texts and 0 <= found.time_unix_s < LATEST_UNIX_S else None
 
 
 def read_successor(run_dir: Path) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ctxlm_ds.cluster.settings import JobSettings
 from ctxlm_ds.cluster.steps import wrap_in_container
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
+from ctxlm_ds.installed import check_installed
 
 MARK = "ctxlm-run-folder "
 TIMEOUT_S = 600.0
@@ -44,6 +45,7 @@ def find_run_folder(
         ClusterError: the container cannot run.
     """
     if not settings.container and not settings.pyxis:
+        check_installed()
         return read_run_folder(words, world_size)
     inner = [settings.container_python, "-m", "ctxlm_ds.cluster.run_folder", str(world_size), *words]
     options, inside = wrap_in_container(inner, settings)
@@ -79,6 +81,7 @@ def read_run_folder(words: Sequence[str], world_size: int) -> RunFolder:
 def main() -> None:
     """WORLD_SIZE WORDS...: prints the answer as one marked line."""
     try:
+        check_installed()
         found = read_run_folder(sys.argv[2:], int(sys.argv[1]))
     except CtxlmError as error:
         sys.stderr.write(f"error: {error}\n")

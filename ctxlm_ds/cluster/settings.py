@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctxlm_ds.errors import ConfigError
 
+VARIABLES = (
+    "CTXLM_CONTAINER", "CTXLM_CONTAINER_OPTIONS", "CTXLM_CONTAINER_PYTHON", "CTXLM_ENV", "CTXLM_GPU", "CTXLM_HOME",
+    "CTXLM_MAX_RESTARTS", "CTXLM_PREFLIGHT", "CTXLM_PREFLIGHT_BANDWIDTH", "CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S",
+    "CTXLM_PREFLIGHT_LIMIT_S", "CTXLM_PREFLIGHT_MAX_CLOCK_S", "CTXLM_PREFLIGHT_MIB", "CTXLM_PREFLIGHT_MIN_BANDWIDTH",
+    "CTXLM_PREFLIGHT_MIN_NODES", "CTXLM_PREFLIGHT_MIN_RUN_GB", "CTXLM_PREFLIGHT_MIN_SCRATCH_GB", "CTXLM_PYTHON",
+    "CTXLM_PYXIS", "CTXLM_PYXIS_OPTIONS", "CTXLM_RESTART", "CTXLM_RESTART_DELAY_S", "CTXLM_RUNS",
+    "CTXLM_SRUN_OPTIONS", "CTXLM_STAGE_DIR", "CTXLM_VENV",
+)  # fmt: skip
+OWN_VARIABLES = (
+    "CTXLM_ATTEMPT", "CTXLM_BATCH_ARGUMENTS", "CTXLM_BATCH_SCRIPT", "CTXLM_CHAIN", "CTXLM_FOUND_PYTHON",
+    "CTXLM_LOG_FILE", "CTXLM_NOTICE", "CTXLM_PATH_HEAD", "CTXLM_PIPELINE_ORDER",
+)  # fmt: skip
+"""What the parts of a job tell each other."""
 RESTART_MODES = ("auto", "requeue", "successor", "off")
 
 
@@ -54,6 +68,16 @@ def read_settings(environ: Mapping[str, str]) -> JobSettings:
         pyxis_options=_words(environ, "CTXLM_PYXIS_OPTIONS"),
         container_python=environ.get("CTXLM_CONTAINER_PYTHON") or "python3",
     )
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable that is none of ours and looks as if it should be."""
+    lines = []
+    for name in sorted(environ):
+        near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85) if name.startswith("CTXLM_") else []
+        if near and name not in VARIABLES + OWN_VARIABLES:
+            lines.append(f"{name} is no setting and is ignored; did you mean {near[0]}?")
+    return lines
 
 
 def _number(environ: Mapping[str, str], name: str, default: float, lowest: float) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.cluster.attempts import CANCELLED, Attempt
 from ctxlm_ds.cluster.run_files import STACKS_NAME, attempt_failures
 from ctxlm_ds.run_history import ATTEMPTS_DIR, DEFAULT_ATTEMPT, END, FAILURE, GIVE_UP, REQUEUE, START
 from ctxlm_ds.training.failure_records import FailureRecord, shortened
@@ -63,7 +64,8 @@ def _end_in_words(folder: Path, records: Sequence[FailureRecord], after: Sequenc
     told = [event for event in after if event["event"] in (FAILURE, REQUEUE) and event.get("attempt") == folder.name]
     gave_up = any(event["event"] == GIVE_UP for event in after)
     requeued = any(event["event"] == REQUEUE for event in told)
-    tail = "; the job gave up" if gave_up else "; requeued" if requeued else ""
+    cancelled = any(is_cancelled_in_order(event) for event in told)
+    tail = "; the job gave up" if gave_up else "; requeued" if requeued else "; cancelled" if cancelled else ""
     end = next((event for event in after if event["event"] == END), None)
     if told:
         return one_line(str(told[0].get("why") or "failed")) + tail
@@ -73,6 +75,19 @@ def _end_in_words(folder: Path, records: Sequence[FailureRecord], after: Sequenc
         where = f" ({folder / STACKS_NAME})" if records[0].error == "Hang" else ""
         return one_line(describe_failure(records[0])) + where + tail
     return (one_line(str(end.get("reason"))) if end is not None else NO_WORD) + tail
+
+
+def is_cancelled_in_order(event: dict[str, Any]) -> bool:
+    """Whether a job tells that a person ended it, and its ranks had saved and stopped by themselves."""
+    return event["event"] == FAILURE and event.get("how") == CANCELLED and event.get("exit_status") == 0
+
+
+def newest_log(run_dir: Path, starts: Sequence[Start], begun: Attempt | None) -> str | None:
+    """Where the newest start writes, `begun` being one that may not have come as far as training."""
+    last = starts[-1] if starts else None
+    if begun is None or (last is not None and (last.attempt == begun.name or last.time_unix_s > begun.time_unix_s)):
+        return last.log if last is not None else None
+    return begun.log or _output(run_dir, begun.name)
 
 
 def describe_failure(record: FailureRecord) -> str:

@@ -23,13 +23,24 @@ from ctxlm_ds.cluster.run_files import (
     is_run,
     metrics_time,
     newest_attempt,
+    newest_begun,
     read_checkpoint,
     read_last_lines,
     read_lock,
     read_settings,
     read_successor,
 )
-from ctxlm_ds.cluster.starts import NO_WORD, Start, describe_failure, list_starts, one_line, seconds
+from ctxlm_ds.cluster.starts import (
+    NO_WORD,
+    Start,
+    describe_failure,
+    is_cancelled_in_order,
+    list_starts,
+    newest_log,
+    one_line,
+    seconds,
+)
+from ctxlm_ds.console import format_duration
 from ctxlm_ds.run_history import END, FAILURE, GIVE_UP, REQUEUE, ROLLBACK, SAVE_FAILED, SKIP, START, read_history
 from ctxlm_ds.run_lock import STALE_AFTER_S
 
@@ -102,10 +113,13 @@ def read_status(run_dir: Path, events: Sequence[dict[str, Any]], queue: Mapping[
     _count(status, events)
     _add_checkpoint(status, run_dir)
     _add_progress(status, run_dir, starts[-1] if starts else None)
-    status.job_id = (lock.record.job_id if lock is not None else None) or _last_job(events)
-    status.log = starts[-1].log if starts else None
+    begun = newest_begun(run_dir)
+    held = lock.record.job_id if lock is not None else None
+    status.job_id = held or _last_job(events) or (begun.job_id if begun is not None else None)
     status.state, status.why = _state(run_dir, events, starts, lock, queue)
     runs = status.state == "running"
+    # A second job that waits in vain for the run's lock has a newer one.
+    status.log = starts[-1].log if runs else newest_log(run_dir, starts, begun)
     status.ends = [start.ended for start in (starts[:-1] if runs else starts)]
     status.restarts = max(0, len(starts) - (status.state not in ("starting", "restarting")))
     if not runs:
@@ -133,7 +147,9 @@ def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
 def _job_ids(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[str]:
     lock = read_lock(run_dir)
     held = lock.record.job_id if isinstance(lock, Lock) else None
-    return [job_id for job_id in (held, _last_job(events), read_successor(run_dir)) if job_id]
+    begun = newest_begun(run_dir)
+    known = (held, _last_job(events), read_successor(run_dir), begun.job_id if begun is not None else None)
+    return [job_id for job_id in known if job_id]
 
 
 def _last_job(events: Sequence[dict[str, Any]]) -> str | None:
@@ -221,7 +237,7 @@ def _state(
     if lock is not None and (last is None or last["event"] in (START, END) or seconds(last) < lock.heartbeat_unix_s):
         return "stale", _describe_stale(lock)
     if last is None:
-        return ("stopped", None) if read_checkpoint(run_dir) is not None else ("never started", None)
+        return ("stopped", None) if read_checkpoint(run_dir) is not None else ("never started", _only_begun(run_dir))
     return _state_of(last, starts[-1].ended if starts else NO_WORD)
 
 
@@ -230,11 +246,12 @@ def _in_queue(
 ) -> tuple[str, str | None] | None:
     """What Slurm says of the run's jobs: one waits to go on, or is between two starts."""
     last = course[-1]["event"] if course else None
+    goes_on = last == FAILURE and not is_cancelled_in_order(course[-1])
     states = {job_id: queue[job_id] for job_id in _job_ids(run_dir, course) if job_id in queue}
     for job_id, state in states.items():
         if state in WAITING:
             return "queued", f"job {job_id} is {state.lower()}"
-        if state in ACTIVE and (last == FAILURE or has_open_attempt(run_dir, job_id)):
+        if state in ACTIVE and (goes_on or has_open_attempt(run_dir, job_id)):
             return ("restarting" if course else "starting"), f"job {job_id} is {state.lower()}"
         if last == REQUEUE and state not in ACTIVE:
             return "stopped", f"requeued, and job {job_id} is {state.lower()} since"
@@ -260,7 +277,19 @@ def _state_of(last: dict[str, Any], ended: str) -> tuple[str, str | None]:
     if kind == REQUEUE:
         # Without Slurm at hand nobody can say whether the job still waits.
         return "queued", f"{last.get('how') or 'requeued'}: {last.get('why')}"
-    return "failed", str(last["why"]) if last.get("why") else ended
+    if is_cancelled_in_order(last):
+        return "stopped", f"cancelled: {one_line(str(last.get('why')))}"
+    return "failed", one_line(str(last["why"])) if last.get("why") else ended
+
+
+def _only_begun(run_dir: Path) -> str | None:
+    """What is known of a run whose ranks have left nothing."""
+    begun = newest_begun(run_dir)
+    if begun is None:
+        return None
+    age = format_duration(time.time() - begun.time_unix_s)
+    where = "; see its log" if begun.log is not None else ""
+    return f"job {begun.job_id} began a start {age} ago, and its ranks have left nothing{where}"
 
 
 def _describe_stale(lock: Lock) -> str:

@@ -5,7 +5,6 @@ Out: Step. Not here: what its output means (logs.py, evidence.py), whether to st
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from ctxlm_ds.cluster.logs import job_log
 from ctxlm_ds.cluster.settings import JobSettings
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.training.slurm import FIRST_PORT, NUM_PORTS
@@ -56,8 +56,8 @@ def step_environment(environ: Mapping[str, str], attempt: str, port: int | None)
     """
     kept = {key: value for key, value in environ.items() if key not in LAUNCHER_VARIABLES}
     kept.update(CTXLM_ATTEMPT=attempt, PYTHONUNBUFFERED="1")
-    log = os.path.realpath("/proc/self/fd/1")
-    if os.path.isfile(log):
+    log = job_log()
+    if log is not None:
         # For tools/run_status.py; the ranks' own output goes through srun.
         kept["CTXLM_LOG_FILE"] = log
     if "SLURM_CPUS_PER_TASK" in kept:

@@ -32,12 +32,20 @@ class Problem:
         return f"{self.path}: {self.text}{where}"
 
 
+class ProblemsError(ConfigError):
+    """Several problems told as one; can be pickled, as every error that ranks tell each other."""
+
+    def __init__(self, text: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(text)
+        self.problems = tuple(problems)
+
+
 def raise_problems(title: str, problems: Sequence[Problem]) -> None:
-    """Raise one ConfigError that lists every problem; nothing happens where there is none."""
+    """Raise one ProblemsError that lists every problem; nothing happens where there is none."""
     if not problems:
         return
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise ConfigError("\n".join([f"{title}: {count}", *(f"  {problem.line()}" for problem in problems)]))
+    raise ProblemsError("\n".join([f"{title}: {count}", *(f"  {problem.line()}" for problem in problems)]), problems)
 
 
 def nearest_name(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -93,7 +93,7 @@ def test_the_folder_holds_what_a_reader_needs(saved_run: tuple[Path, dict[str, A
 def test_another_seed_is_refused_with_both_values(saved_run: tuple[Path, dict[str, Any]], optimizer: str) -> None:
     run_dir, _ = saved_run
     layout = Layout(1, 0)
-    with pytest.raises(RanksFailed, match=r"training\.seed: 1234 in the checkpoint, 5 in the recipe") as failed:
+    with pytest.raises(RanksFailed, match=r"training\.seed: 1234 -> 5") as failed:
         run_ranks(resume_and_train, 1, layout, layout.config(optimizer, seed=5), run_dir, timeout_s=60)
     assert CheckpointError.__name__ in str(failed.value)
 

@@ -34,8 +34,8 @@ def test_a_blended_run_goes_on_where_it_stopped(bert_route: Prepared, tmp_path: 
     call(*words(bert_route, tmp_path, blend, 2, "training.max_steps=5"))
     refused = call(*words(bert_route, tmp_path, blend, 1, "data.split='90,5,5'", "data.seq_length=16"), check=False)
     assert refused.returncode == 2
-    assert "data.split: '80,10,10' in the checkpoint, '90,5,5' in the recipe" in refused.stderr
-    assert "data.seq_length: 32 in the checkpoint, 16 in the recipe" in refused.stderr
+    assert "data.split: '80,10,10' -> '90,5,5'" in refused.stderr
+    assert "data.seq_length: 32 -> 16" in refused.stderr
     call(*words(bert_route, tmp_path, blend, 1))
     for name in ("loss", "eval/train_text_sentence/loss", "eval/second/loss"):
         whole, stopped = metrics(tmp_path / "whole" / "run", name), metrics(tmp_path / "run", name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import FAILURE, GIVE_UP, START
+from ctxlm_ds.run_history import FAILURE, GIVE_UP, REQUEUE, START
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -60,11 +61,18 @@ def test_a_plain_scancel_ends_the_job_for_good(runs: Runs, tmp_path: Path) -> No
 def test_a_second_job_on_the_run_directory_is_refused(runs: Runs, tmp_path: Path) -> None:
     first = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000})
     first.wait_for_step(15)
-    second = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000}, words=("--wait-for-lock", "1"))
-    assert second.end(300) == "FAILED", second.explain()
-    assert f"job {first.id}" in second.text() and "Traceback" not in second.text(), second.text()
+    # By hand in a job of one's own there is only the run's lock.
+    words = (sys.executable, "-m", "ctxlm_ds.pretrain", "--config", tmp_path / "recipe.yaml", "--wait-for-lock", "1")
+    by_hand = runs.cluster.run("srun", "-N1", *words, "--set", f"run_dir={first.run_dir}", check=False)
+    assert f"job {first.id}" in by_hand.stderr and "Traceback" not in by_hand.stderr, by_hand
     reached = first.last_step()
     first.wait_for_step(reached + 20)
+    # Also while the first is in the queue, and nobody holds the lock.
+    runs.cluster.scontrol("requeuehold", first.id)
+    first.wait_for_event(REQUEUE)
+    second = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000})
+    assert second.end(60) == "FAILED", second.explain()
+    assert f"the run of job {first.id}, which is " in second.text() and "Traceback" not in second.text(), second.text()
     assert len(first.events(START)) == 1, first.explain()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -63,7 +64,17 @@ def test_a_second_start_is_refused_and_told_by_whom(tmp_path: Path, holder: Hold
         RunLock(tmp_path).acquire()
     message = str(caught.value)
     assert f"process {holder.process.pid} on " in message and "Slurm job 4711" in message
-    assert "scancel 4711" in message and "another run_dir" in message and str(tmp_path) in message
+    assert "stop it (scancel 4711), or choose another run_dir" in message and str(tmp_path) in message
+
+
+def test_a_process_by_hand_is_stopped_on_its_host(tmp_path: Path) -> None:
+    by_hand = Holder(tmp_path, SLURM_JOB_ID="")
+    try:
+        with pytest.raises(RunLockedError) as caught:
+            RunLock(tmp_path).acquire()
+        assert f"stop it (kill {by_hand.process.pid} on {socket.gethostname()}), or" in str(caught.value)
+    finally:
+        by_hand.kill()
 
 
 def test_a_live_holder_is_waited_for_until_the_limit(tmp_path: Path, holder: Holder) -> None:

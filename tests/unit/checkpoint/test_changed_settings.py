@@ -37,22 +37,22 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data.seq_length": 64}, ["data.seq_length: 128 in the checkpoint, 64 in the recipe"]),
-        ({"data.blend": "megatron"}, ["data.blend: 'weighted' in the checkpoint, 'megatron' in the recipe"]),
-        ({"data.split": "8,2"}, ["data.split: '9,1' in the checkpoint, '8,2' in the recipe"]),
-        ({"data.split": None}, ["data.split: '9,1' in the checkpoint, None in the recipe"]),
-        ({"data.temperature": 2.0}, ["data.temperature: 1.0 in the checkpoint, 2.0 in the recipe"]),
+        ({"data.seq_length": 64}, ["data.seq_length: 128 -> 64"]),
+        ({"data.blend": "megatron"}, ["data.blend: 'weighted' -> 'megatron'"]),
+        ({"data.split": "8,2"}, ["data.split: '9,1' -> '8,2'"]),
+        ({"data.split": None}, ["data.split: '9,1' -> None"]),
+        ({"data.temperature": 2.0}, ["data.temperature: 1.0 -> 2.0"]),
         (
             {"data.train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 2}]},
-            ["data.train[1]: weight 3.0, epochs 1 in the checkpoint, weight 2.0, epochs 1 in the recipe"],
+            ["data.train[1]: weight 3.0, epochs 1 -> weight 2.0, epochs 1"],
         ),
         (
             {"data.train": [{"path": "a", "weight": 1}]},
-            ["data.train: 2 sources in the checkpoint, 1 in the recipe"],
+            ["data.train: 2 sources -> 1 source"],
         ),
         (
             {"data.seq_length": 64, "training.seed": 5},
-            ["data.seq_length: 128", "training.seed: 1234 in the checkpoint, 5 in the recipe"],
+            ["data.seq_length: 128", "training.seed: 1234 -> 5"],
         ),
     ],
 )
@@ -62,6 +62,13 @@ def test_another_stream_of_rows_is_refused_by_name(checkpoint: Path, changes: di
     for word in words:
         assert word in str(caught.value)
     assert "initialize_from" in str(caught.value)
+
+
+def test_of_a_section_only_what_differs_is_named(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        refuse_changed_settings(checkpoint, config_of({"model.num_layers": 3, "objective.mask_prob": 0.3}))
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert lines == ["  model.num_layers: 12 -> 3", "  objective.mask_prob: 0.15 -> 0.3"]
 
 
 @pytest.mark.parametrize(

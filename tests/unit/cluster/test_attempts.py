@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from ctxlm_ds.cluster.attempts import Attempt, begin, cut_short, finish, fruitless_starts, is_fruitless, note_cut_short
+from ctxlm_ds.cluster.attempts import (
+    Attempt,
+    begin,
+    cut_short,
+    finish,
+    fruitless_starts,
+    is_fruitless,
+    note_cut_short,
+    read_attempt,
+)
 from ctxlm_ds.run_history import END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 
@@ -31,6 +42,16 @@ def test_starts_without_a_new_checkpoint_are_counted(tmp_path: Path) -> None:
     assert is_fruitless(tmp_path, now)
     checkpoint(tmp_path, 10)
     assert fruitless_starts(tmp_path, now) == [] and not is_fruitless(tmp_path, now)
+
+
+def test_a_start_notes_the_log_of_its_job(tmp_path: Path) -> None:
+    """Before there is a START event, which may never come."""
+    code = "from ctxlm_ds.cluster.attempts import begin; import sys, pathlib\n"
+    code += "begin(pathlib.Path(sys.argv[1]), 'job-7-0-0', '7', '7', 'n1')"
+    with open(tmp_path / "job.log", "w") as log:
+        subprocess.run([sys.executable, "-c", code, tmp_path], stdout=log, check=True, timeout=60)
+    attempt = read_attempt(tmp_path / "attempts" / "job-7-0-0" / "start.json")
+    assert attempt is not None and attempt.log == str(tmp_path / "job.log")
 
 
 def test_progress_ends_the_count(tmp_path: Path) -> None:

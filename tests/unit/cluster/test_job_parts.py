@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.cluster.commands import Job, call, parse_fields
-from ctxlm_ds.cluster.context import plan_tasks, show
-from ctxlm_ds.cluster.settings import JobSettings, read_settings
+from ctxlm_ds.cluster.context import plan_tasks, pretrain_words, show
+from ctxlm_ds.cluster.settings import OWN_VARIABLES, VARIABLES, JobSettings, misspelt, read_settings
 from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.cluster.successor import batch_script, successor_environment, successor_options
 from ctxlm_ds.cluster.timing import still_ours, stop_delay_s, time_left_s
@@ -227,3 +229,26 @@ def test_a_full_disk_does_not_stop_the_job_s_words(capfd: pytest.CaptureFixture[
 
 def test_hosts() -> None:
     assert is_known_host("localhost") and not is_known_host("no-such-host.invalid")
+
+
+def test_the_batch_script_s_arguments() -> None:
+    assert pretrain_words(["a.yaml", "--set", "x=1"]) == ("--config", "a.yaml", "--set", "x=1")
+    assert pretrain_words(["--set", "x=1", "--config=a.yaml"]) == ("--set", "x=1", "--config=a.yaml")
+    for wrong in ([], ["--set", "x=1", "a.yaml"]):
+        with pytest.raises(ConfigError, match="no recipe; it comes first"):
+            pretrain_words(wrong)
+    with pytest.raises(ConfigError, match="--check needs no job: python -m ctxlm_ds.pretrain --config a.yaml --check"):
+        pretrain_words(["a.yaml", "--check"])
+
+
+def test_misspelt_variables_are_told() -> None:
+    environ = {"CTXLM_MAX_RESTART": "9", "CTXLM_RESTART": "off", "CTXLM_ATTEMPT": "x", "CTXLM_OF_OUR_SITE": "1"}
+    assert misspelt(environ) == ["CTXLM_MAX_RESTART is no setting and is ignored; did you mean CTXLM_MAX_RESTARTS?"]
+
+
+def test_the_list_of_variables_is_whole() -> None:
+    root = Path(__file__).resolve().parents[3]
+    files = [path for folder in ("ctxlm_ds", "slurm") for path in (root / folder).rglob("*") if path.is_file()]
+    texts = [path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".sh", ".sbatch")]
+    named = {name for text in texts for name in re.findall(r"CTXLM_[A-Z_]*[A-Z]", text)}
+    assert named == {*VARIABLES, *OWN_VARIABLES}

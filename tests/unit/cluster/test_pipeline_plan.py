@@ -162,6 +162,18 @@ def test_the_job_of_a_step_needs_the_standard_library_alone() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_script_may_be_a_symbolic_link(tmp_path: Path) -> None:
+    link = tmp_path / "pipeline"
+    link.symlink_to(ROOT / "slurm" / "pipeline.sh")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("CTXLM_")}
+    done = subprocess.run(
+        [str(link), "--help"], cwd=tmp_path, env={**environ, "CTXLM_PYTHON": sys.executable}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: slurm/pipeline.sh")
+
+
 def test_a_dry_run_shows_every_command_and_writes_nothing(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, {"shards": 2, "phases": [{"set": ["training.max_steps=5"]}]})
     before = sorted(tmp_path.rglob("*"))

@@ -81,6 +81,20 @@ def test_what_cannot_be(tmp_path: Path, section: dict[str, Any], sections: dict[
     assert expected in "\n".join(problem_lines(recipe))
 
 
+def test_phases_do_not_repeat_what_is_wrong_with_the_recipe(tmp_path: Path) -> None:
+    phases = [{"set": ["data.seq_length=64"]}, {"set": ["data.seq_lenth=64"]}]
+    recipe = write_recipe(tmp_path, {"phases": phases}, training={"max_stpes": 10}, optimizer={"learning_rate": "x"})
+    lines = problem_lines(recipe)
+    assert lines[0].endswith(": 3 problems") and len(lines) == 4
+    assert [line.split(": ")[0].strip() for line in lines[1:]] == [
+        "optimizer.learning_rate", "training.max_stpes", "pipeline.phases[1]",
+    ]  # fmt: skip
+    assert lines[3].startswith("  pipeline.phases[1]: data.seq_lenth: unknown setting")
+    ranks = {"phases": phases[:1], "resources": {"pretrain": {"nodes": 3, "ntasks_per_node": 5}}}
+    (line,) = problem_lines(write_recipe(tmp_path, ranks))[1:]
+    assert line.startswith("  pipeline.resources.pretrain: 15 ranks: ")
+
+
 def test_a_recipe_without_the_section_is_told_so() -> None:
     assert "pipeline: missing" in problem_lines("bert-laptop")[1]
 

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from ctxlm_ds.cluster.pipeline_outputs import DATASET, TOKENIZER, Output, join_fingerprints
+from ctxlm_ds.cluster.pipeline_outputs import DATASET, SAMPLES, TOKENIZER, Output, join_fingerprints
 from ctxlm_ds.cluster.pipeline_step import command_words
 from ctxlm_ds.cluster.pipeline_steps import Step
 from ctxlm_ds.cluster.settings import JobSettings
@@ -59,6 +60,23 @@ def test_an_input_that_is_not_complete_stops_the_job(tmp_path: Path) -> None:
     status, said = run_step(plan, "b")
     assert status == 2 and "b needs a, which is not complete" in said
     assert not (tmp_path / "b").exists() and not (tmp_path / "steps" / "b.json").exists()
+
+
+def test_a_step_without_output_is_complete_by_its_record(tmp_path: Path) -> None:
+    """What comes after it has nothing else to go by."""
+    command = f"test -f {tmp_path}/allowed"
+    evaluate = replace(shell_step(tmp_path, "evaluate", command), tasks=((),))
+    plan = shell_plan(tmp_path, evaluate, shell_step(tmp_path, "last", f"touch {tmp_path}/last", "evaluate"))
+    status, said = run_step(plan, "last")
+    assert status == 2 and "last needs evaluate, which is not complete: it has not run" in said
+    assert run_step(plan, "evaluate")[0] == 1
+    status, said = run_step(plan, "last")
+    assert status == 2 and f"which is not complete: ended with status 1: {command}" in said
+    (tmp_path / "allowed").touch()
+    assert run_step(plan, "evaluate")[0] == 0
+    status, said = run_step(plan, "last")
+    assert status == 0, said
+    assert record_json(plan, "last")["needs"] == {"evaluate": "no outputs"}
 
 
 def make_tokenizer(folder: Path) -> str:
@@ -136,3 +154,13 @@ def test_a_fingerprint_goes_by_content(tmp_path: Path) -> None:
     assert dataset.fingerprint() != before, "cut short"
     (tmp_path / "d.idx").unlink()
     assert dataset.fingerprint() is None and dataset.exists()
+
+
+def test_samples_that_are_missing_are_not_taken_for_the_dataset(tmp_path: Path) -> None:
+    facts = {"sample_format": "segment_pair", "seq_length": 128}
+    missing = Output(SAMPLES, str(tmp_path / "d"), facts).missing()
+    assert missing == (
+        f"no sample index of {tmp_path}/d for these settings (sample_format segment_pair, seq_length 128)"
+    )
+    elsewhere = Output(SAMPLES, str(tmp_path / "d"), {"folder": "/x", **facts}).missing()
+    assert elsewhere.startswith(f"no sample index of {tmp_path}/d in /x for these settings (sample_format ")

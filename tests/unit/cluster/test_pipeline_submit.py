@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.cluster import pipeline
 from ctxlm_ds.cluster.dependants import moved_dependency
 from ctxlm_ds.cluster.pipeline_jobs import (
     SEPARATOR,
@@ -22,7 +23,7 @@ from ctxlm_ds.cluster.pipeline_jobs import (
 from ctxlm_ds.cluster.pipeline_submit import Submission, Submitter, sbatch_options, task_ranges
 from ctxlm_ds.cluster.pipeline_table import print_table, status_rows
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict, judge
-from tests.unit.cluster.pipelines import recipe_plan
+from tests.unit.cluster.pipelines import recipe_plan, run_step, shell_plan, shell_step
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,44 @@ def test_the_table_says_where_to_look(tmp_path: Path) -> None:
     assert re.split(r"\s{2,}", lines["export"])[1:] == [
         "waiting", "its job waits for pretrain, to be submitted again",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ended", "word", "log"),
+    [("COMPLETED", "to do", False), ("", "to do", False), ("TIMEOUT", "timeout", True), ("FAILED", "failed", True)],
+)
+def test_what_was_done_and_is_gone_has_not_failed(tmp_path: Path, ended: str, word: str, log: bool) -> None:
+    """Slurm knows of the last job: of the one that made it, or of a later one that did not make it again."""
+    plan = shell_plan(tmp_path, shell_step(tmp_path, "a", f"touch {tmp_path}/a"))
+    assert run_step(plan, "a")[0] == 0
+    (tmp_path / "a").unlink()
+    (tmp_path / "a-7.log").touch()
+    submitted = {"a": Submitted("7", (0,), str(tmp_path / "a-%j.log"), 0.0)}
+    reason = f"{tmp_path}/a is missing or not whole"
+    remark = f"{reason}; log: {tmp_path}/a-7.log" if log else reason
+    assert status_rows(plan, judge(plan, {}), submitted, {"a": ended}) == [("a", word, "7", remark)]
+
+
+@pytest.mark.parametrize(("began", "expected"), [("", "9"), ("7", "9"), ("10", "10")])
+def test_the_end_of_a_run_is_that_of_its_last_job(began: str, expected: str) -> None:
+    """The first one of a line of successors ends well, whatever becomes of the others."""
+    assert pipeline.last_job(Verdict("pretrain", State.TO_DO, run_job=began), "9") == expected
+
+
+def test_where_nothing_is_there_the_status_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A relative folder, looked for from the wrong directory, is not a fresh pipeline."""
+    monkeypatch.setattr(pipeline, "has_slurm", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    plan = recipe_plan(tmp_path, {"output_dir": "here"})
+    pipeline.show_status(plan)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"nothing has been submitted or made in {tmp_path}/here yet")
+    assert not (tmp_path / "here").exists()
+    note_submitted(plan, plan.by_name["tokenizer"], "5", [0], "/x/logs/tokenizer-%j.log")
+    pipeline.show_status(plan)
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(plan.steps)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,25 @@ def test_settings_of_an_unfinished_step_may_change(tmp_path: Path) -> None:
     assert states(shell_plan(tmp_path, shell_step(tmp_path, "a", f"touch {tmp_path}/a"))) == {"a": "to do"}
 
 
+def with_evaluation(folder: Path, command: str = "true") -> Plan:
+    """a -> evaluate, which leaves nothing behind -> last."""
+    a = shell_step(folder, "a", f"touch {folder}/a", settings={})
+    evaluate = replace(shell_step(folder, "evaluate", command, "a"), tasks=((),))
+    return shell_plan(folder, a, evaluate, shell_step(folder, "last", f"touch {folder}/last", "evaluate"))
+
+
+def test_what_comes_after_a_step_without_output_is_not_redone(tmp_path: Path) -> None:
+    plan = with_evaluation(tmp_path)
+    run_all(plan)
+    assert set(states(plan).values()) == {"done"}
+    record_path(tmp_path, "evaluate", 0, 1).unlink()
+    assert states(plan) == {"a": "done", "evaluate": "to do", "last": "done"}
+    run_all(plan)
+    changed = judge(with_evaluation(tmp_path, "true now"), {})
+    assert [changed[name].state.value for name in ("a", "evaluate", "last")] == ["done", "changed", "changed"]
+    assert changed["last"].differences == ("it is made of evaluate, which changes",)
+
+
 # Arrays
 
 
@@ -147,6 +167,19 @@ def test_only_missing_jobs_of_an_array_are_to_do(tmp_path: Path) -> None:
     assert judge(plan, active)["shards"].tasks == (1,)
     active["shards"].append(ActiveJob("13", 1, "PENDING", "Priority"))
     assert judge(plan, active)["shards"].state.value == "active"
+
+
+def test_of_an_array_the_failed_job_is_told_first(tmp_path: Path) -> None:
+    plan = sharded(tmp_path, 3)
+    for task in range(3):
+        run_step(plan, "shards", task)
+    (tmp_path / "shards-0").unlink()
+    verdict = judge(plan, {})["shards"]
+    assert verdict.was_done and not verdict.failed and "shards-0 is missing" in verdict.note
+    path = record_path(tmp_path, "shards", 2, 3)
+    path.write_text(path.read_text().replace('"done"', '"failed"').replace('"why": ""', '"why": "no space"'))
+    verdict = judge(plan, {})["shards"]
+    assert (verdict.failed, verdict.was_done, verdict.note) == (True, False, "2 of 3: no space")
 
 
 def test_shards_are_not_needed_once_they_are_joined(tmp_path: Path) -> None:
@@ -202,7 +235,7 @@ def run_plan(folder: Path, max_steps: int = 10, **settings: Any) -> Plan:
 def begin_run(plan: Plan, checkpoint: int, **end: Any) -> None:
     """What slurm/pretrain.sbatch leaves: the record of the beginning, a history, a checkpoint."""
     order = plan.order(plan.steps[0])
-    record = Record("pretrain", "begun", order.settings, order.layout, {}, order.tasks[0])
+    record = Record("pretrain", "begun", order.settings, order.layout, {}, order.tasks[0], job_id="24")
     record.write(record_path(plan.folder, "pretrain", 0, 1))
     run = plan.folder / "run"
     folder = run / CHECKPOINTS_DIR / step_name(checkpoint)
@@ -218,6 +251,7 @@ def test_a_run_is_done_when_it_has_reached_its_limit(tmp_path: Path) -> None:
     begin_run(plan, 4, step=4, reason="stopped by signal SIGTERM", completed=False)
     verdict = judge(plan, {})["pretrain"]
     assert verdict.state.value == "to do" and "stopped at step 4 of 10 (stopped by signal SIGTERM)" in verdict.note
+    assert not verdict.was_done and verdict.run_job == "24"
     status, said = run_step(plan, "export")
     assert status == 2 and "stopped at step 4 of 10" in said
     begin_run(plan, 10, step=10, reason="training.max_steps (10) reached", completed=True)
@@ -244,6 +278,7 @@ def test_more_steps_go_on_and_concern_what_was_made_of_the_run(tmp_path: Path) -
     verdicts = judge(longer, {})
     assert verdicts["pretrain"].state.value == "to do"
     assert verdicts["pretrain"].note == "goes on with training.max_steps 10 -> 20"
+    assert verdicts["pretrain"].was_done
     assert verdicts["export"].differences == ("it is made of pretrain, which changes",)
     make_room(longer, verdicts)
     assert (tmp_path / "run").is_dir(), "a run that goes on stays where it is"

@@ -11,16 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
-from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
+from ctxlm_ds.cluster.attempts import begin
 from ctxlm_ds.cluster.run_files import MOST_TAIL_BYTES, read_last_lines
-from ctxlm_ds.cluster.status import RunStatus, read_statuses
 from ctxlm_ds.cluster.status_view import checkpoint_cell, details, headings_that_fit, plain_table, remarks, rich_table
-from ctxlm_ds.lock_record import this_process
 from ctxlm_ds.run_history import (
     END,
     FAILURE,
@@ -30,49 +27,13 @@ from ctxlm_ds.run_history import (
     ROLLBACK,
     SAVE_FAILED,
     SKIP,
-    START,
     append_event,
 )
 from ctxlm_ds.run_lock import LOCK_NAME, RunLock
 from ctxlm_ds.training.failure_records import FailureRecord, write_record
+from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, line, make_run, started, status
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "run_status.py"
-ATTEMPT = "job-7-0-0"
-
-
-def make_run(run_dir: Path, step: int = 20, max_steps: int = 100) -> Path:
-    """A run as the trainer leaves it in the middle: settings, figures, two checkpoints."""
-    run_dir.mkdir(parents=True)
-    (run_dir / "config.yaml").write_text(f"name: tiny\ntraining:\n  max_steps: {max_steps}\n")
-    lines = [json.dumps(line(number)) for number in range(1, step + 1)]
-    lines.insert(10, json.dumps({"step": 10, "eval/heldout/loss": 5.0}))
-    (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    for saved in (step - 10, step):
-        folder = run_dir / CHECKPOINTS_DIR / step_name(saved)
-        folder.mkdir(parents=True)
-        (folder / "weights-00000.safetensors").write_bytes(b"x" * 100)
-        write_manifest(folder, saved, hash_files(folder, ["weights-00000.safetensors"]))
-    return run_dir
-
-
-def line(step: int) -> dict[str, Any]:
-    return {
-        "step": step, "loss": 7 - step / 100, "tokens": 500 * step, "tokens_per_second": 999.0, "step_seconds": 0.5,
-        "total_seconds": 0.25 * step,
-    }  # fmt: skip
-
-
-def started(run_dir: Path, step: int = 0, attempt: str = ATTEMPT) -> None:
-    append_event(
-        run_dir, START, step=step, last_step=100, world_size=2, job_id="7", attempt=attempt, log="/logs/7.log"
-    )  # fmt: skip
-
-
-def status(run_dir: Path, **queue: str) -> RunStatus:
-    (found,) = read_statuses([run_dir], {name.removeprefix("job_"): state for name, state in queue.items()})
-    # Whatever it is, it can be shown.
-    assert plain_table([found]) and details(found) and json.dumps(vars(found))
-    return found
 
 
 @pytest.fixture
@@ -84,13 +45,6 @@ def run_dir(tmp_path: Path) -> Path:
 def lock(run_dir: Path) -> Iterator[RunLock]:
     with RunLock(run_dir).acquire() as held:
         yield held
-
-
-def leave_lock(run_dir: Path, age_s: float, **changes: Any) -> None:
-    """A lock that nobody holds any more."""
-    record = {**vars(this_process()), "host": "elsewhere", "job_id": "7", "acquired_unix_s": 5.0, **changes}
-    (run_dir / LOCK_NAME).write_text(json.dumps(record))
-    os.utime(run_dir / LOCK_NAME, (time.time() - age_s,) * 2)
 
 
 # States
@@ -262,6 +216,7 @@ def test_any_damage(tmp_path: Path) -> None:
     write_record(made / "attempts" / ATTEMPT, FailureRecord(time.time(), 1, "n2", 4, "Hang", "m"))
     leave_lock(made, age_s=10)
     (made / "successor.json").write_text('{"job_id": "8", "after": "7"}')
+    begin(made, ATTEMPT, "7", "7", "n[1-2]")
     files = sorted(path for path in made.rglob("*") if path.is_file())
     whole = {path: path.read_bytes() for path in files}
     drawn = random.Random(5)

@@ -1,0 +1,150 @@
+"""The status of runs whose jobs were cancelled, or ended before their ranks came as far as training."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ctxlm_ds.cluster.attempts import CANCELLED, begin, finish
+from ctxlm_ds.cluster.context import JobContext
+from ctxlm_ds.cluster.decide import Ended, Outcome
+from ctxlm_ds.cluster.ending import Action, Endings
+from ctxlm_ds.cluster.prepare import prepare
+from ctxlm_ds.cluster.ranks import RankStart
+from ctxlm_ds.cluster.run_files import Attempt
+from ctxlm_ds.cluster.settings import read_settings
+from ctxlm_ds.cluster.status_view import details, remarks
+from ctxlm_ds.run_history import END, FAILURE, append_event
+from ctxlm_ds.run_lock import RunLock
+from tests.unit.cluster.status_runs import ATTEMPT, make_run, started, status
+
+WHY = "stopped by signal SIGTERM"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+def begun(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str = ATTEMPT, log: str | None = "/logs/7.log"
+) -> Attempt:
+    monkeypatch.setattr("ctxlm_ds.cluster.attempts.job_log", lambda: log)
+    job_id = name.split("-")[1]
+    return begin(run_dir, name, job_id, job_id, "n[1-2]")
+
+
+# Cancelled
+
+
+def cancel(run_dir: Path, attempt: Attempt, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's own end after scancel."""
+    job = SimpleNamespace(restarts=0)
+    monkeypatch.setattr("ctxlm_ds.cluster.ending.show_job", lambda job_id: job)
+    context = SimpleNamespace(run_dir=run_dir, job_id="7", restarts=0)
+    successors = SimpleNamespace(cancel=lambda begun: None)
+    Endings(cast(Any, context), cast(Any, successors)).end(Action.LEAVE, RankStart(attempt, ended))
+
+
+def test_a_run_cancelled_in_order_is_stopped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = begun(run_dir, monkeypatch)
+    started(run_dir)
+    append_event(run_dir, END, step=20, reason=WHY, completed=False, failed=False, attempt=ATTEMPT)
+    cancel(run_dir, attempt, Ended(Outcome.STOPPED, WHY, 0), monkeypatch)
+    # Also while Slurm still clears up after it.
+    for found in (status(run_dir), status(run_dir, job_7="COMPLETING"), status(run_dir, job_7="CANCELLED")):
+        assert (found.state, found.why, found.ends) == ("stopped", f"cancelled: {WHY}", [f"{WHY}; cancelled"])
+    assert remarks([found]) == [f"{run_dir}: stopped: cancelled: {WHY}"]
+
+
+def test_a_run_cancelled_after_it_failed_has_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = begun(run_dir, monkeypatch)
+    started(run_dir)
+    cancel(run_dir, attempt, Ended(Outcome.FAILED, "rank 1 on n2: Hang", 4), monkeypatch)
+    found = status(run_dir)
+    assert (found.state, found.why, found.ends) == ("failed", "rank 1 on n2: Hang", ["rank 1 on n2: Hang"])
+
+
+def test_a_failure_with_status_0_is_no_cancellation(run_dir: Path) -> None:
+    started(run_dir)
+    append_event(run_dir, FAILURE, why="x", attempt=ATTEMPT, job_id="7", exit_status=0)
+    assert (status(run_dir).state, CANCELLED) == ("failed", "the job has been cancelled")
+
+
+# Before training
+
+
+def test_a_failure_before_training_has_a_log(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = begun(run_dir, monkeypatch)
+    why = "rank 0 on n1: DataError: /nowhere/at-all.bin: no such file"
+    finish(run_dir, attempt, FAILURE, why, exit_status=2)
+    found = status(run_dir)
+    assert (found.state, found.why, found.log) == ("failed", why, "/logs/7.log")
+    assert "  log         /logs/7.log" in details(found)
+
+
+def test_the_log_is_the_newest_start_s(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(run_dir, monkeypatch)
+    started(run_dir)
+    time.sleep(0.01)  # start.json's time has whole milliseconds
+    later = begun(run_dir, monkeypatch, "job-8-0-0", "/logs/8.log")
+    finish(run_dir, later, FAILURE, "rank 0 on n1: DataError: gone", exit_status=2)
+    newest_is("job-8-0-0", run_dir)
+    assert status(run_dir).log == "/logs/8.log"
+    # Of a run that is under way a second job's is beside the point.
+    with RunLock(run_dir).acquire():
+        started(run_dir)
+        again = begun(run_dir, monkeypatch, "job-9-0-0", "/logs/9.log")
+        newest_is(again.name, run_dir)
+        assert (status(run_dir).state, status(run_dir).log) == ("running", "/logs/7.log")
+
+
+def newest_is(name: str, run_dir: Path) -> None:
+    os.utime(run_dir / "attempts" / name, (time.time() + 60,) * 2)
+
+
+def test_without_a_log_of_the_job_there_is_the_ranks_output(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = begun(run_dir, monkeypatch, log=None)
+    finish(run_dir, attempt, FAILURE, "x", exit_status=2)
+    assert status(run_dir).log is None
+    output = run_dir / "attempts" / ATTEMPT / "output.log"
+    output.write_text("0: x\n")
+    assert status(run_dir).log == str(output)
+
+
+def test_a_job_that_has_only_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path, monkeypatch)
+    found = status(tmp_path)
+    assert (found.state, found.job_id, found.log) == ("never started", "7", "/logs/7.log")
+    assert found.why is not None and found.why.startswith("job 7 began a start 0:0")
+    assert found.why.endswith(" ago, and its ranks have left nothing; see its log")
+    assert status(tmp_path, job_7="RUNNING").state == "starting"
+
+
+def test_a_damaged_start_json_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "attempts" / ATTEMPT / "start.json"
+    path.parent.mkdir(parents=True)
+    whole = '"chain": "7", "job_id": "7", "checkpoint_step": null, "nodes": "n1"'
+    for text in ("{}", "[", f'{{"name": "{ATTEMPT}", "time_unix_s": Infinity, {whole}}}',
+                 f'{{"name": "{ATTEMPT}", "time_unix_s": 5, "log": 7, {whole}}}'):  # fmt: skip
+        path.write_text(text)
+        assert (status(tmp_path).state, status(tmp_path).why) == ("never started", None)
+    # Of a time when it had no log.
+    path.write_text(f'{{"name": "{ATTEMPT}", "time_unix_s": 5, {whole}}}')
+    assert str(status(tmp_path).why).endswith("its ranks have left nothing") and status(tmp_path).log is None
+
+
+def test_a_wrong_preflight_setting_is_an_end_on_record(tmp_path: Path) -> None:
+    """Not an error past everything that notes the end, cancels the successor and shows in the status."""
+    context = SimpleNamespace(
+        environ={"CTXLM_PREFLIGHT": "1", "CTXLM_PREFLIGHT_MIN_BANDWITH": "1"}, run_dir=tmp_path, job_id="7",
+        tasks={"n1": 1}, task_words=(), settings=read_settings({}), words=("--config", "x.yaml"),
+    )  # fmt: skip
+    prepared = prepare(cast(JobContext, context), ATTEMPT, lambda: False)
+    assert prepared.ended is not None and "CTXLM_PREFLIGHT_MIN_BANDWITH is unknown" in prepared.ended.why
+    assert (prepared.ended.outcome, prepared.ended.exit_status) == (Outcome.USER_ERROR, 2)
