@@ -154,6 +154,7 @@ def compare_saves(
     """
     folder = None
     if topology.is_main:
+        output_dir.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=output_dir)
     place = Path(topology.broadcast_object(folder.name if folder is not None else ""))
     try:
