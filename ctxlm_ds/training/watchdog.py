@@ -94,6 +94,7 @@ class Watchdog(Hook):
         self._guard: GuardProcess | None = None
         self._helper: threading.Thread | None = None
         self._others_stand = False
+        self._allowing = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     # Life
@@ -160,17 +161,20 @@ class Watchdog(Hook):
         self._writing_age_s = age_s
 
     def _beat(self, phase: str, step: int | None = None) -> None:
+        shorter = self._limits[phase] < self._limits[self._phase]
         self._phase = phase
         self._step = self._step if step is None else step
         self._beats += 1
+        if shorter:
+            # At once: stopped before the thread's next turn, the rank would have its former phase's hours.
+            self._allow_phase(0.0)
 
     # The thread
 
     def _watch(self) -> None:
         seen, stood_s, written_s, last_s = -1, 0.0, 0.0, time.monotonic()
         while True:
-            limit_s = self._limits[self._phase]
-            self._allow(limit_s - stood_s + 2 * self._poll_s + 1.0)
+            self._allow_phase(stood_s if self._beats == seen else 0.0)
             if self._done.wait(self._poll_s):
                 return
             # Time in which this thread did not run either (a suspended job or machine) does not count.
@@ -188,6 +192,11 @@ class Watchdog(Hook):
             written_s = 0.0 if age_s is None else min(age_s, written_s + passed_s)
             if written_s >= self._limits["saving"]:
                 self._end(f"a checkpoint has been on its way to the disk for {format_duration(written_s)}")
+
+    def _allow_phase(self, stood_s: float) -> None:
+        """Tell the guard what is left of this phase's limit; one at a time, so that a longer one never comes later."""
+        with self._allowing:
+            self._allow(self._limits[self._phase] - stood_s + 2 * self._poll_s + 1.0)
 
     def _allow(self, seconds: float) -> None:
         if self._guard is not None:

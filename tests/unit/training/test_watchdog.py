@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from ctxlm_ds.config.schema import WatchdogConfig
 from ctxlm_ds.errors import EXIT_HANG
 from ctxlm_ds.training.failure_records import FailureRecord, read_failures
 from ctxlm_ds.training.guard import DUMP_SIGNAL
+from ctxlm_ds.training.launch import RankInfo
+from ctxlm_ds.training.watchdog import Watchdog
 
 RANK = Path(__file__).parent / "watched_rank.py"
 SHORT = {"start_minutes": 0.02, "step_minutes": 0.02, "save_minutes": 0.1}
@@ -194,3 +197,27 @@ def test_stacks_can_be_asked_for(runs: dict[str, Run]) -> None:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+class Told:
+    """A guard that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.allowed: list[float] = []
+
+    def allow(self, seconds: float) -> None:
+        self.allowed.append(seconds)
+
+
+def test_a_shorter_limit_holds_from_its_first_moment(tmp_path: Path) -> None:
+    """A rank may be stopped before the watchdog's thread has had a turn in the new phase."""
+    limits = WatchdogConfig(start_minutes=120, step_minutes=1, save_minutes=None)
+    watchdog = Watchdog(limits, tmp_path, RankInfo(0, 1, 0, 1, "localhost", 0, "single", 0))
+    told = watchdog._guard = Told()
+    for phase in ("start", "training", "training"):
+        watchdog._beat(phase)
+    assert [round(seconds) for seconds in told.allowed] == [67]
+    watchdog._beat("saving")
+    watchdog._beat("training")
+    assert [round(seconds) for seconds in told.allowed] == [67, 67]
+    os.close(watchdog._scratch)
