@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
@@ -29,7 +30,7 @@ WRITE_BYTES = 1 << 23
 FLUSH_BYTES = 1 << 28
 
 
-class TensorFile:
+class TensorFile(ABC):
     """The tensors of a safetensors file to be: where each one lies, and the header that says so.
 
     The format wants its header first; `header_room_bytes` are kept free for it, padded with spaces as it allows.
@@ -57,9 +58,9 @@ class TensorFile:
     def close(self) -> None:
         """No more tensors come."""
 
+    @abstractmethod
     def _take(self, data: memoryview) -> None:
         """What a kind of file does with a tensor's bytes."""
-        raise NotImplementedError
 
     def _header(self) -> bytes:
         """All that stands before the tensors; the room grows where it is too small."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -48,11 +49,22 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
+        _unblock(executor)
         raise DataError(
             "a worker process died (most often the machine ran out of memory); use fewer --workers"
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _unblock(executor: ProcessPoolExecutor) -> None:
+    """Let a broken pool end: Python before 3.11.5 waits for ever for items that no worker reads any more (gh-94777).
+
+    Its later versions close this end of the pipe themselves.
+    """
+    queue = getattr(executor, "_call_queue", None)
+    if sys.version_info < (3, 11, 5) and queue is not None:
+        queue._reader.close()
 
 
 @contextmanager

@@ -302,7 +302,6 @@ def test_kill_9_at_any_moment_any_number_of_times(
     assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".idx", ".json", ".sha256"}
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11, 5), reason="gh-94777: this Python's pool may wait for ever")
 def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str], tmp_path: Path) -> None:
     workers = [pid for pid in _children(running.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(workers[0], signal.SIGKILL)
