@@ -55,6 +55,7 @@ class TensorFile(ABC):
         }
         self._data_bytes += flat.nbytes
 
+    @abstractmethod
     def close(self) -> None:
         """No more tensors come."""
 
@@ -114,6 +115,9 @@ class PlannedTensorFile(TensorFile):
 
     def _take(self, data: memoryview) -> None:
         self._parts.append(data)
+
+    def close(self) -> None:
+        """Nothing is open: the file comes into being in `write`."""
 
     def write(self, check: Callable[[], None]) -> FileEntry:
         """Write the file to the disk.
