@@ -48,3 +48,16 @@ class ExportError(CtxlmError):
 
 class KernelError(CtxlmError):
     """A kernel that was asked for by name cannot run here."""
+
+
+_ELSEWHERE = "_raised_on_another_rank"
+
+
+def mark_from_another_rank(error: BaseException) -> None:
+    """Have `is_from_another_rank` know an exception that travelled here."""
+    error.__dict__[_ELSEWHERE] = True
+
+
+def is_from_another_rank(error: BaseException) -> bool:
+    """Whether an exception was raised on another rank and travelled here."""
+    return _ELSEWHERE in error.__dict__

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.config.check import check_config, unused_settings
-from ctxlm_ds.config.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
-from ctxlm_ds.config.load import dump_config, load_config
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
-from ctxlm_ds.training.failure import FailureReport
-from ctxlm_ds.training.launch import RankInfo, StopSignal, discover_ranks, prepare_process
-from ctxlm_ds.training.watchdog import Watchdog
+from ctxlm_ds.process.failure import FailureReport
+from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
+from ctxlm_ds.process.watchdog import Watchdog
+from ctxlm_ds.recipe.check import check_config, unused_settings
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
-    from ctxlm_ds.run_lock import RunLock
+    from ctxlm_ds.process.run_lock import RunLock
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -111,7 +111,7 @@ def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: R
     from torch import distributed
 
     from ctxlm_ds.parallel.topology import build_topology
-    from ctxlm_ds.run_lock import RunLock
+    from ctxlm_ds.process.run_lock import RunLock
     from ctxlm_ds.training.runtime import check_precision, init_process_group, leave_waiting_to_watchdog
 
     check_precision(config)
@@ -139,16 +139,17 @@ def run(
     config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, context: RunContext
 ) -> None:
     """Everything between taking the lock and the summary."""
-    from ctxlm_ds.assembly import build_run
+    from ctxlm_ds.run_builder import build_run
     from ctxlm_ds.training.history import HistoryHook
     from ctxlm_ds.training.runtime import leave_waiting_to_watchdog, print_communication
+    from ctxlm_ds.training.watchdog_hook import WatchdogHook
 
     watchdog = context.watchdog
     if topology.is_main:
         watchdog.clear_old_evidence()
     trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
     leave_waiting_to_watchdog()
-    trainer.hooks.append(watchdog)
+    trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.watch_writing(trainer.saves.pending_age_s)
     if topology.is_main:
         trainer.hooks.append(HistoryHook(lock.run_dir, context.ranks))

@@ -20,9 +20,9 @@ import numpy as np
 
 from ctxlm_ds import atomic
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.data.corpus import Corpus
-from ctxlm_ds.data.indexed import IndexedDataset
-from ctxlm_ds.data.sentences import split_sentences
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.preprocess.sentences import split_sentences
+from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import CtxlmError, DataError
 
 HELDOUT_EVERY = 10

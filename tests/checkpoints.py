@@ -11,8 +11,9 @@ import torch
 
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import (
+from ctxlm_ds.export.weights import model_shapes, terms_of
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import (
     DECODER_FAMILIES,
     DataConfig,
     ModelConfig,
@@ -20,7 +21,6 @@ from ctxlm_ds.config.schema import (
     RunConfig,
     TokenizerConfig,
 )
-from ctxlm_ds.export.weights import model_shapes, terms_of
 from ctxlm_ds.tokenizers.train import train_tokenizer
 
 WORDS = ["river", "mountain", "the", "a", "walked", "slowly", "reading", "books", "unhappy", "times", "worst", "best",

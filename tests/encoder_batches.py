@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.data.collate import BatchShape
 from ctxlm_ds.data.sample import Batch, Example
+from ctxlm_ds.data.stream.collate import BatchShape
+from ctxlm_ds.recipe.schema import ModelConfig
 from tests.ragged import collate
 
 PAD_ID = 1

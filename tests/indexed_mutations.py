@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.data.indexed import IndexedDataset
-from ctxlm_ds.data.inspect import describe, show_documents
-from ctxlm_ds.data.merge import merge_datasets
-from ctxlm_ds.data.samples.sentence_table import sentence_table
-from ctxlm_ds.data.verify import verify_dataset
+from ctxlm_ds.data.dataset.inspection import describe, show_documents
+from ctxlm_ds.data.dataset.merge import merge_datasets
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.dataset.verify import verify_dataset
+from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.collate import BatchShape, collate_arrays, to_batches
 from ctxlm_ds.data.sample import NO_LABEL, Batch, Example, Examples, Sample, Samples, starts_of
+from ctxlm_ds.data.stream.collate import BatchShape, collate_arrays, to_batches
 from ctxlm_ds.objectives.causal_lm import CausalLM
 
 CLS, SEP = 2, 3

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from ctxlm_ds.checkpoint.future_ranks import Layout, plan_pieces
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.checkpoint.target_layout import Layout, plan_pieces
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig
 from tests.checkpoints import random_weights
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
-from ctxlm_ds.data.samples.sentence_table import UNALIGNED, SentenceTable
+from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
+from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
+from ctxlm_ds.recipe.schema import RunConfig
 
 SPECIALS = {"pad_id": 0, "unk_id": 1, "cls_id": 2, "sep_id": 3, "mask_id": 4}
 FIRST_WORD_ID = 5

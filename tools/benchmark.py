@@ -50,7 +50,7 @@ def _save_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _pretrain(args: argparse.Namespace) -> Iterable[str]:
-    from ctxlm_ds.config.load import load_config
+    from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)
     from ctxlm_ds.benchmark.steps import compare_steps
@@ -60,7 +60,7 @@ def _pretrain(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _loader(args: argparse.Namespace) -> Iterable[str]:
-    from ctxlm_ds.config.load import load_config
+    from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)
     from ctxlm_ds.benchmark.loaders import compare_loaders
@@ -89,10 +89,10 @@ def _merge(args: argparse.Namespace) -> Iterable[str]:
 
 def _save(args: argparse.Namespace) -> Iterable[str]:
     """On several ranks under torchrun, on one without a launcher."""
-    from ctxlm_ds.config.check import check_config
-    from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
-    from ctxlm_ds.config.load import load_config
-    from ctxlm_ds.training.launch import discover_ranks, prepare_process
+    from ctxlm_ds.process.launch import discover_ranks, prepare_process
+    from ctxlm_ds.recipe.check import check_config
+    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+    from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)
     ranks = discover_ranks()

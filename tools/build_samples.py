@@ -26,14 +26,14 @@ def main() -> None:
     setup_logging()
     from rich.console import Console
 
-    from ctxlm_ds.config.load import load_config
-    from ctxlm_ds.config.source_rules import source_names
-    from ctxlm_ds.data.plan_table import plan_lines
-    from ctxlm_ds.data.preview import preview_rows
-    from ctxlm_ds.data.run_rows import build_run_rows
-    from ctxlm_ds.data.samples.summary import summary_lines
+    from ctxlm_ds.data.index.summary import summary_lines
+    from ctxlm_ds.data.stream.plan_table import plan_lines
+    from ctxlm_ds.data.stream.preview import preview_rows
+    from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.source_rules import source_names
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
     config = load_config(args.config, args.set)

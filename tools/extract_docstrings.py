@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.docstrings import FILES, extract_docstrings
+    from ctxlm_ds.data.sources.docstrings import FILES, extract_docstrings
 
     for split, size in extract_docstrings(args.output_dir, tuple(args.packages), args.workers).items():
         print(f"{args.output_dir}/{FILES[split]}: {size.modules:,} modules, {size.bytes / 1e6:.2f} MB")

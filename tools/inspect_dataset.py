@@ -37,13 +37,13 @@ def show_objective(args: argparse.Namespace) -> None:
     """Print rows of this dataset as training makes them; nothing is left beside it."""
     from rich.console import Console
 
-    from ctxlm_ds.config.load import load_config
-    from ctxlm_ds.data.indexed import IndexedDataset
-    from ctxlm_ds.data.inspect import open_tokenizer
-    from ctxlm_ds.data.preview import preview_rows
-    from ctxlm_ds.data.samples.excerpt import excerpt
+    from ctxlm_ds.data.dataset.inspection import open_tokenizer
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.formats.excerpt import excerpt
+    from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.recipe.load import load_config
 
     if args.config is None:
         raise ConfigError("--objective needs a recipe: --config RECIPE.yaml")
@@ -62,9 +62,9 @@ def show_objective(args: argparse.Namespace) -> None:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.indexed import IndexedDataset
-    from ctxlm_ds.data.inspect import describe, open_tokenizer, show_documents
-    from ctxlm_ds.data.verify import verify_dataset
+    from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.dataset.verify import verify_dataset
 
     dataset = IndexedDataset(args.prefix)
     for line in describe(dataset):

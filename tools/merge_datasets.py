@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.merge import merge_datasets
+    from ctxlm_ds.data.dataset.merge import merge_datasets
 
     result = merge_datasets(args.input, args.output_prefix, args.overwrite)
     numbers = {"document": result.num_documents, "sequence": result.num_sequences, "token": result.num_tokens}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.console import run_command
 
 if TYPE_CHECKING:
-    from ctxlm_ds.config.schema import RunConfig
     from ctxlm_ds.planning.hardware import Cluster
     from ctxlm_ds.planning.plan import Plan
     from ctxlm_ds.planning.search import Search
+    from ctxlm_ds.recipe.schema import RunConfig
 
 OFFLOAD = "zero3-offload"
 ZERO_STAGES = (0, 1, 2, 3)
@@ -73,8 +73,8 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
     """Raises ConfigError: no recipe, or a precision that the GPU lacks."""
-    from ctxlm_ds.config.load import load_config
     from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.recipe.load import load_config
 
     if args.config is None:
         raise ConfigError("--config is missing: a recipe's path or a shipped one's name (or --published)")
@@ -89,9 +89,9 @@ def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
 
 def search(config: RunConfig, cluster: Cluster, deepspeed: str | None) -> Search:
     """Weigh every layout with the shipped JSON of its ZeRO stage, or with the one given."""
-    from ctxlm_ds.config.deepspeed import load_deepspeed_json
     from ctxlm_ds.planning.plan import Planner
     from ctxlm_ds.planning.search import search_layouts
+    from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 
     if deepspeed is not None:
         settings = load_deepspeed_json(deepspeed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ctxlm_ds.console import format_duration, logger, run_command, setup_logging
-from ctxlm_ds.data.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
+from ctxlm_ds.data.hygiene.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
 from ctxlm_ds.data.hygiene.flags import add_filter_flags, with_filter_flags
 from ctxlm_ds.data.hygiene.listing import (
     corpora_lines,
@@ -94,7 +94,7 @@ def main() -> None:
         parser.error("--output-dir is needed")
     recipe, replaced = recipe_of(args)
     from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
-    from ctxlm_ds.data.preprocess_config import parse_max_bad_records
+    from ctxlm_ds.data.preprocess.config import parse_max_bad_records
 
     options = PrepareOptions(
         workers=args.workers, overwrite=args.overwrite, replaced=replaced,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ctxlm_ds.console import counted, format_duration, run_command, setup_logging
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.preprocess import PreprocessConfig, PreprocessResult
+    from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult
 
 INPUT_HELP = (
     "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
@@ -70,7 +70,7 @@ def _speed_line(characters: int, seconds: float) -> str:
 
 
 def _next_lines(results: list[PreprocessResult], config: PreprocessConfig) -> list[str]:
-    from ctxlm_ds.data.preprocess_config import shard_set_prefix
+    from ctxlm_ds.data.preprocess.config import shard_set_prefix
 
     count = config.shard.count
     if count == 1:
@@ -86,9 +86,9 @@ def _next_lines(results: list[PreprocessResult], config: PreprocessConfig) -> li
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
-    from ctxlm_ds.data.preprocess_config import parse_max_bad_records
-    from ctxlm_ds.data.sources import Shard
+    from ctxlm_ds.data.preprocess.config import parse_max_bad_records
+    from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+    from ctxlm_ds.data.sources.reading import Shard
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),

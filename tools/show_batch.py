@@ -62,11 +62,11 @@ def show(run_dir: Path, first: int, count: int) -> None:
     """Print the rows, from the run's own recipe and tokenizer."""
     from rich.console import Console
 
-    from ctxlm_ds.config.load import load_config
-    from ctxlm_ds.data.batch_rows import BatchRows
-    from ctxlm_ds.data.preview import preview_planned
-    from ctxlm_ds.data.run_rows import build_run_rows
+    from ctxlm_ds.data.stream.lookup import BatchRows
+    from ctxlm_ds.data.stream.preview import preview_planned
+    from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
     config = load_config(run_dir / "config.yaml")
@@ -86,7 +86,7 @@ def main() -> None:
     if args.count is not None and args.step is None and args.first_row is None:
         parser.error("--count goes with --step or --first-row")
     setup_logging()
-    from ctxlm_ds.run_history import read_history
+    from ctxlm_ds.process.run_history import read_history
 
     run_dir = Path(args.run_dir)
     check_run(run_dir)

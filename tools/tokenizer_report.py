@@ -28,7 +28,7 @@ def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
     from ctxlm_ds.atomic import write_text
-    from ctxlm_ds.data.corpus import Corpus
+    from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.tokenizers.load import load_tokenizer
     from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, report_lines, tokenizer_report
     from ctxlm_ds.tokenizers.sampling import KeyedSample

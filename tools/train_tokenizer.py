@@ -66,7 +66,7 @@ _SETTINGS = (
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.corpus import Corpus
+    from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.tokenizers.load import training_record
     from ctxlm_ds.tokenizers.report import report_lines
     from ctxlm_ds.tokenizers.train import train_tokenizer

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.collate import prediction_slots
-from ctxlm_ds.data.loader import TrainLoader
-from ctxlm_ds.data.samples.build import build_rows
-from ctxlm_ds.data.samples.index import RowSource
-from ctxlm_ds.data.splits import train_parts
+from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.index import RowSource
+from ctxlm_ds.data.stream.collate import prediction_slots
+from ctxlm_ds.data.stream.loader import TrainLoader
+from ctxlm_ds.data.stream.splits import train_parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.flops import training_flops_per_row
 from ctxlm_ds.objectives.build import build_objective, objective_terms
 from ctxlm_ds.planning.hardware import TERA, find_gpu
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
 GPU = "H100"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ctxlm_ds.atomic import fsync_path
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
-from ctxlm_ds.data.indexed import dataset_file
-from ctxlm_ds.data.merge import merge_datasets
+from ctxlm_ds.data.dataset.merge import merge_datasets
+from ctxlm_ds.data.dataset.reader import dataset_file
 
 
 def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> Comparison:

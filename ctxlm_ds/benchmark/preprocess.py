@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
-from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
 
 _TEXTS_A_CALL = 1000
 

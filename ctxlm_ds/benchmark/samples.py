@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
-from ctxlm_ds.data.samples.blocks import block_pieces
-from ctxlm_ds.data.samples.build import usable_cores
-from ctxlm_ds.data.samples.formats import sample_records
-from ctxlm_ds.data.samples.record import SampleSettings
-from ctxlm_ds.data.samples.sentence_table import UNALIGNED, SentenceTable
-from ctxlm_ds.data.samples.template import SequenceTemplate
+from ctxlm_ds.data.formats.blocks import block_pieces
+from ctxlm_ds.data.formats.formats import sample_records
+from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.index.build import usable_cores
+from ctxlm_ds.data.index.record import SampleSettings
+from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.errors import ConfigError
 
 SEQ_LENGTH = 512

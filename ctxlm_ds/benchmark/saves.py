@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.assembly import (
+from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints
+from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.run_builder import (
     agreed_data,
     build_engine,
     build_loaders,
@@ -24,12 +30,6 @@ from ctxlm_ds.assembly import (
     load_run_tokenizer,
     resolve,
 )
-from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.loader import Step
-from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
-from ctxlm_ds.config.schema import ModelConfig, RunConfig
-from ctxlm_ds.data.collate import prediction_slots
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.key_maps import build_key_map
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -3,8 +3,8 @@
 Each rank writes the pieces it owns, one flat fp32 tensor each, into one safetensors file for weights and one for
 moments; index.json says which piece covers which flat range of which parameter, or of which tensor-parallel shard of
 it. So every layout writes in parallel, and any other reads it back a range at a time.
-In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (pieces.py), which rank owns what
-(training/fragments.py, parallel/placement.py), sizes and checksums (manifest.py).
+In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (piece_writer.py), which rank owns
+what (training/fragments.py, parallel/placement.py), sizes and checksums (manifest.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.checkpoint.cover import Piece, ShardPieces, check_shape, group_pieces
-from ctxlm_ds.checkpoint.pieces import (
+from ctxlm_ds.checkpoint.piece_coverage import Piece, ShardPieces, check_shape, group_pieces
+from ctxlm_ds.checkpoint.piece_writer import (
     HEADER_ROOM_BYTES,
     INDEX_NAME,
     WEIGHT_KIND,

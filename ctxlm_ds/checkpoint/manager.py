@@ -15,6 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import fsync_path, write_text
+from ctxlm_ds.checkpoint.disk_space import (
+    NodeView,
+    check_writable,
+    enough_to_remove,
+    explain,
+    is_full_disk,
+    least_free,
+    look,
+)
 from ctxlm_ds.checkpoint.folders import (
     CHECKPOINTS_DIR,
     LATEST_NAME,
@@ -29,21 +38,12 @@ from ctxlm_ds.checkpoint.folders import (
 )
 from ctxlm_ds.checkpoint.manifest import hash_file, hash_files, list_files, read_manifest, verify, write_manifest
 from ctxlm_ds.checkpoint.pending import PendingSave, Written
-from ctxlm_ds.checkpoint.pieces import Flushed
-from ctxlm_ds.checkpoint.room import (
-    NodeView,
-    check_writable,
-    enough_to_remove,
-    explain,
-    is_full_disk,
-    least_free,
-    look,
-)
+from ctxlm_ds.checkpoint.piece_writer import Flushed
 from ctxlm_ds.checkpoint.shared_folder import holds, wait_until
-from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.recipe.schema import CheckpointConfig
 
 logger = logging.getLogger("ctxlm_ds")
 

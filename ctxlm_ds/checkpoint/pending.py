@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ctxlm_ds.checkpoint.background_task import Work
 from ctxlm_ds.checkpoint.manifest import FileEntry
-from ctxlm_ds.checkpoint.work import Work
 from ctxlm_ds.parallel.topology import Topology
 
 

@@ -1,7 +1,7 @@
 """This rank's share of a run's weights and moments: written from where they are trained, or copied and written later.
 
 In: an engine's fragments. Out: the rank's files of a checkpoint, the same bytes either way.
-Not here: the other files of a checkpoint (training.py), the files' form (pieces.py).
+Not here: the other files of a checkpoint (training.py), the files' form (piece_writer.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from ctxlm_ds.checkpoint.host_copies import ELEMENT_BYTES, HostCopies
 from ctxlm_ds.checkpoint.memory import find_shortage, memory_need
-from ctxlm_ds.checkpoint.pieces import WEIGHT_KIND, Flushed, ParameterPieces, PieceWriter, PlannedPieceWriter
+from ctxlm_ds.checkpoint.piece_writer import WEIGHT_KIND, Flushed, ParameterPieces, PieceWriter, PlannedPieceWriter
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment

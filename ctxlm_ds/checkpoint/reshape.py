@@ -2,7 +2,7 @@
 
 Any layout reads any checkpoint, but hundreds of ranks that each pick pieces out of hundreds of files start slowly.
 In: a run or a checkpoint, a layout. Out: a run folder with the same numbers. Needs no launcher and no deepspeed; one
-piece is in memory at a time. Not here: which rank holds what (future_ranks.py), DeepSpeed's own format (universal.py).
+piece is in memory at a time. Not here: which rank holds what (target_layout.py), DeepSpeed's own format (universal.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxlm_ds.checkpoint.future_ranks import Layout, PlannedPiece, plan_pieces, with_layout
-from ctxlm_ds.checkpoint.layout_free import INDEX_NAME, CheckpointReader, ParameterPieces, PieceWriter, merge_index
-from ctxlm_ds.checkpoint.rewriting import (
+from ctxlm_ds.checkpoint.checkpoint_copy import (
     check_new,
     copy_run_files,
     find_verified,
@@ -22,10 +20,12 @@ from ctxlm_ds.checkpoint.rewriting import (
     saved_config,
     total_elements,
 )
+from ctxlm_ds.checkpoint.layout_free import INDEX_NAME, CheckpointReader, ParameterPieces, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.target_layout import Layout, PlannedPiece, plan_pieces, with_layout
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
-from ctxlm_ds.config.load import dump_config, load_config
 from ctxlm_ds.console import ByteProgress, byte_progress, logger
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.load import dump_config, load_config
 
 __all__ = ["Layout", "Reshaped", "reshape"]
 

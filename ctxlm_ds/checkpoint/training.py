@@ -22,14 +22,14 @@ import yaml
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.pending import PendingSave
-from ctxlm_ds.checkpoint.pieces import merge_index
+from ctxlm_ds.checkpoint.piece_writer import merge_index
 from ctxlm_ds.checkpoint.rank_states import RankStates
-from ctxlm_ds.config.fixed_settings import FIXED_SETTINGS
-from ctxlm_ds.config.load import dump_config, load_config
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.fixed_settings import FIXED_SETTINGS
+from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 

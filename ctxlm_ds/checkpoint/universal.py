@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.checkpoint.checkpoint_copy import check_new, find_verified, require_space, total_elements
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader
-from ctxlm_ds.checkpoint.rewriting import check_new, find_verified, require_space, total_elements
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError

@@ -19,18 +19,18 @@ from typing import Any
 
 import torch
 
+from ctxlm_ds.checkpoint.checkpoint_copy import WORD_EMBEDDINGS, check_new, new_run, require_space
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, PieceWriter, merge_index
-from ctxlm_ds.checkpoint.rewriting import WORD_EMBEDDINGS, check_new, new_run, require_space
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.checkpoint.universal import CLIENT_KEY, LATEST_NAME, PARAM, STEP_FILE, WEIGHT_FILE
-from ctxlm_ds.config.load import dump_config, load_config
-from ctxlm_ds.config.schema import KernelsConfig, RunConfig
 from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
 STATE_PATTERN = "*mp_rank_00_model_states.pt"

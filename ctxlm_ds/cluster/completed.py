@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ctxlm_ds.run_history import END, START, read_history
+from ctxlm_ds.process.run_history import END, START, read_history
 
 
 def is_completed(run_dir: Path) -> bool:

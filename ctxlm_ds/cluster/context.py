@@ -15,8 +15,8 @@ from pathlib import Path
 from ctxlm_ds.cluster.run_folder import RunFolder, find_run_folder
 from ctxlm_ds.cluster.settings import JobSettings, read_settings
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.lock_record import CHAIN_VARIABLE
-from ctxlm_ds.training.slurm import expand_hostlist, expand_tasks
+from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
+from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 
 
 def show(text: str) -> None:

@@ -17,7 +17,7 @@ from ctxlm_ds.cluster.ranks import RankStart
 from ctxlm_ds.cluster.successor import Successors
 from ctxlm_ds.cluster.timing import still_ours
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ClusterError
-from ctxlm_ds.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event
 
 FINE = (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD)
 

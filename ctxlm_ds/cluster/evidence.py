@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ctxlm_ds.cluster.logs import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
-from ctxlm_ds.training.failure_records import read_failures
+from ctxlm_ds.process.failure_records import read_failures
 
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)")
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")

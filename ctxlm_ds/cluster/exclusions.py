@@ -19,7 +19,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.training.slurm import expand_hostlist
+from ctxlm_ds.process.slurm import expand_hostlist
 
 EXCLUDED_NAME = "excluded_nodes.json"
 ASK_SLURM_S = 30.0

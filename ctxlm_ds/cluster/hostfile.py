@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.errors import ConfigError, CtxlmError
-from ctxlm_ds.training.slurm import expand_hostlist, expand_tasks
+from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 
 CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "OMP_NUM_THREADS", "DS_ACCELERATOR")
 """ssh carries no environment, and the launcher only that of Python and NCCL."""

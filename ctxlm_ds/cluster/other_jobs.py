@@ -16,7 +16,7 @@ from ctxlm_ds.cluster.commands import Job, show_job
 from ctxlm_ds.cluster.context import JobContext
 from ctxlm_ds.cluster.run_files import newest_attempt, read_successor
 from ctxlm_ds.errors import ClusterError, ConfigError
-from ctxlm_ds.run_history import ATTEMPTS_DIR, END, read_history
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
 
 OWNS = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD")
 """States of a job that has the run, or will go on with it. One that is completing gives it back in a moment."""

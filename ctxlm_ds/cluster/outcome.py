@@ -11,8 +11,8 @@ from ctxlm_ds.cluster.attempts import newest_checkpoint
 from ctxlm_ds.cluster.decide import Ended, Outcome
 from ctxlm_ds.cluster.evidence import RankFailure
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
-from ctxlm_ds.run_history import END, read_history
-from ctxlm_ds.run_lock import LOCK_NAME
+from ctxlm_ds.process.run_history import END, read_history
+from ctxlm_ds.process.run_lock import LOCK_NAME
 
 # Deadly to a rank that is still importing, and to an srun that has hardly begun.
 STOP_SIGNALS = (10, 12, 15)

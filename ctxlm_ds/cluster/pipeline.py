@@ -25,7 +25,7 @@ from ctxlm_ds.cluster.pipeline_table import print_table, state_word, status_rows
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict, judge
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.run_lock import RunLock
+from ctxlm_ds.process.run_lock import RunLock
 
 LOCK_WAIT_S = 30.0
 

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctxlm_ds.config.pipeline_rules import appends_eod, splits_sentences
-from ctxlm_ds.config.pipeline_schema import PipelineConfig, PipelineTokenizer
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.recipe.pipeline_rules import appends_eod, splits_sentences
+from ctxlm_ds.recipe.pipeline_schema import PipelineConfig, PipelineTokenizer
+from ctxlm_ds.recipe.schema import RunConfig
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 TOKENIZER_TYPES = {"bert": "wordpiece", "roberta": "bpe", "gpt2": "gpt2", "gpt1": "gpt2"}

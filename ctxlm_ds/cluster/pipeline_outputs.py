@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
-from ctxlm_ds.run_history import END, START, read_history
+from ctxlm_ds.process.run_history import END, START, read_history
 
 TOKENIZER, DATASET, SAMPLES, RUN, MODEL, PATH = "tokenizer", "dataset", "samples", "run", "model", "path"
 DATASET_ENDINGS = ("bin", "idx", "json", "sha256", "errors.jsonl")

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxlm_ds.config.check import find_problems
-from ctxlm_ds.config.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
-from ctxlm_ds.config.load import find_recipe, load_config
-from ctxlm_ds.config.pipeline_schema import PipelineConfig, StepResources
-from ctxlm_ds.config.problems import Problem, ProblemsError
-from ctxlm_ds.config.schema import RunConfig, TokenizerConfig, TrainSource, ValidationSource
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.check import find_problems
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.load import find_recipe, load_config
+from ctxlm_ds.recipe.pipeline_schema import PipelineConfig, StepResources
+from ctxlm_ds.recipe.problems import Problem, ProblemsError
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig, TrainSource, ValidationSource
 
 SHARED_DATA = ("train", "validation", "split", "blend", "temperature")
 """Of the section `data`, what every phase has from the first."""

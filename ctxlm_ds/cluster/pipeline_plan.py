@@ -17,12 +17,12 @@ from ctxlm_ds.cluster.pipeline_outputs import DATASET, MODEL, PATH, RUN, SAMPLES
 from ctxlm_ds.cluster.pipeline_phases import Places, combined, phase_checks, phase_configs, phase_name
 from ctxlm_ds.cluster.pipeline_records import STEPS_DIR, all_records
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step, flatten
-from ctxlm_ds.config.load import dump_config, load_config
-from ctxlm_ds.config.pipeline_rules import appends_eod, fill_placeholders, pipeline_problems, splits_sentences
-from ctxlm_ds.config.pipeline_schema import PipelineCommand, PipelineConfig, StepResources
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.sources import find_sources, source_signature
+from ctxlm_ds.data.sources.reading import find_sources, source_signature
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.pipeline_rules import appends_eod, fill_placeholders, pipeline_problems, splits_sentences
+from ctxlm_ds.recipe.pipeline_schema import PipelineCommand, PipelineConfig, StepResources
+from ctxlm_ds.recipe.schema import RunConfig
 
 DEFAULT_FOLDER = "pipelines"
 HOW_NOT_WHAT = (

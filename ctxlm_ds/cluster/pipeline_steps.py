@@ -13,7 +13,7 @@ from typing import Any
 
 from ctxlm_ds.cluster.pipeline_outputs import Output
 from ctxlm_ds.cluster.pipeline_records import Need, Order
-from ctxlm_ds.config.pipeline_schema import StepResources
+from ctxlm_ds.recipe.pipeline_schema import StepResources
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from ctxlm_ds.cluster.pipeline_jobs import ActiveJob, job_name, newest_ids, note
 from ctxlm_ds.cluster.pipeline_records import LOGS_DIR, ORDER_VARIABLE, STEPS_DIR
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict
-from ctxlm_ds.config.pipeline_schema import StepResources
 from ctxlm_ds.errors import ClusterError, DataError
+from ctxlm_ds.recipe.pipeline_schema import StepResources
 
 RESOURCE_OPTIONS = {
     "nodes": "--nodes", "ntasks_per_node": "--ntasks-per-node", "gpus_per_node": "--gpus-per-node",

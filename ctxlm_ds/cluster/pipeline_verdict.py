@@ -16,10 +16,10 @@ from ctxlm_ds.cluster.pipeline_jobs import ActiveJob
 from ctxlm_ds.cluster.pipeline_outputs import Output, join_fingerprints, need_fingerprint
 from ctxlm_ds.cluster.pipeline_records import DONE, FAILED, Record, all_records, read_order, read_record, record_path
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step, flatten
-from ctxlm_ds.config.fixed_settings import FIXED_SETTINGS
-from ctxlm_ds.config.problems import show_value
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.recipe.fixed_settings import FIXED_SETTINGS
+from ctxlm_ds.recipe.problems import show_value
+from ctxlm_ds.recipe.schema import RunConfig
 
 NOT_CONTINUED = (*FIXED_SETTINGS, "initialize_from", "data.train", "tokenizer")
 """A run with others of these is another run, also before its end."""

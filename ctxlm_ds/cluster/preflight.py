@@ -38,7 +38,7 @@ from ctxlm_ds.cluster.preflight_judgement import (
 )
 from ctxlm_ds.cluster.preflight_settings import PreflightSettings, read_settings, scratch_folder
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.run_history import ATTEMPTS_DIR
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 
 LINE_MARK = "CTXLM_PREFLIGHT "
 FOLDER_NAME = "preflight"

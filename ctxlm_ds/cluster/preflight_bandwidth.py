@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.training.slurm import SlurmTask, expand_tasks
+from ctxlm_ds.process.slurm import SlurmTask, expand_tasks
 
 MAX_PAIR_ROUNDS = 5
 ITERATIONS = 5

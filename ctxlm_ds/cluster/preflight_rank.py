@@ -25,7 +25,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.cluster.preflight_network import ClockServer, measure_clock
-from ctxlm_ds.training.slurm import SlurmTask, read_task
+from ctxlm_ds.process.slurm import SlurmTask, read_task
 
 LINE_MARK = "CTXLM_PREFLIGHT "
 TOKEN_NAME = "shared-token"

@@ -23,7 +23,7 @@ from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, 
 from ctxlm_ds.cluster.timing import stop_delay_s
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.run_history import ATTEMPTS_DIR, read_history
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, read_history
 
 WAIT_FOR_LOCK_S = 180
 POLL_S = 0.5

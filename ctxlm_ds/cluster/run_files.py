@@ -18,10 +18,10 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.cluster.attempts import END_FILE, START_FILE, Attempt, read_attempt
 from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.lock_record import LockRecord, process_start_ticks, this_process
-from ctxlm_ds.run_history import ATTEMPTS_DIR, HISTORY_NAME
-from ctxlm_ds.run_lock import LOCK_NAME
-from ctxlm_ds.training.failure_records import FailureRecord, read_failures
+from ctxlm_ds.process.failure_records import FailureRecord, read_failures
+from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
+from ctxlm_ds.process.run_lock import LOCK_NAME
 
 METRICS_NAME = "metrics.jsonl"
 CONFIG_NAME = "config.yaml"

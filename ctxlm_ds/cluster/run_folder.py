@@ -68,9 +68,9 @@ def find_run_folder(
 
 def read_run_folder(words: Sequence[str], world_size: int) -> RunFolder:
     """The same in this process."""
-    from ctxlm_ds.config.check import check_config
-    from ctxlm_ds.config.load import load_config
     from ctxlm_ds.pretrain import parse_arguments
+    from ctxlm_ds.recipe.check import check_config
+    from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(words)
     config = load_config(arguments.config, arguments.set)

@@ -22,7 +22,7 @@ from ctxlm_ds.cluster.staging_copy import ROOT_NAME, StageItem, StagePlan, copy_
 from ctxlm_ds.cluster.staging_node import PLAN_NAME, answer_file, make_plan
 from ctxlm_ds.console import format_size
 from ctxlm_ds.errors import ClusterError, ConfigError
-from ctxlm_ds.run_history import ATTEMPTS_DIR
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 
 FOLDER_NAME = "staging"
 POLL_S = 0.1

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK, fsync_path, partial_path, publish, write_text
-from ctxlm_ds.data.manifest import file_digest
+from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.errors import DataError
 
 ROOT_NAME = "ctxlm-staged"

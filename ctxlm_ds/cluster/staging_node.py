@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def make_plan(words: Sequence[str]) -> StagePlan:
     """The plan for a command line of ctxlm_ds.pretrain."""
     from ctxlm_ds.cluster.staging_plan import plan_staging
-    from ctxlm_ds.config.load import load_config
     from ctxlm_ds.pretrain import parse_arguments
+    from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(words)
     return plan_staging(load_config(arguments.config, arguments.set))

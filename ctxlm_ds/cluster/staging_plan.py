@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.cluster.staging_copy import StagedFile, StageItem, StagePlan, folder_name
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.config.source_rules import source_names
-from ctxlm_ds.data.indexed import IndexedDataset, dataset_file
-from ctxlm_ds.data.manifest import manifest_path
+from ctxlm_ds.data.dataset.checksums import manifest_path
+from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -31,8 +31,8 @@ def plan_staging(config: RunConfig) -> StagePlan:
         DataError, TokenizerError: what training itself would refuse.
     """
     # With their libraries (numba, tokenizers): not before they are needed.
-    from ctxlm_ds.data.samples.places import IndexPlace
-    from ctxlm_ds.data.splits import held_out_parts, train_parts
+    from ctxlm_ds.data.index.location import IndexPlace
+    from ctxlm_ds.data.stream.splits import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
     tokenizer = load_tokenizer(config.tokenizer.path) if config.tokenizer.path else None

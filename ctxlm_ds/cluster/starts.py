@@ -13,8 +13,8 @@ from typing import Any
 
 from ctxlm_ds.cluster.attempts import CANCELLED, Attempt
 from ctxlm_ds.cluster.run_files import STACKS_NAME, attempt_failures
-from ctxlm_ds.run_history import ATTEMPTS_DIR, DEFAULT_ATTEMPT, END, FAILURE, GIVE_UP, REQUEUE, START
-from ctxlm_ds.training.failure_records import FailureRecord, shortened
+from ctxlm_ds.process.failure_records import FailureRecord, shortened
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, DEFAULT_ATTEMPT, END, FAILURE, GIVE_UP, REQUEUE, START
 
 SHOWN_CHARACTERS = 200
 NO_WORD = "ended without a word (killed, or its node was lost)"

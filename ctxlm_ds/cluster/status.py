@@ -41,8 +41,18 @@ from ctxlm_ds.cluster.starts import (
     seconds,
 )
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.run_history import END, FAILURE, GIVE_UP, REQUEUE, ROLLBACK, SAVE_FAILED, SKIP, START, read_history
-from ctxlm_ds.run_lock import STALE_AFTER_S
+from ctxlm_ds.process.run_history import (
+    END,
+    FAILURE,
+    GIVE_UP,
+    REQUEUE,
+    ROLLBACK,
+    SAVE_FAILED,
+    SKIP,
+    START,
+    read_history,
+)
+from ctxlm_ds.process.run_lock import STALE_AFTER_S
 
 SQUEUE_TIMEOUT_S = 5.0
 STALE_S = 2 * STALE_AFTER_S

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctxlm_ds.cluster.logs import job_log
 from ctxlm_ds.cluster.settings import JobSettings
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.training.slurm import FIRST_PORT, NUM_PORTS
+from ctxlm_ds.process.slurm import FIRST_PORT, NUM_PORTS
 
 PORTS_TO_TRY = 50
 PORT_STRIDE = 37

@@ -20,7 +20,7 @@ from ctxlm_ds.cluster.context import JobContext, tell
 from ctxlm_ds.cluster.dependants import move_dependants
 from ctxlm_ds.cluster.exclusions import sbatch_words
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.lock_record import CHAIN_VARIABLE
+from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 
 RECORD_NAME = "successor.json"
 # A script that runs the supervisor several times says what is to be submitted again; arguments one a line.

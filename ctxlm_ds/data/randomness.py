@@ -1,7 +1,7 @@
 """Random orders that belong to a key and to no order of execution.
 
 In: a seed, a purpose (a distinct string a use) and integers such as an epoch. Out: keys, and permutations that are the
-same on every rank, in every loader worker and after a resume. Not here: random words (native.py), torch.
+same on every rank, in every loader worker and after a resume. Not here: random words (numba_random.py), torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Permutation:
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Elements at `positions` (any shape, each in 0..size-1)."""
-        from ctxlm_ds.data.native import permute  # numba is imported late: planning imports this module
+        from ctxlm_ds.data.numba_random import permute  # numba is imported late: planning imports this module
 
         values = np.array(positions, dtype=np.int64, order="C")
         permute(values.reshape(-1), self.size, self._half_bits, self._round_keys)

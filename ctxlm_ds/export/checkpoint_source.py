@@ -14,11 +14,11 @@ from typing import Any
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, read_latest
 from ctxlm_ds.checkpoint.layout_free import INDEX_NAME, CheckpointReader
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, hash_files, verify
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import ModelConfig, RunConfig
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.weights import terms_of
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
 
 MOMENTS_PATTERN = "moments-*"
 WORD_EMBEDDINGS = "word_embeddings.weight"

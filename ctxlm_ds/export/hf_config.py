@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.recipe.schema import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -13,8 +13,6 @@ import torch
 from ctxlm_ds.atomic import fsync_tree, output_folder
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, TokenizerConfig
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.checkpoint_source import CheckpointSource, check_parameters, open_checkpoint
@@ -25,6 +23,8 @@ from ctxlm_ds.export.safetensors_files import TensorSpec, plan_shards, write_mod
 from ctxlm_ds.export.verify import Comparison, verify_folder
 from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, model_shapes
 from ctxlm_ds.models.flops import parameter_count
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, TokenizerConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 

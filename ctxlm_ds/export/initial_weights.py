@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.checkpoint_source import is_checkpoint, open_checkpoint
 from ctxlm_ds.export.key_maps import Shape
 from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, model_shapes
+from ctxlm_ds.recipe.schema import ModelConfig
 
 EXTENDABLE = {
     "word_embeddings.weight": "vocabulary",

@@ -16,9 +16,9 @@ from typing import Literal
 
 import torch
 
-from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.config.shapes import ROBERTA_POSITION_OFFSET
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.recipe.shapes import ROBERTA_POSITION_OFFSET
 
 Kind = Literal["same", "stacked", "offset_positions", "transposed"]
 Shape = tuple[int, ...]

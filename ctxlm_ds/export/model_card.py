@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.recipe.schema import RunConfig
 
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.data.collate import CAUSAL_LM, NEXT_SENTENCE
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.collate import CAUSAL_LM, NEXT_SENTENCE
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.weights import WeightSource, build_module
+from ctxlm_ds.recipe.schema import ModelConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 BOUND = 1e-4

@@ -8,9 +8,8 @@ from typing import Protocol
 
 import torch
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 from ctxlm_ds.console import logger
-from ctxlm_ds.data.collate import CAUSAL_LM
+from ctxlm_ds.data.stream.collate import CAUSAL_LM
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.hf_config import from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import (
@@ -28,6 +27,7 @@ from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 
 
 class WeightSource(Protocol):

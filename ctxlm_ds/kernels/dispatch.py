@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from ctxlm_ds.config.schema import KernelsConfig
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import (
     AttentionKernel,
@@ -32,6 +31,7 @@ from ctxlm_ds.kernels.layer_norm import (
     why_apex_cannot_run,
 )
 from ctxlm_ds.kernels.linear import LinearKernel, bf16_is_emulated, float32_linear, torch_linear
+from ctxlm_ds.recipe.schema import KernelsConfig
 
 LAYER_NORM_KERNELS: dict[str, LayerNormKernel] = {
     "reference": reference_layer_norm,

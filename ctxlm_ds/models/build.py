@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.decoder import decoder_layers
@@ -12,6 +11,7 @@ from ctxlm_ds.models.encoder import encoder_layers
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.recipe.schema import ModelConfig
 
 
 def build_layer_list(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.embeddings import SharedEmbedding, WordEmbeddings
 from ctxlm_ds.models.encoder import WORD_EMBEDDINGS
 from ctxlm_ds.models.layer_list import LayerDescription, Tensors
 from ctxlm_ds.models.transformer import FinalLayerNorm, HiddenDropout, TransformerLayer
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.recipe.schema import ModelConfig
 
 
 def decoder_layers(

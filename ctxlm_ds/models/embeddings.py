@@ -9,14 +9,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.config.shapes import position_offset
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.models.transformer import HiddenDropout, LayerNorm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
+from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.recipe.shapes import position_offset
 
 
 class WordEmbeddings(VocabParallelEmbedding):

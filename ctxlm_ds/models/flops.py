@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxlm_ds.config.schema import ModelConfig
-from ctxlm_ds.config.shapes import position_offset
+from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.recipe.shapes import position_offset
 
 BACKWARD_FACTOR = 2
 """The backward pass multiplies twice for each product of the forward pass."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.models.transformer import LayerNorm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelBias, replicated_linear
 from ctxlm_ds.parallel.mappings import gather_tokens
+from ctxlm_ds.recipe.schema import ModelConfig
 
 
 def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:

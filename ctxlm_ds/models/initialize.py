@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import ModelConfig
+from ctxlm_ds.recipe.schema import ModelConfig
 
 STREAM_PURPOSE = "ctxlm_ds initial value"
 RESIDUAL_PROJECTIONS = ("attention.output.weight", "mlp.down.weight")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.mappings import share_parameters
+from ctxlm_ds.recipe.schema import ModelConfig
 
 
 class LayerNorm(nn.Module):

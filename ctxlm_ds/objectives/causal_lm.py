@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.collate import CAUSAL_LM
 from ctxlm_ds.data.sample import Examples, Samples, starts_of
+from ctxlm_ds.data.stream.collate import CAUSAL_LM
 from ctxlm_ds.objectives.losses import weighted_loss
 
 if TYPE_CHECKING:

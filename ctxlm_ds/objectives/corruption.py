@@ -12,10 +12,10 @@ draws them as random tokens, `bert` draws from the whole vocabulary, `roberta` a
 Whole words are drawn in random order and taken while they fit: a word that would exceed k is skipped (BERT). Where not
 one word fits, the first drawn is predicted in part, so that every sample has a prediction.
 
-The words of a sample's stream (data/native.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate (token or
-word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i: its upper
-half says how, its lower half is the random token. So the result depends on the sample and its key alone, whatever batch
-it is corrupted in.
+The words of a sample's stream (data/numba_random.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate
+(token or word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i:
+its upper half says how, its lower half is the random token. So the result depends on the sample and its key alone,
+whatever batch it is corrupted in.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.config.schema import ObjectiveConfig
 from ctxlm_ds.data.sample import Examples, Samples
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.masking import MaskingRules, mask_samples
+from ctxlm_ds.recipe.schema import ObjectiveConfig
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.data.collate import NEXT_SENTENCE
+from ctxlm_ds.data.stream.collate import NEXT_SENTENCE
 
 if TYPE_CHECKING:
     from torch import Tensor

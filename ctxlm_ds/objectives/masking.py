@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.native import below, compiled, stream, uniform, word_at
+from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples
 
 HALF_WORD = np.uint64(32)

@@ -1,7 +1,7 @@
 """Where this process stands among the ranks, and small collectives over the CPU.
 
 In: an initialised torch.distributed (or none: one process). Out: a frozen Topology that is handed to the parts which
-need it. Not here: discovering ranks from the environment (training/launch.py), collectives of the model.
+need it. Not here: discovering ranks from the environment (process/launch.py), collectives of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, mark_from_another_rank
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CPU_GROUP_TIMEOUT_S = 3600.0
-_ELSEWHERE = "_raised_on_another_rank"
 
 
 @dataclass(frozen=True)
@@ -282,13 +281,8 @@ def _raise(own: Exception | None, shared: Exception | None) -> None:
     if own is not None:
         raise own
     if shared is not None:
-        shared.__dict__[_ELSEWHERE] = True
+        mark_from_another_rank(shared)
         raise shared
-
-
-def is_from_another_rank(error: BaseException) -> bool:
-    """Whether an exception was raised on another rank and travelled here."""
-    return _ELSEWHERE in error.__dict__
 
 
 def _cpu_group(timeout_s: float) -> dist.ProcessGroup:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.collate import prediction_slots
+from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
 from ctxlm_ds.planning.layouts import BYTES, Layout
 from ctxlm_ds.planning.shapes import objective_terms, with_vocabulary
+from ctxlm_ds.recipe.schema import RunConfig
 
 FLOAT = 4
 INDEX = 8

@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.config.problems import nearest_name, show_value
-from ctxlm_ds.config.yaml_source import read_yaml
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.problems import nearest_name, show_value
+from ctxlm_ds.recipe.yaml_source import read_yaml
 
 GIGA = 1_000_000_000
 TERA = 1_000_000_000_000

@@ -1,7 +1,7 @@
 """One way to lay a recipe over GPUs, and what DeepSpeed's JSON says that memory and traffic depend on.
 
 In: a recipe, a DeepSpeed JSON. Out: Layout, ZeroSettings, a recipe with a layout's settings. Not here: which layouts
-are possible (config/layout.py), which one is best (search.py).
+are possible (recipe/layout.py), which one is best (search.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 
 DEEPSPEED_BUCKET = 500_000_000
 """Elements: DeepSpeed 0.19.8's own bucket, and that of stages 0 and 1 in 16 bits whatever the JSON says."""
@@ -118,7 +118,7 @@ class ZeroSettings:
 
     @classmethod
     def of_json(cls, settings: dict[str, Any], hidden_size: int) -> ZeroSettings:
-        """From a JSON; sizes left "auto" follow from the hidden size as config/deepspeed.py fills them in."""
+        """From a JSON; sizes left "auto" follow from the hidden size as recipe/deepspeed.py fills them in."""
         zero = settings.get("zero_optimization", {})
         stage = int(zero.get("stage", 0))
         hints = {

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.models.stages import block_costs, bounds_of_counts, stage_bounds
 from ctxlm_ds.planning.activations import CUDA, Platform, activation_bytes
 from ctxlm_ds.planning.hardware import Cluster
@@ -19,6 +18,7 @@ from ctxlm_ds.planning.shapes import WORD_EMBEDDINGS, PlannedLayer, layer_list
 from ctxlm_ds.planning.states import StageParameters, buffer_bytes, local_elements, stage_parameters, state_bytes
 from ctxlm_ds.planning.timing import StageLoad, StepTime, model_flops_per_step, peak_flops, step_time
 from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_message
+from ctxlm_ds.recipe.schema import RunConfig
 
 SECONDS_PER_DAY = 86_400
 JsonByStage = dict[int, dict[str, Any]]
@@ -75,7 +75,7 @@ class Planner:
         self._stages: dict[tuple[int, int], list[tuple[Sequence[PlannedLayer], StageParameters]]] = {}
 
     def weigh(self, layout: Layout) -> Plan:
-        """Memory, traffic and time of a possible layout (config/layout.py has no problem with it)."""
+        """Memory, traffic and time of a possible layout (recipe/layout.py has no problem with it)."""
         config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
         time = step_time(config, layout, zero, self.cluster, loads, self.platform.keeps_scores)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.planning.activations import Platform
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
+from ctxlm_ds.recipe.schema import RunConfig
 
 LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 REPRINTED = "reprinted 2019, origin unchecked"

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ctxlm_ds.config.deepspeed import load_deepspeed_json
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.planning.hardware import GIB, GPUS, Cluster, Gpu, find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
 from ctxlm_ds.planning.report import text_table
 from ctxlm_ds.planning.search import search_layouts
+from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
 
 GPUS_PER_NODE = 8
 MANY = (1, 4, 16, 64, 128)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.planning.hardware import GIB, Cluster
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Plan
 from ctxlm_ds.planning.search import Search
+from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from rich.table import Table

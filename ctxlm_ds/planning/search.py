@@ -1,6 +1,6 @@
 """All layouts of a recipe on a cluster: the possible ones weighed, the others counted by reason, one recommended.
 
-In: a Planner. Out: Search. Not here: the rules of what is possible (config/layout.py), the weighing (plan.py).
+In: a Planner. Out: Search. Not here: the rules of what is possible (recipe/layout.py), the weighing (plan.py).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ctxlm_ds.config.layout import PIPELINE_ZERO_STAGES, layout_problems
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.planning.hardware import GIB, Cluster
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Plan, Planner
+from ctxlm_ds.recipe.layout import PIPELINE_ZERO_STAGES, layout_problems
 
 NEARLY_AS_FAST = 1.03
 """A simpler layout is recommended if its step takes at most this much longer than the fastest one's."""
@@ -101,7 +101,7 @@ def candidates(planner: Planner) -> Iterator[Layout]:
 
 
 def _zero_stages(planner: Planner, pipeline: int) -> list[int]:
-    """Stage 0 is for fp32 alone (config/deepspeed_rules.py), a pipeline takes stages 0 and 1."""
+    """Stage 0 is for fp32 alone (recipe/deepspeed_rules.py), a pipeline takes stages 0 and 1."""
     stages = [stage for stage in sorted(planner.zero) if stage > 0 or planner.config.training.precision == "fp32"]
     return [stage for stage in stages if pipeline == 1 or stage in PIPELINE_ZERO_STAGES]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ctxlm_ds.config.schema import ModelConfig, RunConfig
-from ctxlm_ds.config.shapes import position_offset
-from ctxlm_ds.data.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
+from ctxlm_ds.data.stream.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
+from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
+from ctxlm_ds.recipe.shapes import position_offset
 
 Shape = tuple[int, ...]
 PUBLISHED_VOCAB_SIZES = {"bert": 30_522, "roberta": 50_265, "gpt2": 50_257, "gpt1": 40_478}

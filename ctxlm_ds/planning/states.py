@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.parallel.placement import shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.planning.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.planning.shapes import WORD_EMBEDDINGS, PlannedLayer
+from ctxlm_ds.recipe.schema import RunConfig
 
 FLOAT = 4
 MOMENTS = 2

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctxlm_ds.config.schema import ModelConfig, RunConfig
-from ctxlm_ds.data.collate import prediction_slots
+from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.models.flops import BACKWARD_FACTOR, forward_flops_per_row, training_flops_per_row
 from ctxlm_ds.planning.hardware import TERA, Cluster
 from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
 from ctxlm_ds.planning.shapes import PlannedLayer, objective_terms, with_vocabulary
 from ctxlm_ds.planning.states import FLOAT, StageParameters, state_elements, uses_bf16_optimizer
 from ctxlm_ds.planning.traffic import Message
+from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
 
 HALF_FILLING_WIDTH = 128
 """Columns of a matrix at which a product reaches half of its best speed: one tile of cuBLAS."""

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.collate import prediction_slots
+from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
 from ctxlm_ds.planning.shapes import WORD_EMBEDDINGS, PlannedLayer
 from ctxlm_ds.planning.states import FLOAT, StageParameters, uses_bf16_optimizer
+from ctxlm_ds.recipe.schema import RunConfig
 
 INDEX = 8
 

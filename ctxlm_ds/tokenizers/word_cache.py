@@ -6,7 +6,7 @@ BERT's WordPiece and byte-level BPE tokenize the pieces of a text apart from eac
 pieces. So the text is cut at its spaces, and a word's ids are looked up. An unknown word is cut once more, at the
 punctuation in it; a part still unknown goes through the `tokenizers` library, plain ASCII straight to its model.
 Every other tokenizer (a normalizer that sees across spaces, added tokens with spaces in them) goes through the library
-text by text. Not here: which texts (data/preprocess.py).
+text by text. Not here: which texts (data/preprocess/job.py).
 """
 
 from __future__ import annotations

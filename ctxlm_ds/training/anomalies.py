@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ctxlm_ds.config.schema import AnomaliesConfig
+from ctxlm_ds.recipe.schema import AnomaliesConfig
 from ctxlm_ds.training.state import TrainState
 
 Action = Literal["go_on", "skip", "rollback", "stop"]

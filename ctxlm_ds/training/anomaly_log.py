@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.data.batch_rows import BatchRows, summary
-from ctxlm_ds.run_history import append_event
+from ctxlm_ds.data.stream.lookup import BatchRows, summary
+from ctxlm_ds.process.run_history import append_event
 from ctxlm_ds.training.engine import StepResult
 
 logger = logging.getLogger("ctxlm_ds")

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.parallel.placement import is_split, shard_of
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.library_noise import without_known_prints
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
 from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.figures import format_terms, means, perplexity
@@ -45,7 +46,6 @@ from ctxlm_ds.training.optimizer import (
     restore_state,
 )
 from ctxlm_ds.training.passes import LossFunction, PassSettings, PlainPasses
-from ctxlm_ds.training.quiet import without_known_prints
 from ctxlm_ds.training.runtime import (
     check_precision,
     deepspeed_adam,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ctxlm_ds.data.collate import CAUSAL_LM
+from ctxlm_ds.data.stream.collate import CAUSAL_LM
 
 LARGEST_EXPONENT = 700.0
 """Beyond it exp() leaves the range of a double."""

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.run_history import ATTEMPT_VARIABLE, DEFAULT_ATTEMPT, END, START, append_event
+from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE, DEFAULT_ATTEMPT, END, START, append_event
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart
-from ctxlm_ds.training.launch import RankInfo
 
 LOG_VARIABLE = "CTXLM_LOG_FILE"
 """The job's log, where the starter knows it better than this process, whose stderr is a pipe to the launcher."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import RunConfig
 
 logger = logging.getLogger("ctxlm_ds")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.atomic import partial_path, publish
+from ctxlm_ds.process.line_file import LineFile
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
-from ctxlm_ds.training.line_file import LineFile
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

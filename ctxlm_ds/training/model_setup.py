@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.config.deepspeed import NEVER_PRINT_STEPS
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
+from ctxlm_ds.recipe.schema import RunConfig
 
 DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
 """Lists a model's layers for a rank's share of them (models/build.py)."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.config.schema import OptimizerConfig
 from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.cpu_adam import LANES
 from ctxlm_ds.training.lamb import Lamb
 

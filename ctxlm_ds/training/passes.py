@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into

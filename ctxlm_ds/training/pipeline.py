@@ -16,8 +16,8 @@ from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import nn
 
-from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.models.layer_list import LayerDescription, Tensors, run_layer
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.config.schema import ProfilerConfig
+from ctxlm_ds.process.library_noise import without_profiler_marks
+from ctxlm_ds.recipe.schema import ProfilerConfig
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
-from ctxlm_ds.training.quiet import without_profiler_marks
 
 logger = logging.getLogger("ctxlm_ds")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ctxlm_ds.data.loader import Step
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import TrainingError
-from ctxlm_ds.run_history import ANOMALY, ROLLBACK, SKIP
+from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP
 from ctxlm_ds.training.anomalies import AnomalyPolicy, LossJudge
 from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import StepResult

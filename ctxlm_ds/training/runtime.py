@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.library_noise import without_known_prints
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.optimizer import AdamFactory
-from ctxlm_ds.training.quiet import without_known_prints
 
 JOIN_TIMEOUT_S = 1800.0
 """For all ranks to appear."""

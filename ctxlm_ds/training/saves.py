@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training.hooks import Phase
 from ctxlm_ds.training.state import TrainState
 

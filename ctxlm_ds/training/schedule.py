@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ctxlm_ds.config.check import resolve_warmup
-from ctxlm_ds.config.schema import ScheduleConfig
+from ctxlm_ds.recipe.check import resolve_warmup
+from ctxlm_ds.recipe.schema import ScheduleConfig
 
 INVERSE_SQRT_TIMESCALE_STEPS = 10_000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.models.stages import block_costs, bounds_of_counts, parameter_costs, stage_bounds
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.stage_timing import measured_costs
 
 logger = logging.getLogger("ctxlm_ds")

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.collate import prediction_slots
+from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.models.layer_list import LayerDescription, Tensors
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.runtime import device_type
 
 REPEATS = 5

@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.loader import Step
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine import Engine, StepResult
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
-from ctxlm_ds.training.launch import StopSignal
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule

@@ -10,7 +10,7 @@ import torch
 
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.config.schema import (
+from ctxlm_ds.recipe.schema import (
     CheckpointConfig,
     KernelsConfig,
     OptimizerConfig,

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.config.schema import KernelsConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.layer_list import LayerDescription, run_layer
 from ctxlm_ds.models.transformer import TransformerLayer

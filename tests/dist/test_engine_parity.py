@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.config.schema import OptimizerConfig, RunConfig
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
 from ctxlm_ds.export.key_maps import build_key_map, convert
 from tests.dist.runner import run_ranks
 from tests.dist.training import build_engine, global_batch, step_for_rank, tiny_config

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.config.schema import OptimizerConfig, ParallelConfig, RunConfig
+from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig, RunConfig
 from ctxlm_ds.data.sample import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import OptimizerConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import OptimizerConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, global_batch, tiny_config, train
 

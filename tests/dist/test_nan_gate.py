@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.parallel.context import ParallelContext
 from tests.dist.runner import run_ranks

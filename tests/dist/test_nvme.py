@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.errors import ConfigError, KernelError
-from ctxlm_ds.training.build_locks import use_own_build_folder
+from ctxlm_ds.process.build_locks import use_own_build_folder
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.nvme import prepare_folders
 from tests.dist.runner import run_ranks

@@ -16,7 +16,7 @@ from ctxlm_ds.checkpoint import memory
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.config.schema import CheckpointConfig, RunConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState

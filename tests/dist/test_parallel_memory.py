@@ -7,7 +7,7 @@ import math
 import pytest
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.config.schema import ModelConfig
+from ctxlm_ds.recipe.schema import ModelConfig
 from ctxlm_ds.training.engine import Engine
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout

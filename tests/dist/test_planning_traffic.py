@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.config.schema import DataConfig, ObjectiveConfig, ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import DataConfig, ObjectiveConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Planner

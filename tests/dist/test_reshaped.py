@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.future_ranks import Layout
+from ctxlm_ds.checkpoint.target_layout import Layout
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.reshape import reshape
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.config.schema import (
+from ctxlm_ds.recipe.schema import (
     CheckpointConfig,
     DataConfig,
     OptimizerConfig,

@@ -11,7 +11,7 @@ import pytest
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.key_maps import build_key_map
 from ctxlm_ds.export.safetensors_files import plan_shards, write_model

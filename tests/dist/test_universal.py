@@ -15,20 +15,20 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.checkpoint.universal_checkpoint import load_hp_checkpoint_state
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-from ctxlm_ds.checkpoint.future_ranks import Layout
+from ctxlm_ds.checkpoint.target_layout import Layout
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.universal import to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
-from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import KernelsConfig, RunConfig
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.parallel.placement import is_split, shard_of
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.build_locks import clear_stale_build_locks
-from ctxlm_ds.training.launch import quiet_libraries
+from ctxlm_ds.process.build_locks import clear_stale_build_locks
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.training.runtime import init_process_group
 from tests.checkpoints import make_config, make_tokenizer
 from tests.dist.runner import run_ranks

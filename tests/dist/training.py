@@ -11,9 +11,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
-from ctxlm_ds.config.deepspeed import build_deepspeed_config
-from ctxlm_ds.config.schema import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.data.loader import Step
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
@@ -22,9 +22,9 @@ from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import build_topology
-from ctxlm_ds.training.build_locks import clear_stale_build_locks
+from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.launch import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.training.runtime import init_process_group
 
 SEQ_LENGTH, SLOTS, VOCAB = 16, 4, 61

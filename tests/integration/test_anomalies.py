@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.run_history import ANOMALY, ROLLBACK, SKIP, read_history
+from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP, read_history
 from tests.integration.conftest import Prepared
 from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, tool, wait_for
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.indexed import IndexedDataset
+from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from tests.text import write_corpus
 
@@ -231,8 +231,8 @@ def test_an_interrupted_run_tidies_up(running: subprocess.Popen[str], tmp_path: 
 _PIECEMEAL = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
-from ctxlm_ds.data import preprocess
-preprocess.PIECE_BYTES = 1 << 20
+from ctxlm_ds.data.preprocess import job
+job.PIECE_BYTES = 1 << 20
 from ctxlm_ds.console import run_command
 from tools.preprocess_data import main
 run_command(main)
@@ -328,7 +328,7 @@ def test_a_full_disk_gives_one_error_and_leaves_nothing(long_corpus: Path, token
 
 def test_memory_stays_flat(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from ctxlm_ds.data.preprocess import *\n"
+        "import sys; from ctxlm_ds.data.preprocess.job import *\n"
         "preprocess([sys.argv[1]], sys.argv[2], sys.argv[3], PreprocessConfig(split_sentences=True))\n"
         # Not getrusage's figure, which goes on from what the process that started this one held.
         "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"

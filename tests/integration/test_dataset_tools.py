@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.indexed import IndexedDataset
-from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources import Shard
-from ctxlm_ds.data.verify import round_trip
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.dataset.verify import round_trip
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+from ctxlm_ds.data.sources.reading import Shard
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, write_dataset
@@ -108,7 +108,7 @@ def test_text_comes_back_with_the_right_tokenizer_only(folder: Path, tmp_path: P
 
 def test_memory_of_a_join_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
     code = (
-        "import sys; from ctxlm_ds.data.merge import merge_datasets\n"
+        "import sys; from ctxlm_ds.data.dataset.merge import merge_datasets\n"
         "merge_datasets(sys.argv[2:], sys.argv[1])\n"
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )

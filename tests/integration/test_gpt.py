@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
-from ctxlm_ds.data.indexed import IndexedDataset
+from ctxlm_ds.data.dataset.reader import IndexedDataset
 from tests.integration.route import call, metrics, pretrain_words, tool, write_recipe
 from tests.text import write_corpus
 

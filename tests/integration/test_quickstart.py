@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.indexed_writer import IndexedDatasetWriter
+from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.quickstart import heldout_sentences, split_corpus, unigram_loss
 from tests.integration.route import ROOT, call

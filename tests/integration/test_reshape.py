@@ -15,15 +15,15 @@ import yaml
 from safetensors.torch import load_file
 
 from ctxlm_ds.checkpoint import layout_free
-from ctxlm_ds.checkpoint.future_ranks import Layout, plan_pieces
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, verify, write_manifest
 from ctxlm_ds.checkpoint.reshape import reshape
+from ctxlm_ds.checkpoint.target_layout import Layout, plan_pieces
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.huggingface import to_hf
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer
 from tests.rank_files import KINDS, STEP, Values, checkpoint_of, random_states, write_as_ranks
@@ -199,7 +199,7 @@ def test_large_pieces_are_read_and_written_in_parts(plain: Path, values: Values,
 
 
 def test_parts_of_a_piece(plain: Path, values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctxlm_ds.checkpoint.future_ranks.MAX_PIECE_ELEMENTS", 1000)
+    monkeypatch.setattr("ctxlm_ds.checkpoint.target_layout.MAX_PIECE_ELEMENTS", 1000)
     watch = Watch(monkeypatch)
     reshape(plain, tmp_path / "new", Layout())
     assert watch.largest_read == 1000
@@ -304,8 +304,8 @@ def test_the_tool(plain: Path, values: Values, tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ctxlm_ds.checkpoint import reshape, rewriting
-from ctxlm_ds.checkpoint.pieces import PieceWriter
+from ctxlm_ds.checkpoint import reshape, checkpoint_copy
+from ctxlm_ds.checkpoint.piece_writer import PieceWriter
 count, add = 0, PieceWriter.add
 def killed(*arguments):
     global count

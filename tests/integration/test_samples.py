@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.docstrings import extract_docstrings
-from ctxlm_ds.data.indexed import IndexedDataset
-from ctxlm_ds.data.loader import TrainLoader
-from ctxlm_ds.data.preprocess import PreprocessConfig, preprocess
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.formats.excerpt import FEWEST_DOCUMENTS
+from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.index import RowSource
+from ctxlm_ds.data.index.reader import SampleReader
+from ctxlm_ds.data.index.record import SAMPLE_DTYPE
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
-from ctxlm_ds.data.samples.build import build_rows
-from ctxlm_ds.data.samples.excerpt import FEWEST_DOCUMENTS
-from ctxlm_ds.data.samples.index import RowSource
-from ctxlm_ds.data.samples.reader import SampleReader
-from ctxlm_ds.data.samples.record import SAMPLE_DTYPE
-from ctxlm_ds.data.samples.template import SequenceTemplate
+from ctxlm_ds.data.sources.docstrings import extract_docstrings
+from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool

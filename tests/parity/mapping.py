@@ -6,12 +6,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map, convert
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID
 
 HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}

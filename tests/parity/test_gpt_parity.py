@@ -8,13 +8,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
-from ctxlm_ds.data.collate import BatchShape
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
+from ctxlm_ds.data.stream.collate import BatchShape
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm import CausalLM
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, our_model, randomize
 from tests.ragged import collate, text_examples

@@ -7,12 +7,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.parallel.cross_entropy import classification_sums
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
 from tests.parity.mapping import copy_weights, hf_config, hf_inputs, hf_labels, hf_model, our_model, randomize
 

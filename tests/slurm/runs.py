@@ -16,7 +16,7 @@ import pytest
 
 from ctxlm_ds.checkpoint.folders import list_checkpoints
 from ctxlm_ds.checkpoint.manifest import verify
-from ctxlm_ds.run_history import END, read_history
+from ctxlm_ds.process.run_history import END, read_history
 from tests.integration.conftest import Prepared
 from tests.slurm.cluster import Cluster, Rank
 

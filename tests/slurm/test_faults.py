@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import FAILURE, GIVE_UP, REQUEUE, START
+from ctxlm_ds.process.run_history import FAILURE, GIVE_UP, REQUEUE, START
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

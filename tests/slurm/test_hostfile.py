@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.run_history import START
+from ctxlm_ds.process.run_history import START
 from tests.integration.route import call, launcher, pretrain_words
 from tests.slurm.cluster import Cluster, NoClusterError
 from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close, curves

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import END, FAILURE, REQUEUE, START
+from ctxlm_ds.process.run_history import END, FAILURE, REQUEUE, START
 from tests.slurm.cluster import Cluster, wait_for
 from tests.slurm.runs import Job, Runs
 
@@ -85,7 +85,7 @@ def test_the_first_failing_rank_s_traceback_is_the_last_word(runs: Runs, tmp_pat
         "import os, sys\n"
         "class Broken:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'ctxlm_ds.assembly':\n"
+        "        if name == 'ctxlm_ds.run_builder':\n"
         "            raise ImportError('libbroken.so: cannot open shared object file')\n"
         "if os.environ.get('SLURM_PROCID') == '1' and 'CTXLM_ATTEMPT' in os.environ:\n"
         "    sys.meta_path.insert(0, Broken())\n"

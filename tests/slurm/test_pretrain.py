@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import START
+from ctxlm_ds.process.run_history import START
 from tests.integration.route import call, launcher, pretrain_words
 from tests.slurm.runs import NO_DROPOUT, Runs, assert_close, curves
 

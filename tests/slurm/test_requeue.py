@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import END, START
+from ctxlm_ds.process.run_history import END, START
 from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

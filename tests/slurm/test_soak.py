@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.checkpoint.folders import read_latest
-from ctxlm_ds.run_history import FAILURE, REQUEUE, START
+from ctxlm_ds.process.run_history import FAILURE, REQUEUE, START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs
 

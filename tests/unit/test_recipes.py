@@ -8,14 +8,14 @@ import pytest
 import torch
 import transformers
 
-from ctxlm_ds.config.check import check_config, unused_settings
-from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
-from ctxlm_ds.config.load import RECIPE_DIR, load_config, shipped_recipes
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.recipe.check import check_config, unused_settings
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.load import RECIPE_DIR, load_config, shipped_recipes
+from ctxlm_ds.recipe.schema import RunConfig
 
 RECIPES = shipped_recipes()
 VOCABULARY = {"bert": 30522, "roberta": 50265, "gpt2": 50257, "gpt1": 40478}

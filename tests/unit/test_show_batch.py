@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.run_history import END, SKIP, append_event
+from ctxlm_ds.process.run_history import END, SKIP, append_event
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "show_batch.py"
 

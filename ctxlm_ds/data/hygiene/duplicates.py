@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes
-from ctxlm_ds.data.native import compiled, mix
+from ctxlm_ds.data.numba_random import compiled, mix
 from ctxlm_ds.errors import DataError
 
 SIGNATURE_SEED = 42

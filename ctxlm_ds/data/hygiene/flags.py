@@ -12,9 +12,9 @@ from typing import Any, get_origin
 
 from pydantic import ValidationError
 
-from ctxlm_ds.config.describe import describe_field
-from ctxlm_ds.data.corpora import CorpusRecipe, FilterConfig, explain
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, FilterConfig, explain
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.describe import describe_field
 
 
 def add_filter_flags(parser: argparse._ActionsContainer) -> None:

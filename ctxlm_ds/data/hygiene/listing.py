@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.data.corpora import (
+from ctxlm_ds.data.hygiene.corpora import (
     LANGUAGE_TEMPLATE,
     CorpusRecipe,
     blend_text,

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from functools import cache
 
-from ctxlm_ds.data.corpora import FilterConfig
+from ctxlm_ds.data.hygiene.corpora import FilterConfig
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "·", "*", "-", "–", "—")

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.data.corpora import FilterConfig
-from ctxlm_ds.data.sources import BadRecord
+from ctxlm_ds.data.hygiene.corpora import FilterConfig
+from ctxlm_ds.data.sources.reading import BadRecord
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.hygiene.duplicates import Signatures

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
-from ctxlm_ds.data.native import compiled
+from ctxlm_ds.data.numba_random import compiled
 
 MAX_REPEATED_LINES = 0.30
 MAX_REPEATED_LINE_CHARACTERS = 0.20

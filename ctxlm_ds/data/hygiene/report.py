@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.data.corpora import CorpusRecipe, CorpusSource, expectations
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, expectations
 from ctxlm_ds.data.hygiene.parts import Part
 from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, Amount, Dropped, StagedChunk, active_stages
 from ctxlm_ds.errors import DataError

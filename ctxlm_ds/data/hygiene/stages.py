@@ -1,8 +1,8 @@
 """The stages that a document passes alone, in one order, in a worker process.
 
-In: chunks of raw records (sources.py), a data recipe. Out: for each chunk the lines of the documents that stay, with
-what the duplicate stages need of them, and what was dropped, where and why. Not here: duplicates (duplicates.py), which
-the main process decides in order (prepare.py).
+In: chunks of raw records (sources/reading.py), a data recipe. Out: for each chunk the lines of the documents that stay,
+with what the duplicate stages need of them, and what was dropped, where and why. Not here: duplicates (duplicates.py),
+which the main process decides in order (prepare.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ctxlm_ds.data.corpora import CorpusRecipe, CorpusSource
 from ctxlm_ds.data.hygiene.cleaning import clean
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource
 from ctxlm_ds.data.hygiene.duplicates import fingerprint, signatures
 from ctxlm_ds.data.hygiene.held_out import open_held_out_table, shares_ngram
 from ctxlm_ds.data.hygiene.language import LanguageIdentifier, language_reason
@@ -22,7 +22,7 @@ from ctxlm_ds.data.hygiene.quality import c4_reason, character_reason, gopher_re
 from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
 from ctxlm_ds.data.hygiene.repetition import repetition_reason
 from ctxlm_ds.data.hygiene.words import Hashes, count_words, word_hashes
-from ctxlm_ds.data.sources import BadRecord, Chunk, Document, parse_chunk
+from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Document, parse_chunk
 
 
 class ChunkStager:

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.native import compiled, mix
+from ctxlm_ds.data.numba_random import compiled, mix
 
 SEPARATOR, WORD, IDEOGRAPH = 0, 1, 2
 _LAST_CLASSED = 0x3347F

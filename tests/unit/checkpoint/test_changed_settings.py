@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.checkpoint.training import refuse_changed_data, refuse_changed_settings
-from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig
 
 SAVED = {
     "data": {

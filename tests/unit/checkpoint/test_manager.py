@@ -19,10 +19,10 @@ from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
-from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.run_lock import RunLock
+from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.recipe.schema import CheckpointConfig
 from tests.real_disks import memory_disk
 
 NUM_ELEMENTS = 5000

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.future_ranks import Layout
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.checkpoint.target_layout import Layout
 from ctxlm_ds.checkpoint.universal import cut_marks, to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
-from ctxlm_ds.config.load import dump_config
-from ctxlm_ds.config.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer
 from tests.rank_files import STEP, Values, checkpoint_of, random_states, write_as_ranks

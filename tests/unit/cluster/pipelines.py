@@ -17,7 +17,7 @@ from ctxlm_ds.cluster.pipeline_outputs import PATH, Output
 from ctxlm_ds.cluster.pipeline_plan import make_plan
 from ctxlm_ds.cluster.pipeline_step import STOP_SIGNALS, main
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step
-from ctxlm_ds.config.pipeline_schema import StepResources
+from ctxlm_ds.recipe.pipeline_schema import StepResources
 from tests.text import write_corpus
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,9 +12,9 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.cluster.status import RunStatus, read_statuses
 from ctxlm_ds.cluster.status_view import details, plain_table
-from ctxlm_ds.lock_record import this_process
-from ctxlm_ds.run_history import START, append_event
-from ctxlm_ds.run_lock import LOCK_NAME
+from ctxlm_ds.process.lock_record import this_process
+from ctxlm_ds.process.run_history import START, append_event
+from ctxlm_ds.process.run_lock import LOCK_NAME
 
 ATTEMPT = "job-7-0-0"
 

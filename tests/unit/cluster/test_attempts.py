@@ -16,7 +16,7 @@ from ctxlm_ds.cluster.attempts import (
     note_cut_short,
     read_attempt,
 )
-from ctxlm_ds.run_history import END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
+from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 
 def checkpoint(run_dir: Path, step: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ctxlm_ds.cluster.decide import Ended, Outcome
 from ctxlm_ds.cluster.evidence import RankFailure
 from ctxlm_ds.cluster.outcome import read_outcome
-from ctxlm_ds.run_history import END, START, append_event, read_history
+from ctxlm_ds.process.run_history import END, START, append_event, read_history
 
 
 def failure(exit_status: int | None, error: str = "ValueError", signal: int | None = None) -> RankFailure:

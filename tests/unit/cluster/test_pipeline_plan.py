@@ -14,7 +14,7 @@ import pytest
 
 from ctxlm_ds.cluster.pipeline_plan import make_plan
 from ctxlm_ds.cluster.pipeline_steps import Plan
-from ctxlm_ds.config.load import load_config
+from ctxlm_ds.recipe.load import load_config
 from tests.unit.cluster.pipelines import ROOT, recipe_plan, write_recipe
 
 PARSERS = ("train_tokenizer", "preprocess_data", "merge_datasets", "build_samples")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.cluster.pipeline_plan import make_plan
-from ctxlm_ds.config.load import load_config
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
 from tests.unit.cluster.pipelines import ROOT, recipe_plan, write_recipe
 
 

@@ -13,7 +13,7 @@ from ctxlm_ds.cluster.pipeline_outputs import DATASET, SAMPLES, TOKENIZER, Outpu
 from ctxlm_ds.cluster.pipeline_step import command_words
 from ctxlm_ds.cluster.pipeline_steps import Step
 from ctxlm_ds.cluster.settings import JobSettings
-from ctxlm_ds.config.pipeline_schema import StepResources
+from ctxlm_ds.recipe.pipeline_schema import StepResources
 from tests.integration.route import wait_for
 from tests.unit.cluster.pipelines import ROOT, record_json, run_step, shell_plan, shell_step
 

@@ -17,9 +17,9 @@ from ctxlm_ds.cluster.pipeline_records import Record, record_path
 from ctxlm_ds.cluster.pipeline_redo import as_if_cleared, make_room, places_to_clear, refuse_changed
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step
 from ctxlm_ds.cluster.pipeline_verdict import Verdict, judge
-from ctxlm_ds.config.pipeline_schema import StepResources
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.run_history import END, START, append_event
+from ctxlm_ds.process.run_history import END, START, append_event
+from ctxlm_ds.recipe.pipeline_schema import StepResources
 from tests.unit.cluster.pipelines import run_step, shell_plan, shell_step
 
 

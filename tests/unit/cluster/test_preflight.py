@@ -25,7 +25,7 @@ from ctxlm_ds.cluster.preflight_network import ClockServer, measure_clock
 from ctxlm_ds.cluster.preflight_rank import peers_of, probe_folder, versions
 from ctxlm_ds.cluster.preflight_settings import PreflightSettings, read_settings, scratch_folder
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.training.slurm import SlurmTask
+from ctxlm_ds.process.slurm import SlurmTask
 
 NODES = ("n1", "n2", "n3", "n4")
 SETTINGS = PreflightSettings()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.cluster.completed import is_completed
-from ctxlm_ds.config.check import check_config
-from ctxlm_ds.config.load import load_config
 from ctxlm_ds.planning.ready_runs import GPUS_PER_NODE, READY_RUNS, ReadyRun, read_layout, ready_layout, table
-from ctxlm_ds.run_history import END, START, append_event
+from ctxlm_ds.process.run_history import END, START, append_event
+from ctxlm_ds.recipe.check import check_config
+from ctxlm_ds.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "slurm" / "published"

@@ -25,10 +25,10 @@ from ctxlm_ds.cluster.staging_copy import (
     room,
 )
 from ctxlm_ds.cluster.staging_plan import plan_staging
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import RunConfig
-from ctxlm_ds.data.run_rows import build_run_rows
+from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer

@@ -19,8 +19,8 @@ from ctxlm_ds.cluster.ranks import RankStart
 from ctxlm_ds.cluster.run_files import Attempt
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.status_view import details, remarks
-from ctxlm_ds.run_history import END, FAILURE, append_event
-from ctxlm_ds.run_lock import RunLock
+from ctxlm_ds.process.run_history import END, FAILURE, append_event
+from ctxlm_ds.process.run_lock import RunLock
 from tests.unit.cluster.status_runs import ATTEMPT, make_run, started, status
 
 WHY = "stopped by signal SIGTERM"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.native import below, compiled, stream, stream_key, uniform, word_at
+from ctxlm_ds.data.numba_random import below, compiled, stream, stream_key, uniform, word_at
 from ctxlm_ds.data.randomness import Permutation, hash_words
 
 

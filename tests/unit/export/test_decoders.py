@@ -23,14 +23,14 @@ from transformers import (
 )
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
-from ctxlm_ds.config.check import find_problems
-from ctxlm_ds.config.load import load_config
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.verify import make_batch, verify_folder
 from ctxlm_ds.export.weights import build_module, model_shapes
 from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.recipe.check import find_problems
+from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 

@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
-from ctxlm_ds.config.load import load_config
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.hf_config import from_hf_config
 from ctxlm_ds.export.huggingface import from_hf, to_hf
+from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_checkpoint, write_run
 

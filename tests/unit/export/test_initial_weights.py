@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.weights import model_shapes, terms_of
 from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_run
 

@@ -19,10 +19,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from ctxlm_ds.config.schema import ModelConfig
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.key_maps import KeyMap, assign, build_key_map, our_shape, their_shapes, to_ours, to_theirs
 from ctxlm_ds.export.weights import model_shapes, terms_of
+from ctxlm_ds.recipe.schema import ModelConfig
 from tests.checkpoints import make_config
 
 KINDS = ["bert_nsp", "bert", "roberta", "gpt2", "gpt1"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from ctxlm_ds.config.schema import DataConfig, OptimizerConfig, RunConfig, TrainSource
 from ctxlm_ds.export.model_card import CardFacts, read_dataset_metadata, read_evaluation, write_model_card
+from ctxlm_ds.recipe.schema import DataConfig, OptimizerConfig, RunConfig, TrainSource
 from tests.checkpoints import make_config
 
 

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import CtxlmError, ExportError
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.export.verify import Comparison, build_inputs, verify_folder
 from ctxlm_ds.export.weights import terms_of
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_checkpoint
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import KernelsConfig
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import SdpaAttention, reference_attention, why_varlen_cannot_run
 from ctxlm_ds.kernels.bias_gelu import CompiledBiasGelu, ReferenceBiasGelu, why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.kernels.layer_norm import reference_layer_norm
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
+from ctxlm_ds.recipe.schema import KernelsConfig
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without CUDA answers")
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
-from ctxlm_ds.data.collate import BatchShape
 from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.collate import BatchShape
 from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list, build_model
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm import CausalLM
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import tiny_model
 from tests.ragged import collate, text_examples
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.flops import forward_flops_per_row, parameter_count, training_flops_per_row
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import TERMS, random_batch, tiny_model
 
 SEQ_LENGTH, SLOTS = 20, 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ctxlm_ds.config.schema import KernelsConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import TERMS, tiny_model
 
 KERNELS = choose_kernels(KernelsConfig(), "cpu", torch.float32, packing=False)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.config.schema import KernelsConfig, ModelConfig
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list, build_model
 from ctxlm_ds.models.layer_list import LayerSequence, Tensors
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import TERMS, random_batch, tiny_model
 
 SEQ_LENGTH = 20

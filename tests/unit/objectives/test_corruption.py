@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ctxlm_ds.config.schema import ObjectiveConfig
-from ctxlm_ds.data.native import stream_key
+from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
+from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.kernels.attention import SdpaAttention
 from ctxlm_ds.kernels.bias_gelu import TorchBiasGelu
 from ctxlm_ds.kernels.dispatch import choose_kernels
@@ -20,6 +19,7 @@ from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.planning.activations import CPU, CUDA, Platform, activation_bytes
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.shapes import objective_terms
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.stage_timing import synthetic_inputs
 
 CPU_WITH_SCORES = Platform(keeps_scores=True, mask_bytes=None)

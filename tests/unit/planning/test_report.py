@@ -7,8 +7,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from ctxlm_ds.config.deepspeed import load_deepspeed_json
-from ctxlm_ds.config.load import load_config
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.planning.report import (
@@ -21,6 +19,8 @@ from ctxlm_ds.planning.report import (
     text_table,
 )
 from ctxlm_ds.planning.search import Search, search_layouts
+from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.load import load_config
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.config.check import check_config
-from ctxlm_ds.config.deepspeed import build_deepspeed_config, load_deepspeed_json
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import RunConfig
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.flops import training_flops_per_row
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
@@ -20,6 +16,10 @@ from ctxlm_ds.planning.layouts import Layout, launch_command
 from ctxlm_ds.planning.plan import Plan, Planner
 from ctxlm_ds.planning.search import Search, candidates, require_plan, search_layouts
 from ctxlm_ds.planning.shapes import objective_terms, with_vocabulary
+from ctxlm_ds.recipe.check import check_config
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
 
 JSONS = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.config.load import load_config, shipped_recipes
-from ctxlm_ds.config.schema import KernelsConfig, RunConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.objectives.build import objective_terms as built_terms
 from ctxlm_ds.planning.shapes import layer_list, objective_terms, with_vocabulary
+from ctxlm_ds.recipe.load import load_config, shipped_recipes
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 
 SMALL = {"hidden_size": 32, "num_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99}
 MODELS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from ctxlm_ds.data.corpus import Corpus
+from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.report import report_lines, tokenizer_report

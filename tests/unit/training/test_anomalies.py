@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from ctxlm_ds.config.check import unused_settings
-from ctxlm_ds.config.schema import AnomaliesConfig, RunConfig
+from ctxlm_ds.recipe.check import unused_settings
+from ctxlm_ds.recipe.schema import AnomaliesConfig, RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, AnomalyPolicy, spread
 from ctxlm_ds.training.state import TrainState
 

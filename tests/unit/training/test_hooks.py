@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from ctxlm_ds.config.schema import LoggingConfig, ProfilerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.hooks import GuardedHook, Hook, RunEnd, RunStart, StepMetrics, build_hooks
 from ctxlm_ds.training.profiler import ProfilerHook
 from ctxlm_ds.training.status import SummaryHook, TimeLeft, figures_line
@@ -83,7 +83,7 @@ def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
 
 TERMINAL_RUN = """
 import time
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.training.hooks import RunStart, StepMetrics, RunEnd
 from ctxlm_ds.training.status import StatusHook

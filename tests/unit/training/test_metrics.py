@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ctxlm_ds.config.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks import RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.metrics import MetricsWriter, TensorBoardWriter
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.config.schema import OptimizerConfig
 from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.optimizer import (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ctxlm_ds.config.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training import saves as module
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.state import TrainState

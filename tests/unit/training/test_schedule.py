@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from ctxlm_ds.config.load import load_config
-from ctxlm_ds.config.schema import ScheduleConfig
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import ScheduleConfig
 from ctxlm_ds.training.schedule import LearningRateSchedule
 
 PEAK = 6e-4

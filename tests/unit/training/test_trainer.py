@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ctxlm_ds.config.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
-from ctxlm_ds.data.loader import Step
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
 from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, RunEnd, StepMetrics
-from ctxlm_ds.training.launch import StopSignal
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule

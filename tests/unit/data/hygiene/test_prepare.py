@@ -18,12 +18,12 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from ctxlm_ds.data.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
-from ctxlm_ds.data.corpus import Corpus
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
 from ctxlm_ds.data.hygiene.listing import empty_warnings
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, PrepareResult, prepare_corpus
 from ctxlm_ds.data.hygiene.report import cleaning_record
-from ctxlm_ds.data.sources import find_sources
+from ctxlm_ds.data.sources.corpus import Corpus
+from ctxlm_ds.data.sources.reading import find_sources
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ctxlm_ds.data.corpora import FilterConfig
+from ctxlm_ds.data.hygiene.corpora import FilterConfig
 from ctxlm_ds.data.hygiene.language import LanguageIdentifier, language_reason
 from ctxlm_ds.data.hygiene.quality import c4_reason, character_reason, gopher_reason, length_reason, script_of
 from ctxlm_ds.errors import DataError

@@ -1,0 +1,219 @@
+"""The sample index of one dataset: every sample and every row of one epoch, on disk, memory-mapped.
+
+In: a folder PREFIX.samples-KEY (location.py says where), written by build.py, with
+
+    meta.json                          settings, counts, sizes and checksums of the files
+    samples.npy                        one record a sample (record.SAMPLE_DTYPE)
+    row_starts.npy, row_samples.npy    packed rows: row r has the samples row_samples[row_starts[r] : row_starts[r + 1]]
+    masked_*.npy, prediction_*.npy     with static masking (static.py)
+
+KEY is a hash of the dataset's and tokenizer's fingerprints and of every setting that changes the samples, so that an
+index is never used for anything else. Out: rows of samples. Not here: the order of rows (sampler), corruption
+(objectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.index.reader import SampleReader
+from ctxlm_ds.data.index.static import MaskedCopies
+from ctxlm_ds.data.index.storage import open_array, read_meta
+from ctxlm_ds.data.sample import (
+    NO_LABEL,
+    Example,
+    Examples,
+    Sample,
+    Samples,
+    empty_examples,
+    empty_samples,
+    starts_of,
+)
+from ctxlm_ds.errors import DataError
+
+
+class SampleIndex:
+    """An open index; sample and row numbers count from 0.
+
+    Args:
+        key: what the index must be of (SampleSettings.key).
+
+    Raises:
+        DataError: a file of the folder is missing or of another size, or it is the index of something else.
+    """
+
+    def __init__(self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate, key: str) -> None:
+        self.directory = directory
+        self.meta: dict[str, Any] = read_meta(directory, key)
+        settings = self.meta["settings"]
+        self.is_static = settings["static_masking"] is not None
+        self.is_packed = bool(settings["packing"])
+        self.template = template
+        self.records = open_array(directory, "samples")
+        self.random_key = int(self.meta["key"][:16], 16)
+        """Distinguishes this index's samples from another's in the keys of their masks."""
+        self.reader = SampleReader(self.records, dataset, template, settings["sample_format"])
+        if self.is_static:
+            self.copies = MaskedCopies(directory, template.vocab_size)
+        if self.is_packed:
+            self._most_sequences = int(settings["max_sequences_per_row"])
+            self._row_starts = open_array(directory, "row_starts")
+            self._row_samples = open_array(directory, "row_samples")
+
+    def __len__(self) -> int:
+        """Rows of one epoch."""
+        return len(self._row_starts) - 1 if self.is_packed else len(self.records)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.records)
+
+    def samples_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[c] numbers of the samples in `rows` [b], row after row, and [b] how many each row has."""
+        if not self.is_packed:
+            return rows, np.ones(len(rows), dtype=np.int64)
+        starts = self._row_starts[rows]
+        counts = self._row_starts[rows + 1] - starts
+        if len(rows) and not 0 <= int(counts.min()) <= int(counts.max()) <= self._most_sequences:
+            raise DataError(
+                f"{self.directory}: row_starts.npy is damaged; delete the folder and build the samples again "
+                "(tools/build_samples.py)"
+            )
+        return self._row_samples[ranges(starts, counts)], counts
+
+    def row(self, row: int) -> list[Sample] | list[Example]:
+        """A row's samples; with static masking its finished examples."""
+        numbers = self.row_samples(row)
+        if self.is_static:
+            return [self.example(number) for number in numbers]
+        return [self.sample(number) for number in numbers]
+
+    def row_samples(self, row: int) -> list[int]:
+        """Numbers of the samples in a row."""
+        numbers: list[int] = self.samples_of(np.array([row]))[0].tolist()
+        return numbers
+
+    def sample(self, number: int) -> Sample:
+        """Sample `number` before corruption."""
+        return self.reader.read(np.array([number])).sample(0)
+
+    def example(self, number: int) -> Example:
+        """Stored example `number` (static masking only)."""
+        return _stored_examples([_Share(self, np.zeros(1, dtype=np.int64), np.array([number]))], 1).example(0)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one index contributes to a micro-batch."""
+
+    index: SampleIndex
+    slots: NDArray[np.int64]
+    """[c] places among the micro-batch's sequences."""
+    numbers: NDArray[np.int64]
+    """[c] numbers of the samples that belong there."""
+
+
+class RowSource:
+    """The rows of several indexes, one after another, as one row space."""
+
+    def __init__(self, indexes: Sequence[SampleIndex]) -> None:
+        self.indexes = list(indexes)
+        self._starts = starts_of(np.array([len(index) for index in indexes], dtype=np.int64))
+        self.pad_id = self.indexes[0].template.pad_id if self.indexes else 0
+        self.is_static = bool(self.indexes) and self.indexes[0].is_static
+        """All rows are finished examples (static masking); otherwise none is."""
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, row: int) -> tuple[SampleIndex, int]:
+        """The index that holds a row, and the row's number there."""
+        number = int(self._starts.searchsorted(row, side="right")) - 1
+        return self.indexes[number], row - int(self._starts[number])
+
+    def sources(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[b] number of the index that holds each of `rows` [b], and [b] the row's number there; -1 for row -1."""
+        sources = self._starts.searchsorted(rows, side="right") - 1
+        return sources, np.where(sources < 0, -1, rows - self._starts[sources])
+
+    def samples(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
+        """The samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin.
+
+        Raises:
+            DataError: an index or a dataset is damaged.
+        """
+        shares, row_starts = self._shares(rows)
+        samples = empty_samples(_lengths(shares, int(row_starts[-1])))
+        samples.keys[:, 1] = np.repeat(epochs, np.diff(row_starts))
+        for share in shares:
+            share.index.reader.fill(samples, share.slots, share.numbers)
+            samples.keys[share.slots, 0] = share.numbers
+            samples.keys[share.slots, 2] = share.index.random_key
+        return samples, row_starts
+
+    def examples(self, rows: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
+        """The stored examples of `rows` [b] (-1: none), and [b + 1] where each row's begin (static masking only).
+
+        Raises:
+            DataError: an index is damaged.
+        """
+        shares, row_starts = self._shares(rows)
+        return _stored_examples(shares, int(row_starts[-1])), row_starts
+
+    def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64]]:
+        """What each index contributes to a micro-batch of `rows`, and [b + 1] first sequence of each row."""
+        counts = np.zeros(len(rows), dtype=np.int64)
+        sources = self._starts.searchsorted(rows, side="right") - 1  # -1 for an empty row
+        found = []
+        for source in sorted(set(sources.tolist()) - {-1}):
+            places = np.flatnonzero(sources == source)
+            numbers, counts[places] = self.indexes[source].samples_of(rows[places] - self._starts[source])
+            found.append((self.indexes[source], places, numbers))
+        row_starts = starts_of(counts)
+        shares = [
+            _Share(index, ranges(row_starts[places], counts[places]), numbers) for index, places, numbers in found
+        ]
+        return shares, row_starts
+
+
+def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """starts[0], starts[0] + 1, ... counts[0] numbers, then those of the next range."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - ends + counts, counts) + np.arange(total)
+
+
+def _lengths(shares: Sequence[_Share], count: int) -> NDArray[np.int64]:
+    """[count] tokens of every sequence of a micro-batch."""
+    lengths = np.empty(count, dtype=np.int64)
+    for share in shares:
+        lengths[share.slots] = share.index.reader.lengths(share.numbers)
+    return lengths
+
+
+def _stored_examples(shares: Sequence[_Share], count: int) -> Examples:
+    lengths = _lengths(shares, count)
+    prediction_counts = np.empty(count, dtype=np.int64)
+    for share in shares:
+        copies = share.index.copies
+        prediction_counts[share.slots] = copies.prediction_counts(share.numbers, lengths[share.slots])
+    examples = empty_examples(lengths, prediction_counts)
+    for share in shares:
+        share.index.copies.fill(examples, share.slots, share.numbers)
+        examples.second_starts[share.slots] = share.index.reader.second_starts(share.numbers)
+        examples.is_random_next[share.slots] = share.index.records["is_random"][share.numbers]
+    return examples
+
+
+def next_sentence_share(index: SampleIndex) -> float | None:
+    """Share of pairs in which B truly follows A; None where the format has no such label."""
+    labels: NDArray[np.int8] = index.records["is_random"]
+    return None if len(labels) == 0 or labels[0] == NO_LABEL else float((labels == 0).mean())

@@ -1,0 +1,149 @@
+"""Static masking: the masked copies themselves as an indexed binary data set, written when the index is built.
+
+BERT's paper masks once, before training, and duplicates the corpus ten times so that masks differ between epochs of
+forty. Here num_duplicates passes are built, each sample is corrupted once under the key (seed, sample), and training
+reads examples. Files beside samples.npy, all memory-mapped, sample j being the slices offsets[j]:offsets[j + 1]:
+
+    masked_ids.npy             the sequences, special tokens in place (uint16, or int32 for large vocabularies)
+    masked_offsets.npy         [samples + 1] int64
+    prediction_positions.npy   ascending positions of the predicted tokens (int32)
+    prediction_labels.npy      their original ids
+    prediction_offsets.npy     [samples + 1] int64
+
+The next-sentence label is samples.npy's; token types follow from the lengths of A and B there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.index.reader import WHOLE, SampleReader, copy_tokens
+from ctxlm_ds.data.index.storage import NpyAppender, open_array
+from ctxlm_ds.data.numba_random import compiled, stream_key
+from ctxlm_ds.data.sample import Examples
+from ctxlm_ds.data.stream.collate import Objective
+from ctxlm_ds.errors import DataError
+
+PURPOSE = "static_mask"
+SAMPLES_AT_ONCE = 4096
+UINT16_VOCABULARY = 65_536
+
+
+def write_masked_copies(
+    directory: Path,
+    reader: SampleReader,
+    objective: Objective,
+    budgets: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    vocab_size: int,
+    seed: int,
+) -> None:
+    """Corrupt every sample once and write the five files; `budgets` gives the most predictions by length."""
+    id_dtype = np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32
+    dtypes: dict[str, Any] = {
+        "masked_ids": id_dtype, "masked_offsets": np.int64, "prediction_positions": np.int32,
+        "prediction_labels": id_dtype, "prediction_offsets": np.int64,
+    }
+    key = stream_key(seed, PURPOSE)
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(NpyAppender(directory / f"{name}.npy", dtype)) for name, dtype in dtypes.items()
+        }
+        files["masked_offsets"].append(np.zeros(1, dtype=np.int64))
+        files["prediction_offsets"].append(np.zeros(1, dtype=np.int64))
+        for begin in range(0, len(reader.records), SAMPLES_AT_ONCE):
+            samples = reader.read(np.arange(begin, min(begin + SAMPLES_AT_ONCE, len(reader.records))))
+            _append_examples(files, objective.corrupt_batch(samples, key, budgets(samples.lengths)))
+
+
+def _append_examples(files: dict[str, NpyAppender], examples: Examples) -> None:
+    files["masked_offsets"].append(files["masked_ids"].count + examples.starts[1:])
+    files["masked_ids"].append(examples.input_ids)
+    files["prediction_offsets"].append(files["prediction_labels"].count + examples.prediction_starts[1:])
+    files["prediction_labels"].append(examples.prediction_labels)
+    files["prediction_positions"].append(examples.prediction_positions)
+
+
+class StoredCopies(NamedTuple):
+    """The arrays of the five files."""
+
+    ids: NDArray[Any]
+    offsets: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    labels: NDArray[Any]
+    prediction_offsets: NDArray[np.int64]
+
+
+class MaskedCopies:
+    """The stored examples of an index."""
+
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        self._directory = directory
+        self._vocab_size = vocab_size
+        self._stored = StoredCopies(
+            open_array(directory, "masked_ids"),
+            open_array(directory, "masked_offsets"),
+            open_array(directory, "prediction_positions"),
+            open_array(directory, "prediction_labels"),
+            open_array(directory, "prediction_offsets"),
+        )
+
+    def prediction_counts(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[c] predictions of examples `numbers`, whose sequences have `lengths` [c].
+
+        Raises:
+            DataError: the files are damaged.
+        """
+        offsets = self._stored.prediction_offsets
+        counts = offsets[numbers + 1] - offsets[numbers]
+        wrong = np.flatnonzero((counts < 0) | (counts > lengths))
+        if len(wrong):
+            raise self._damaged(int(numbers[wrong[0]]))
+        return counts
+
+    def fill(self, examples: Examples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Write examples `numbers` [c] into the places `slots` [c] of `examples`, which has their lengths.
+
+        Second starts and next-sentence labels are not stored here.
+
+        Raises:
+            DataError: the files are damaged.
+        """
+        damaged = copy_examples(examples, slots, self._stored, numbers, self._vocab_size)
+        if damaged != WHOLE:
+            raise self._damaged(int(numbers[damaged]))
+
+    def _damaged(self, number: int) -> DataError:
+        return DataError(
+            f"{self._directory}: the masked copy of sample {number} is damaged; delete the folder and build the "
+            "samples again (tools/build_samples.py)"
+        )
+
+
+@compiled
+def copy_examples(
+    examples: Examples, slots: NDArray[np.int64], stored: StoredCopies, numbers: NDArray[np.int64], vocab_size: int
+) -> int:
+    """Copy stored sequences and predictions; the place in `numbers` of the first damaged one, else WHOLE."""
+    for place in range(len(numbers)):
+        number, slot = numbers[place], slots[place]
+        begin, end = examples.starts[slot], examples.starts[slot + 1]
+        first, after = examples.prediction_starts[slot], examples.prediction_starts[slot + 1]
+        start, stop = stored.offsets[number], stored.offsets[number + 1]
+        first_stored, after_stored = stored.prediction_offsets[number], stored.prediction_offsets[number + 1]
+        if not (
+            copy_tokens(examples.input_ids[begin:end], stored.ids, start, stop, vocab_size)
+            and copy_tokens(
+                examples.prediction_labels[first:after], stored.labels, first_stored, after_stored, vocab_size
+            )
+            and copy_tokens(
+                examples.prediction_positions[first:after], stored.positions, first_stored, after_stored, end - begin
+            )
+        ):
+            return place
+    return WHOLE

@@ -1,0 +1,264 @@
+"""Files of a sample index: .npy arrays written in pieces, memory-mapped for reading, in a folder that appears whole.
+
+Several processes, on one host or on many that share a folder, may want the same index at once: FINAL.building/ is
+locked (process/run_lock.py), one of them fills a folder in it, the others wait until that has its final name. Where the
+builder dies, its lock is taken over (on the same host at once, from another host when its heartbeat stands still for a
+minute) and what it left is removed. The lock only saves work: a folder gets its name by one rename, and only when it is
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ctxlm_ds.atomic import fsync_path, fsync_tree
+from ctxlm_ds.data.dataset.checksums import check_digest, file_digest
+from ctxlm_ds.errors import DataError, RunLockedError
+from ctxlm_ds.process.run_lock import GUARD_NAME, LOCK_NAME, RunLock
+
+logger = logging.getLogger("ctxlm_ds")
+
+META_NAME = "meta.json"
+BUILDING_SUFFIX = ".building"
+PARTIAL_PREFIX = "index-"
+FIRST_POLL_S = 0.5
+LONGEST_POLL_S = 5.0
+POLL_GROWTH = 1.5
+HANDOVER_S = 0.01
+HASHING_THREADS = 8
+WORTH_SAYING_BYTES = 1 << 30
+REMEDY = "delete the folder and build the samples again (tools/build_samples.py)"
+
+
+class NpyAppender:
+    """A one-dimensional .npy file that grows: the header, which has room for any length, is corrected at the end."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self.count = 0
+        self._handle = open(path, "wb")  # noqa: SIM115 - open for as long as the object
+        self._write_header()
+
+    def append(self, values: NDArray[Any]) -> None:
+        self._handle.write(np.ascontiguousarray(values, dtype=self.dtype).tobytes())
+        self.count += len(values)
+
+    def _write_header(self) -> None:
+        description = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": description, "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self._handle, header)
+
+    def __enter__(self) -> NpyAppender:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.seek(0)
+        self._write_header()
+        self._handle.close()
+
+
+def open_array(directory: Path, name: str) -> NDArray[Any]:
+    """A memory-mapped array (plain ndarray view: slicing a memmap object costs several times more).
+
+    Raises:
+        DataError: the file is no .npy array of the size that its header says.
+    """
+    path = directory / f"{name}.npy"
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except (OSError, ValueError) as error:
+        if path.exists() and path.stat().st_size > 0 and _is_empty_array(path):
+            return np.load(path)
+        raise DataError(f"{path}: not readable ({error}); delete the folder and build the samples again") from error
+
+
+def _is_empty_array(path: Path) -> bool:
+    """Whether a .npy file holds an array without elements, which cannot be mapped."""
+    try:
+        return np.load(path).size == 0
+    except (OSError, ValueError):
+        return False
+
+
+def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
+    """Make the folder `final` exist, whole: filled by this process, or by another one that this one waits for.
+
+    Args:
+        fill: writes every file into the folder it is given; the same files in any process.
+
+    Returns:
+        Whether this process has filled it.
+
+    Raises:
+        DataError: `final` is there without its meta.json, or the disk refuses (not writable, full).
+        Exception: whatever else `fill` raises; then nothing is left behind, and a waiting process tries in its turn.
+    """
+    workplace = final.with_name(f"{final.name}{BUILDING_SUFFIX}")
+    try:
+        return _build_or_wait(final, fill, RunLock(workplace, remedy="set data.sample_index_dir to another folder"))
+    except OSError as error:
+        _remove_abandoned(workplace)
+        where = f" ({error.filename})" if error.filename else ""
+        raise DataError(
+            f"{final.parent}: the sample index {final.name} cannot be built there: {error.strerror or error}{where}; "
+            "free space, or set data.sample_index_dir to a folder that can be written to and has room"
+        ) from error
+
+
+def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> bool:
+    workplace = lock.run_dir
+    is_announced = False
+    poll_s = FIRST_POLL_S
+    if (final / META_NAME).exists() and workplace.exists():
+        # Its builder died, or is just about to leave.
+        with suppress(RunLockedError, OSError):
+            lock.acquire()
+            _leave(lock)
+    while not (final / META_NAME).exists():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except RunLockedError as error:
+            if not is_announced:
+                logger.info("waiting for the sample index %s: %s", final, error)
+            is_announced = True
+            # Nodes that started together must not look at one file server in step.
+            time.sleep(poll_s * random.uniform(0.5, 1.0))
+            poll_s = min(LONGEST_POLL_S, poll_s * POLL_GROWTH)
+        except FileNotFoundError:  # its last user has just removed the workplace
+            time.sleep(HANDOVER_S)
+        else:
+            if _build_locked(final, fill, lock):
+                return True
+    return False
+
+
+def _build_locked(final: Path, fill: Callable[[Path], None], lock: RunLock) -> bool:
+    """Fill a folder aside and give it its name, unless that is done already or the lock is lost meanwhile."""
+    try:
+        if (final / META_NAME).exists():
+            return False
+        if final.exists():
+            raise DataError(f"{final}: has no {META_NAME}; it is damaged, delete the folder")
+        for left in lock.run_dir.glob(f"{PARTIAL_PREFIX}*"):
+            shutil.rmtree(left)
+        # A name of its own: a suspended process that wakes up after a takeover must not write into its successor's.
+        partial = lock.run_dir / f"{PARTIAL_PREFIX}{uuid.uuid4().hex}"
+        partial.mkdir()
+        logger.info("building the sample index %s", final)
+        fill(partial)
+        fsync_tree(partial)
+        lock.check()
+        os.rename(partial, final)
+        fsync_path(final.parent)
+        return True
+    except (OSError, RunLockedError):
+        if _is_ours(lock):
+            raise
+        logger.warning("the sample index %s is being built by another process now", final)
+        return False
+    finally:
+        _leave(lock)
+
+
+def _is_ours(lock: RunLock) -> bool:
+    try:
+        lock.check()
+    except RunLockedError:
+        return False
+    return True
+
+
+def _leave(lock: RunLock) -> None:
+    """Give the workplace back, and remove it unless somebody else is there already."""
+    if _is_ours(lock):
+        # Also what processes that were killed while they took the lock have left; a living one takes its turn again.
+        for left in lock.run_dir.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.name != LOCK_NAME:
+                left.unlink(missing_ok=True)
+    lock.release()
+    with suppress(OSError):
+        lock.run_dir.rmdir()
+
+
+def _remove_abandoned(workplace: Path) -> None:
+    """Remove a workplace in which the lock could not even be written."""
+    with suppress(OSError):
+        if not (workplace / LOCK_NAME).exists():
+            (workplace / GUARD_NAME).unlink(missing_ok=True)
+            workplace.rmdir()
+
+
+def write_meta(directory: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with the size and the sha256 of every other file of the folder."""
+    paths = sorted(directory.iterdir())
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, _digests(paths), strict=True)
+    }
+    (directory / META_NAME).write_text(json.dumps(meta | {"files": files}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_meta(directory: Path, key: str) -> dict[str, Any]:
+    """Read meta.json and check that it is the index of `key` and that every file is there in its full size.
+
+    Raises:
+        DataError: something is missing, of another size, or the index of something else.
+    """
+    path = directory / META_NAME
+    try:
+        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found, files = meta["key"], {name: int(entry["bytes"]) for name, entry in meta["files"].items()}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{directory}: no readable {META_NAME} ({error}); {REMEDY}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not what a sample index says of itself ({error!r}); {REMEDY}") from error
+    if found != key:
+        raise DataError(
+            f"{path}: this is the index with the key {str(found)[:12]}, not {key[:12]}: the folder was renamed; give "
+            "it its name back, or delete it"
+        )
+    for name, expected in files.items():
+        size = (directory / name).stat().st_size if (directory / name).exists() else None
+        if size != expected:
+            fault = "is missing" if size is None else f"has {size} bytes instead of {expected}"
+            raise DataError(f"{directory / name}: {fault}; {REMEDY}")
+    return meta
+
+
+def verify_files(directory: Path, meta: dict[str, Any]) -> None:
+    """Read every file of an index and compare its sha256 with meta.json's.
+
+    Raises:
+        DataError: a file is not what was built.
+    """
+    total_bytes = sum(entry["bytes"] for entry in meta["files"].values())
+    if total_bytes >= WORTH_SAYING_BYTES:
+        logger.info("verifying the sample index %s (%.1f GB)", directory, total_bytes / 1e9)
+    paths = [directory / name for name in meta["files"]]
+    for path, digest in zip(paths, _digests(paths), strict=True):
+        check_digest(path, digest, meta["files"][path.name]["sha256"], META_NAME, REMEDY)
+
+
+def _digests(paths: Iterable[Path]) -> list[str]:
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        return list(threads.map(file_digest, paths))

@@ -1,0 +1,77 @@
+"""How documents become a dataset: the settings, the names of the results, and what makes two builds the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ctxlm_ds.data.sources.reading import Shard
+from ctxlm_ds.errors import DataError
+
+BUILD_VERSION = 3
+"""Raised whenever the same input and settings give other bytes."""
+MIN_RECORDS_FOR_SHARE = 10_000
+"""A share of bad records is judged from so many records on, and at the end."""
+_NOT_IN_KEY = ("workers", "max_bad_records", "overwrite", "shard")
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessConfig:
+    """How documents become a dataset (the names of Megatron's flags)."""
+
+    json_keys: tuple[str, ...] = ("text",)
+    """Keys (columns) of a record to take; each gives a dataset of its own."""
+    split_sentences: bool = False
+    """A sequence is a sentence; otherwise the whole document."""
+    keep_newlines: bool = False
+    """Sentences keep the line ends behind them (only seen by tokenizers that have tokens for them)."""
+    append_eod: bool = False
+    """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
+    workers: int = 1
+    """Worker processes; the result does not depend on it."""
+    max_bad_records: int | float = 0
+    """Records that may be skipped because they are no documents; a float is a share of all records."""
+    input_format: str = "auto"
+    """`auto` (by file name) or a format of sources/reading.py."""
+    shard: Shard = Shard(0, 1)
+    """The part of the input that this dataset holds."""
+    overwrite: bool = False
+    """Replace datasets that exist, once the new ones are complete."""
+
+
+def parse_max_bad_records(text: str) -> int | float:
+    """`10` -> 10, `1%` -> 0.01. Raises DataError for anything else."""
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
+    if match is None or (match[2] and float(match[2]) > 100):
+        raise DataError(f"--max-bad-records {text}: a number of records (10) or a share of them (1%) is needed")
+    return int(match[1]) if match[1] else float(match[2]) / 100
+
+
+def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig) -> str:
+    """Megatron's name of a dataset, with the number of its shard."""
+    kind = "sentence" if config.split_sentences else "document"
+    return f"{output_prefix}_{key}_{kind}{_shard_suffix(config.shard)}"
+
+
+def shard_set_prefix(prefix: str, config: PreprocessConfig) -> str:
+    """A shard's prefix without its number: that of the whole."""
+    return prefix.removesuffix(_shard_suffix(config.shard))
+
+
+def _shard_suffix(shard: Shard) -> str:
+    return f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
+
+
+def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:
+    """sha256 (hex) of everything that decides the bytes: equal keys, equal datasets."""
+    settings = {key: value for key, value in asdict(config).items() if key not in _NOT_IN_KEY}
+    settings |= {
+        "version": BUILD_VERSION,
+        "sources": signature,
+        "tokenizer": fingerprint,
+        "shard": [config.shard.index, config.shard.count],
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,108 @@
+"""One chunk of records to arrays of tokens: parse, split, tokenize; the work of a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.dataset.reader import token_dtype
+from ctxlm_ds.data.preprocess.config import PreprocessConfig
+from ctxlm_ds.data.preprocess.sentences import split_sentences
+from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Position, parse_chunk
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.word_cache import flat_encoder
+
+
+@dataclass(slots=True)
+class EncodedKey:
+    """The documents of one chunk for one key."""
+
+    tokens: NDArray[np.int32] | NDArray[np.uint16]
+    """[tokens], flat."""
+    lengths: NDArray[np.int64]
+    """[sequences], tokens of each."""
+    document_sizes: NDArray[np.int64]
+    """[documents], sequences of each."""
+
+
+@dataclass(slots=True)
+class EncodedChunk:
+    """What a worker hands back."""
+
+    position: Position
+    bytes_read: int
+    keys: list[EncodedKey] = field(default_factory=list)
+    records: int = 0
+    characters: int = 0
+    empty_documents: int = 0
+    bad_records: list[BadRecord] = field(default_factory=list)
+
+
+class ChunkEncoder:
+    """Parses, splits and tokenizes one chunk at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, config: PreprocessConfig) -> None:
+        self.config = config
+        self._encode_flat = flat_encoder(tokenizer)
+        self._dtype = token_dtype(tokenizer.vocab_size)
+        self._end_id = tokenizer.sep_id if config.append_eod else None
+        # Byte-level BPE writes the space before a word into its token: a sentence that follows another has one.
+        self._sentence_prefix = tokenizer.sentence_prefix
+
+    def __call__(self, chunk: Chunk) -> EncodedChunk:
+        documents: list[dict[str, str]] = []
+        result = EncodedChunk(chunk.position, chunk.bytes_read)
+        for document in parse_chunk(chunk, self.config.json_keys):
+            if isinstance(document, BadRecord):
+                result.bad_records.append(document)
+            else:
+                documents.append(document)
+                result.characters += sum(map(len, document.values()))
+        result.records = len(documents) + len(result.bad_records)
+        result.keys = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
+        # A document empty under every key is left out; under one of several it stays, so that the datasets of all
+        # keys keep the same documents (Megatron pairs titles and texts by number).
+        kept = np.zeros(len(documents), dtype=np.bool_)
+        for encoded in result.keys:
+            kept |= encoded.document_sizes > 0
+        result.empty_documents = int(kept.size - np.count_nonzero(kept))
+        for encoded in result.keys:
+            encoded.document_sizes = encoded.document_sizes[kept]
+        return result
+
+    def _encode(self, texts: Sequence[str]) -> EncodedKey:
+        """All texts; one without any token has no sequences."""
+        pieces: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            parts = self._split(text)
+            counts.append(len(parts))
+            pieces.extend(parts)
+        tokens, lengths = self._encode_flat(pieces)
+        filled = lengths > 0
+        owners = np.repeat(np.arange(len(texts)), counts)[filled]
+        lengths, sizes = lengths[filled], np.bincount(owners, minlength=len(texts))
+        if self._end_id is not None and lengths.size:
+            last = np.cumsum(sizes)[sizes > 0] - 1
+            tokens = np.insert(tokens, np.cumsum(lengths)[last], self._end_id)
+            lengths[last] += 1
+        return EncodedKey(tokens.astype(self._dtype), lengths, sizes)
+
+    def _split(self, text: str) -> list[str]:
+        if not text or text.isspace():
+            return []
+        if not self.config.split_sentences:
+            return [text]
+        sentences = split_sentences(text, self.config.keep_newlines)
+        if not self._sentence_prefix:
+            return sentences
+        return sentences[:1] + [self._sentence_prefix + sentence for sentence in sentences[1:]]
+
+
+def build_encoder(tokenizer_path: str, config: PreprocessConfig) -> ChunkEncoder:
+    """A ChunkEncoder in a worker process."""
+    return ChunkEncoder(load_tokenizer(tokenizer_path), config)

@@ -1,0 +1,118 @@
+"""The folder of an unfinished dataset: who works on it, how far it has come, whether it may be gone on with.
+
+PREFIX.partial/ holds what is written, progress.json (replaced atomically, after everything it counts is on the disk)
+and a lock. Progress made from other sources, settings or a tokenizer is thrown away, and so is a damaged one.
+Not here: what is written (dataset/writer.py, job.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.data.dataset.writer import WriterState
+from ctxlm_ds.data.sources.reading import Position
+from ctxlm_ds.errors import DataError, RunLockedError
+from ctxlm_ds.process.run_lock import RunLock
+
+logger = logging.getLogger("ctxlm_ds")
+
+FOLDER_SUFFIX = ".partial"
+PROGRESS_NAME = "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an interrupted run goes on."""
+
+    build_key: str
+    position: Position
+    writers: list[WriterState]
+    counts: dict[str, int]
+    bad_records: dict[str, Any] = field(default_factory=dict)
+    is_prepared: bool = False
+    """Every file is complete and only has to get its name."""
+
+
+class PartialFolder:
+    """PREFIX.partial/, locked while the block lasts. Raises DataError where another process works on it."""
+
+    def __init__(self, prefix: str, build_key: str) -> None:
+        self.path = Path(f"{prefix}{FOLDER_SUFFIX}")
+        self.build_key = build_key
+        self._lock = RunLock(self.path, remedy="choose another --output-prefix")
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether some progress is on the disk."""
+        return (self.path / PROGRESS_NAME).exists()
+
+    def __enter__(self) -> PartialFolder:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except RunLockedError as error:
+            raise DataError(str(error)) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the folder, unless it holds progress that an interrupted run goes on from."""
+        with suppress(RunLockedError):  # whoever took the lock over works in the folder now
+            self._lock.check()
+            if kind is None or not self.is_kept:
+                shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raises RunLockedError where another process took the folder over (this one had been suspended)."""
+        self._lock.check()
+
+    def load(self) -> Progress | None:
+        """The progress to go on from; None (and an empty folder) without any of this build."""
+        progress = self._read()
+        if progress is not None and progress.build_key == self.build_key:
+            return progress
+        if progress is not None:
+            logger.warning("%s: holds progress of another input, tokenizer or setting; starting anew", self.path)
+        self.clear()
+        return None
+
+    def clear(self) -> None:
+        """Throw the progress away."""
+        (self.path / PROGRESS_NAME).unlink(missing_ok=True)
+        for left in self.path.glob("*.part"):
+            left.unlink()
+
+    def save(self, progress: Progress) -> None:
+        """Replace the progress; what it counts must be on the disk. Raises RunLockedError as `check`."""
+        self.check()
+        value = asdict(progress)
+        write_text(self.path / PROGRESS_NAME, json.dumps(value | {"sha256": _digest(value)}))
+
+    def _read(self) -> Progress | None:
+        path = self.path / PROGRESS_NAME
+        try:
+            value = json.loads(path.read_bytes())
+            if value.pop("sha256") != _digest(value):
+                raise DataError("changed since it was written")
+            states = [WriterState(**state) for state in value.pop("writers")]
+            return Progress(**(value | {"position": Position.from_json(value["position"]), "writers": states}))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
+            logger.warning("%s: damaged (%s); starting anew", path, error)
+            return None
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""A corpus as documents or texts, iterated as often as needed, with progress."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from ctxlm_ds.console import byte_progress
+from ctxlm_ds.data.sources.reading import (
+    KEY_HINT,
+    BadRecord,
+    Chunk,
+    Document,
+    check_keys,
+    find_sources,
+    parse_chunk,
+    read_chunks,
+    total_bytes,
+)
+from ctxlm_ds.errors import DataError
+
+logger = logging.getLogger("ctxlm_ds")
+
+_NAMED_BAD_RECORDS = 10
+
+
+class Corpus:
+    """Every document of some inputs (see reading.py), one pass an iteration, in order.
+
+    Raises DataError at once where an input is missing, while iterating where more than `max_bad_records` records are
+    no documents; those within the limit are left out, the first ten by name. `key_flags` says by which flag the user
+    named a key, where that is not --json-keys.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        json_keys: Sequence[str] = ("text",),
+        input_format: str = "auto",
+        max_bad_records: int = 0,
+        key_flags: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sources = find_sources(inputs, input_format)
+        self.json_keys = tuple(json_keys)
+        self.max_bad_records = max_bad_records
+        self._key_flags = dict(key_flags or {})
+        check_keys(self.sources, self.json_keys, " and ".join(self._key_flags.values()) or "--json-keys")
+
+    def __iter__(self) -> Iterator[str]:
+        """Every text of every document."""
+        for document in self.documents():
+            yield from document.values()
+
+    def documents(self) -> Iterator[Document]:
+        """Every document: its texts by key."""
+        num_bad = 0
+        with byte_progress("read", total_bytes(self.sources)) as progress:
+            for chunk in self._chunks():
+                for document in parse_chunk(chunk, self.json_keys):
+                    if isinstance(document, BadRecord):
+                        num_bad += 1
+                        self._refuse(document, num_bad)
+                    else:
+                        yield document
+                progress.update(chunk.bytes_read)
+        if num_bad:
+            logger.warning("%d records were no documents and were left out", num_bad)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        try:
+            yield from read_chunks(self.sources, self.json_keys)
+        except DataError as error:
+            raise DataError(self._with_flag(str(error))) from error
+
+    def _with_flag(self, message: str) -> str:
+        """The message; of a missing key or column with the flag that named it."""
+        for key, flag in self._key_flags.items():
+            if f"has no key {key!r}" in message or f"has no column {key!r}" in message:
+                return message.replace(KEY_HINT, f"; see {flag}")
+        return message
+
+    def _refuse(self, bad: BadRecord, num_bad: int) -> None:
+        if num_bad > self.max_bad_records:
+            beyond = f" (more than the {self.max_bad_records} allowed)" if self.max_bad_records else ""
+            remedy = f"mend it, or let such records be skipped with --max-bad-records N{beyond}"
+            raise DataError(f"{self._with_flag(str(bad))}; {remedy}")
+        if num_bad <= _NAMED_BAD_RECORDS:
+            logger.warning("skipped: %s", bad)

@@ -1,0 +1,213 @@
+"""Chunks of raw records to documents; runs in worker processes.
+
+In: a chunk (lines.py, tables.py). Out: each record's texts by key, or what is wrong with it. Texts hold no lone
+surrogates. Not here: reading, sentences.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ctxlm_ds.data.sources.lines import DOC_END
+from ctxlm_ds.data.sources.types import KEY_HINT, MAX_RECORD_BYTES, BadRecord, Chunk, Document, excerpt_of
+
+_BOM = b"\xef\xbb\xbf"
+_DOC_START = b"<doc "
+_ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>\s*$)')
+
+
+_JSON_TYPES = {
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+class _Unfit(Exception):
+    """A record is no document: (reason, detail)."""
+
+
+def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | BadRecord]:
+    """The document of each record, or what is wrong with it, in order."""
+    to_document = _TO_DOCUMENT[chunk.format]
+    for place, record in _RECORDS[chunk.format](chunk):
+        try:
+            yield to_document(record, json_keys)
+        except _Unfit as error:
+            reason, detail = error.args
+            position, unit = _position(chunk, place)
+            yield BadRecord(chunk.path, position, unit, reason, excerpt_of(record, json_keys), detail)
+    yield from chunk.bad_records
+
+
+def _position(chunk: Chunk, place: int) -> tuple[int, str]:
+    """Of the row, or of the line that begins at byte `place` of the chunk."""
+    if isinstance(chunk.records, list):
+        return chunk.first + place, "row"
+    if chunk.first == 0:
+        return chunk.offset + place, "byte"
+    return chunk.first + chunk.records.count(b"\n", 0, place), "line"
+
+
+def _rows(chunk: Chunk) -> Iterator[tuple[int, Any]]:
+    return enumerate(chunk.records)
+
+
+def _lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """(byte in the chunk, line without its end); a byte order mark at the file's start is left out."""
+    assert isinstance(chunk.records, bytes)
+    place = 0
+    for line in chunk.records.split(b"\n"):
+        yield place, line.removeprefix(_BOM) if place == chunk.offset == 0 else line
+        place += len(line) + 1
+
+
+def _json_lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    return ((place, line) for place, line in _lines(chunk) if line.strip())
+
+
+def _text_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """Documents are what blank lines separate."""
+    lines: list[bytes] = []
+    first = 0
+    for place, line in _lines(chunk):
+        if line.strip():
+            if not lines:
+                first = place
+            lines.append(line)
+        elif lines:
+            yield first, b"\n".join(lines)
+            lines = []
+    if lines:
+        yield first, b"\n".join(lines)
+
+
+def _wikiextractor_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """What lies between two `</doc>`, `<doc>` or ends of the chunk, without the closing line."""
+    lines: list[bytes] = []
+    first = 0
+    for place, line in _lines(chunk):
+        starts, ends = line.startswith(_DOC_START), line.startswith(DOC_END)
+        if starts and lines:
+            yield first, b"\n".join(lines)  # the one before was not closed
+            lines = []
+        if ends:
+            yield (first if lines else place), b"\n".join([*lines, DOC_END])
+            lines = []
+        elif lines or line.strip():
+            if not lines:
+                first = place
+            lines.append(line)
+    if lines:
+        yield first, b"\n".join(lines)
+
+
+def _decoded(record: bytes) -> str:
+    try:
+        return record.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _Unfit("not valid UTF-8", f"byte 0x{record[error.start]:02x} at {error.start}") from None
+
+
+def _from_text(record: bytes, json_keys: Sequence[str]) -> Document:
+    text = _checked(_decoded(record).strip("\r\n"))
+    return dict.fromkeys(json_keys, text)
+
+
+def _from_json(record: bytes, json_keys: Sequence[str]) -> Document:
+    text = _decoded(record)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        if not text.strip("\0 \t\r\n"):
+            raise _Unfit("nothing but NUL bytes", "") from None
+        raise _Unfit("not valid JSON", f"{error.msg.removesuffix(' at')} at column {error.colno}") from None
+    except RecursionError:
+        raise _Unfit("not valid JSON", "nested too deeply") from None
+    except ValueError:
+        raise _Unfit("not valid JSON", "a number of thousands of digits") from None
+    if not isinstance(value, dict):
+        raise _Unfit("not a JSON object", f"{_JSON_TYPES[type(value)]} where one with {json_keys[0]!r} is expected")
+    return _fields(value, json_keys)
+
+
+def _from_wikiextractor(record: bytes, json_keys: Sequence[str]) -> Document:
+    """The text without the title line above it, as WikiExtractor's own JSON has it, and with `&`, `<` and `>` for what
+    it writes in their place by default (its option --html-safe)."""
+    text = _decoded(record)
+    head, _, body = text.partition("\n")
+    if not head.startswith("<doc "):
+        raise _Unfit("outside of <doc> ... </doc>", "")
+    if not body.endswith("</doc>"):
+        raise _Unfit("no </doc> at the end", "")
+    fields: dict[str, Any] = {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(head.rstrip())}
+    body = body.removesuffix("</doc>")
+    first, _, rest = body.partition("\n")
+    if html.unescape(first.strip()) == fields.get("title", "").strip():
+        body = rest
+    for escaped, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+        body = body.replace(escaped, character)
+    return _fields(fields | {"text": body.strip("\r\n")}, json_keys)
+
+
+def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
+    document = {}
+    for key in json_keys:
+        if key not in record:
+            present = ", ".join(sorted(map(str, record)))[:200] or "none"
+            raise _Unfit(f"has no key {key!r}", f"its keys: {present}{KEY_HINT}")
+        text = record[key]
+        if text is None:
+            text = ""
+        elif isinstance(text, bytes):
+            text = _table_text(text)
+        elif not isinstance(text, str):
+            what = _JSON_TYPES.get(type(text), f"of type {type(text).__name__}")
+            raise _Unfit(f"the value of {key!r} is not text", what)
+        document[key] = _checked(text)
+    return document
+
+
+def _table_text(text: bytes) -> str:
+    """Tables hand their strings over as bytes, so that one that is not valid UTF-8 costs that row alone."""
+    if len(text) > MAX_RECORD_BYTES:
+        raise _Unfit(f"longer than {MAX_RECORD_BYTES:,} bytes", "")
+    return _decoded(text)
+
+
+def _checked(text: str) -> str:
+    """The text with `?` for lone surrogates, which JSON can write."""
+    if text.lstrip()[:1] == "\0" and not text.strip("\0 \t\r\n"):
+        raise _Unfit("nothing but NUL bytes", "")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return text.encode("utf-8", "replace").decode()
+    return text
+
+
+_RECORDS: dict[str, Callable[[Chunk], Iterator[tuple[int, Any]]]] = {
+    "text": _text_documents,
+    "jsonl": _json_lines,
+    "wikiextractor": _wikiextractor_documents,
+    "parquet": _rows,
+    "arrow": _rows,
+    "hf": _rows,
+}
+_TO_DOCUMENT: dict[str, Callable[[Any, Sequence[str]], Document]] = {
+    "text": _from_text,
+    "jsonl": _from_json,
+    "wikiextractor": _from_wikiextractor,
+    "parquet": _fields,
+    "arrow": _fields,
+    "hf": _fields,
+}

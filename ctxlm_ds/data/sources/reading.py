@@ -1,0 +1,263 @@
+"""Corpus files to chunks of raw records: one reader for every format, any shard of the input, from any place on.
+
+In: files (text, jsonl, WikiExtractor output, parquet, Arrow; lines also compressed), globs, hf://NAME. Out: chunks of
+about a megabyte, read one at a time (memory does not grow with the corpus), each with the position to go on at.
+Shards: the files lie one after another as one row of T bytes on disk; shard i of n has the bytes [T*i/n, T*(i+1)/n).
+Not here: documents (parse_chunk of parsing.py, in worker processes).
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+from ctxlm_ds.atomic import PARTIAL_MARK
+from ctxlm_ds.data.sources.compression import Decompressor, compression_of
+from ctxlm_ds.data.sources.hub import HF_SCHEME, read_hf
+from ctxlm_ds.data.sources.lines import read_lines
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.tables import read_table
+from ctxlm_ds.data.sources.types import (
+    INPUT_FORMATS,
+    KEY_HINT,
+    LINE_FORMATS,
+    MAX_RECORD_BYTES,
+    WHOLE,
+    BadRecord,
+    Chunk,
+    Document,
+    Piece,
+    Position,
+    ReadLimits,
+    Shard,
+    Source,
+    Span,
+)
+from ctxlm_ds.errors import DataError
+
+__all__ = [
+    "INPUT_FORMATS",
+    "KEY_HINT",
+    "BadRecord",
+    "Chunk",
+    "Document",
+    "Position",
+    "Shard",
+    "Source",
+    "check_keys",
+    "find_sources",
+    "parse_chunk",
+    "read_chunks",
+    "source_signature",
+    "total_bytes",
+]
+
+CHUNK_BYTES = 1 << 20
+CHUNK_ROWS = 4096
+MAX_TEXT_DOCUMENT_BYTES = 64 << 20
+"""A text document without any blank line is cut at the next line end beyond this."""
+
+_EXTENSIONS = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_ARCHIVES = (".tar", ".tgz", ".zip", ".7z", ".rar", ".lz4", ".z", ".pdf", ".docx")
+_WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
+_GLOB_CHARACTERS = ("*", "?", "[")
+_SIGNATURE_BYTES = 1 << 16
+
+
+def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
+    """The sources that `inputs` name: paths, globs (in sorted order), folders of datasets' save_to_disk, and
+    hf://NAME; a file named twice is taken once.
+
+    Raises DataError for a missing file, a glob without a match, another folder, or an unknown format.
+    """
+    if input_format not in INPUT_FORMATS:
+        raise DataError(f"input format {input_format!r} is not known; choose one of {', '.join(INPUT_FORMATS)}")
+    sources: dict[str, Source] = {}
+    for name in inputs:
+        if name.startswith(HF_SCHEME):
+            sources.setdefault(name, Source(name, "hf", "", 0))
+            continue
+        for path in _expand(name):
+            source = _file_source(path, input_format)
+            sources.setdefault(os.path.realpath(path), source)
+    if not sources:
+        raise DataError("no input; name at least one file, glob or hf://NAME")
+    return list(sources.values())
+
+
+def _expand(name: str) -> list[str]:
+    name = os.path.expanduser(name)
+    if os.path.isdir(name):
+        return _saved_files(name)
+    if os.path.exists(name) or not any(character in name for character in _GLOB_CHARACTERS):
+        return [name]
+    found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    paths = [path for path in found if not _is_unfinished(path)]
+    if not paths:
+        raise DataError(f"{name}: no file matches; check the pattern (quote it, so that the shell leaves it alone)")
+    return paths
+
+
+def _is_unfinished(path: str) -> bool:
+    """Whether a file lies in a folder that some tool is writing, or that a killed one left."""
+    return PARTIAL_MARK in os.path.basename(os.path.dirname(os.path.abspath(path)))
+
+
+def _saved_files(folder: str) -> list[str]:
+    """The Arrow files of a folder that datasets' save_to_disk wrote, in its order."""
+    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
+        raise DataError(f"{folder} holds several splits; name one, for example {os.path.join(folder, 'train')}")
+    state = os.path.join(folder, "state.json")
+    if not os.path.exists(state):
+        pattern = os.path.join(folder, "*.jsonl")
+        raise DataError(f"{folder} is a folder; name its files, for example '{pattern}'")
+    try:
+        with open(state, encoding="utf-8") as file:
+            names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"{state}: not what datasets' save_to_disk writes ({error!r}); save it again") from error
+    return [os.path.join(folder, name) for name in names]
+
+
+def _file_source(path: str, input_format: str) -> Source:
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise DataError(f"{path}: no such file; check its name") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path}: not a regular file (a pipe cannot be read from a place on); write it to a file first")
+    if _is_unfinished(path):
+        raise DataError(f"{path}: in a folder that was never finished; make it again, or copy the file elsewhere")
+    compression = compression_of(path)
+    stem = path[: -len(compression) - 1] if compression else path
+    if stem.lower().endswith(_ARCHIVES):
+        raise DataError(f"{path}: archives and documents are not read; unpack it to text, jsonl or parquet first")
+    chosen = _guess_format(path, stem, compression) if input_format == "auto" else input_format
+    if chosen not in LINE_FORMATS and compression:
+        raise DataError(f"{path}: a {chosen} file is read as it is; decompress it first")
+    return Source(path, chosen, compression, status.st_size)
+
+
+def _guess_format(path: str, stem: str, compression: str) -> str:
+    name = os.path.basename(stem)
+    if _WIKIEXTRACTOR_NAME.fullmatch(name):
+        with open(path, "rb") as raw:  # WikiExtractor gives its JSON form the same name
+            stream = Decompressor(raw, compression, path) if compression else raw
+            return "jsonl" if (stream.read(1) or b"") == b"{" else "wikiextractor"
+    return _EXTENSIONS.get(os.path.splitext(name)[1].lower(), "text")
+
+
+def total_bytes(sources: Iterable[Source], shard: Shard = WHOLE) -> int:
+    """Size on disk of all sources, or of a shard of them."""
+    span = _shard_span(sum(source.num_bytes for source in sources), shard)
+    return span.end - span.start
+
+
+def _shard_span(num_bytes: int, shard: Shard) -> Span:
+    return Span(num_bytes * shard.index // shard.count, num_bytes * (shard.index + 1) // shard.count)
+
+
+def read_chunks(
+    sources: Sequence[Source],
+    json_keys: Sequence[str] = ("text",),
+    shard: Shard = WHOLE,
+    after: Position | None = None,
+) -> Iterator[Chunk]:
+    """All records of a shard of the sources, in order; behind the chunk whose position `after` is, where given.
+
+    The shards' files, one after another, give what the whole gives (but for hf://, of which each has a part). The same
+    sources, shard and position give the same chunks. Raises DataError where a file cannot be read at all.
+    """
+    after = after or Position(0)
+    ours = _shard_span(sum(source.num_bytes for source in sources), shard)
+    end = 0
+    for number, source in enumerate(sources):
+        begin, end = end, end + source.num_bytes
+        if number < after.source:
+            continue
+        place = after if number == after.source and after != Position(number) else None
+        span = _local(ours, begin, end, is_last_shard=shard.index + 1 == shard.count)
+        pieces = _read_source(source, json_keys, shard, span, place)
+        for piece, is_last in _with_end(pieces):
+            on_disk = end if is_last else min(begin + piece.disk_bytes, end)
+            yield Chunk(
+                path=source.path,
+                format=source.format,
+                records=piece.records,
+                first=piece.first,
+                offset=piece.offset,
+                bad_records=piece.bad_records,
+                bytes_read=min(max(on_disk, ours.start), ours.end) - ours.start,
+                position=_position(number, piece, is_last),
+            )
+
+
+def _position(number: int, piece: Piece, is_last: bool) -> Position:
+    return Position(number + 1) if is_last else Position(number, piece.next_offset, piece.next_record)
+
+
+def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
+    """The part of the shard `ours` within the file at [begin, end), in the file's bytes. An empty file, which may be a
+    damaged one, belongs to the shard that its place belongs to, at the very end to the last."""
+    if begin == end:
+        return Span(0, int(ours.owns(begin) or (is_last_shard and begin == ours.end)))
+    return Span(max(0, min(ours.start, end) - begin), max(0, min(ours.end, end) - begin))
+
+
+def _read_source(
+    source: Source, json_keys: Sequence[str], shard: Shard, span: Span, after: Position | None
+) -> Iterator[Piece]:
+    limits = ReadLimits(CHUNK_BYTES, CHUNK_ROWS, MAX_TEXT_DOCUMENT_BYTES, MAX_RECORD_BYTES)
+    if source.format == "hf":
+        return read_hf(source, json_keys, shard, limits, after)
+    if span.start >= span.end:
+        return iter(())
+    if source.format in LINE_FORMATS:
+        return read_lines(source, span, limits, after)
+    return read_table(source, json_keys, span, limits, after)
+
+
+def _with_end(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
+    """Each piece and whether it is the last: a finished file is not opened again to find its end."""
+    held = next(pieces, None)
+    while held is not None:
+        following = next(pieces, None)
+        yield held, following is None
+        held = following
+
+
+def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str = "--json-keys") -> None:
+    """Raises DataError where several keys are asked of a format that has one text a document, or a key twice."""
+    if not json_keys or len(set(json_keys)) != len(json_keys):
+        raise DataError(f"{flags} {' '.join(json_keys)}: name each key once")
+    for source in sources:
+        if source.format == "text" and len(json_keys) > 1:
+            raise DataError(f"{source.path}: plain text has one text a document, {flags} name {len(json_keys)}")
+
+
+def source_signature(sources: Iterable[Source]) -> str:
+    """sha256 that tells other sources: over each one's name, format and size and its first and last 64 KiB; of a data
+    set from the Hub over what its hf:// address says (name a revision to pin it). Raises the disk's OSError."""
+    digest = hashlib.sha256()
+    for source in sources:
+        name = source.path if source.format == "hf" else os.path.basename(source.path)
+        digest.update(json.dumps([name, source.format, source.compression, source.num_bytes]).encode())
+        if source.format == "hf":
+            continue
+        with open(source.path, "rb") as file:
+            digest.update(file.read(_SIGNATURE_BYTES))
+            file.seek(max(0, source.num_bytes - _SIGNATURE_BYTES))
+            digest.update(file.read(_SIGNATURE_BYTES))
+    return digest.hexdigest()

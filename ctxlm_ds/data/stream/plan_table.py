@@ -1,0 +1,88 @@
+"""What a run will read, as a table: documents, tokens and epochs of each source, and what is held out.
+
+In: a recipe and its open sample indexes. Out: lines of text. Not here: one index in detail (data/index/summary.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.console import aligned
+from ctxlm_ds.data.stream.blend import stream_shares
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.source_rules import source_names
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.index.index import RowSource
+
+TRAIN_HEAD = ("source", "documents", "tokens an epoch", "rows an epoch", "share", "epochs", "tokens read")
+HELD_OUT_HEAD = ("held out", "documents", "tokens", "rows", "evaluated")
+
+
+def plan_lines(config: RunConfig, train: RowSource, held_out: Mapping[str, RowSource]) -> list[str]:
+    """What the run reads until training.max_steps, from its first step on; tokens include the special ones.
+
+    Raises:
+        DataError: a source that must have a share has no row.
+    """
+    training = config.training
+    total_rows = training.max_steps * training.global_batch_size
+    lines = [
+        f"the run reads {training.max_steps:,} steps of {training.global_batch_size:,} rows of "
+        f"{config.data.seq_length} positions: {total_rows:,} rows{_limits(config)}; {_blend(config)}",
+        *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
+    ]
+    if held_out:
+        lines += aligned([HELD_OUT_HEAD, *_held_out_rows(config, held_out)])
+    return lines
+
+
+def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> list[tuple[str, ...]]:
+    table: list[tuple[str, ...]] = []
+    sums = {"documents": 0, "tokens": 0, "rows": 0, "read": 0}
+    for name, index, share in zip(source_names(config), train.indexes, stream_shares(train, config), strict=True):
+        documents, tokens, rows = int(index.meta["documents"]), int(index.meta["tokens"]), len(index)
+        epochs = share * total_rows / max(1, rows)
+        figures = {"documents": documents, "tokens": tokens, "rows": rows, "read": round(epochs * tokens)}
+        sums = {key: sums[key] + value for key, value in figures.items()}
+        table.append(_train_row(name, figures, share, f"{epochs:.2f}"))
+    if len(table) > 1:
+        table.append(_train_row("together", sums, 1.0, f"{total_rows / max(1, sums['rows']):.2f}"))
+    return table
+
+
+def _train_row(name: str, figures: Mapping[str, int], share: float, epochs: str) -> tuple[str, ...]:
+    documents, tokens, rows, read = (f"{number:,}" for number in figures.values())
+    return name, documents, tokens, rows, f"{share:.2%}", epochs, read
+
+
+def _held_out_rows(config: RunConfig, held_out: Mapping[str, RowSource]) -> list[tuple[str, ...]]:
+    table: list[tuple[str, ...]] = []
+    for name, source in held_out.items():
+        documents = sum(int(index.meta["documents"]) for index in source.indexes)
+        tokens = sum(int(index.meta["tokens"]) for index in source.indexes)
+        evaluated = min(config.evaluation.max_rows, len(source))
+        table.append((name, f"{documents:,}", f"{tokens:,}", f"{len(source):,}", f"{evaluated:,}"))
+    return table
+
+
+def _limits(config: RunConfig) -> str:
+    training = config.training
+    limits = [
+        f"{name} {value:,}"
+        for name, value in (("max_tokens", training.max_tokens), ("max_hours", training.max_hours))
+        if value is not None
+    ]
+    return f" (unless {' or '.join(limits)} ends it before)" if limits else ""
+
+
+def _blend(config: RunConfig) -> str:
+    data = config.data
+    words = {
+        "concatenate": "every source as often as its epochs say",
+        "weighted": "sources by weight",
+        "temperature": f"sources by rows^(1/{data.temperature:g})",
+        "megatron": "sources in Megatron's order",
+    }
+    return words[data.blend] + (f", split {data.split}" if data.split is not None else "")

@@ -1,0 +1,186 @@
+"""What a rank that ends with an error leaves: one clear message, an exit status, and a record for the job to read.
+
+In: an exception that nobody caught. Out: lines on stderr and RUN/attempts/ATTEMPT/rank-00003.json.
+Not here: a rank that hangs (watchdog.py), a rank that is killed (it leaves nothing).
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import logging
+import os
+import re
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.errors import (
+    EXIT_TRAINING_ERROR,
+    EXIT_UNEXPECTED,
+    EXIT_USER_ERROR,
+    CtxlmError,
+    TrainingError,
+    is_from_another_rank,
+)
+from ctxlm_ds.process.failure_records import FailureRecord, read_record, record_name, shortened, write_record
+from ctxlm_ds.process.launch import RankInfo, StopSignal
+from ctxlm_ds.process.run_history import attempt_folder
+
+logger = logging.getLogger("ctxlm_ds")
+
+EXIT_INTERRUPTED = 130
+RANK_0_WAIT_S = 10.0
+POLL_S = 0.1
+TEARDOWN_S = 60.0
+SHOWN_CHARACTERS = 300
+
+DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+LOST_TYPES = ("ConnectionResetError", "BrokenPipeError")
+LOST_MESSAGES = re.compile(
+    r"connection (was )?(closed|reset) by|connection reset|broken pipe|socket closed|got 0 bytes"
+    r"|timed out waiting \d+\s*ms for|application timeout caused pair closure|wait timeout"
+    r"|waiting for clients|client socket has timed out|connect timeout|no route to host"
+    r"|ncclremoteerror|remote process exited|communicator was aborted|collective operation timeout",
+    re.IGNORECASE,
+)
+"""How gloo, NCCL and torch's store say that a peer is gone."""
+OWN_MESSAGES = re.compile(r"address already in use|failed to (bind|listen)", re.IGNORECASE)
+
+
+class FailureReport:
+    """Tells of the error that ends this rank.
+
+    `ranks` and `run_dir` are set as soon as they are known; before that rank 0's variables decide who speaks, and no
+    record is written.
+    """
+
+    def __init__(self, stop_signal: StopSignal) -> None:
+        self.ranks: RankInfo | None = None
+        self.run_dir: Path | None = None
+        self._stop_signal = stop_signal
+        self._started_unix_s = time.time()
+
+    def end(self, error: BaseException) -> int:
+        """Report an exception that ends the process.
+
+        Returns:
+            The exit status.
+        """
+        _bound_teardown()
+        record = FailureRecord(
+            time_unix_s=round(time.time(), 6),
+            rank=self.rank,
+            host=socket.gethostname(),
+            exit_status=exit_status(error),
+            error=type(error).__name__,
+            message=_message(error),
+            traceback=None if is_users(error) else "".join(traceback.format_exception(error)),
+            consequence=is_consequence(error),
+        )
+        if is_users(error) and record.rank != 0 and self._rank_0_says_so(record):
+            return record.exit_status
+        # A launcher may ask to stop from here on, which is no news any more.
+        self._stop_signal.requested = True
+        self._write(record)
+        self._say(record, error)
+        return record.exit_status
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, from the launcher's variables while nobody has looked closer."""
+        if self.ranks is not None:
+            return self.ranks.rank
+        text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        return int(text) if text.isdigit() else 0
+
+    def _folder(self) -> Path | None:
+        """Where records go; None while there is no run directory (a start that failed must not make one)."""
+        return attempt_folder(self.run_dir) if self.run_dir is not None and self.run_dir.is_dir() else None
+
+    def _write(self, record: FailureRecord) -> None:
+        folder = self._folder()
+        if folder is not None:
+            write_record(folder, record)
+
+    def _rank_0_says_so(self, record: FailureRecord) -> bool:
+        """Whether rank 0 ends with the same message, so that this rank need not repeat it.
+
+        Its record shows that, or the launcher, which stops the others when a rank has failed. A mistake that only this
+        rank can see (a file missing on its node) shows neither.
+        """
+        stopped_before = self._stop_signal.requested
+        deadline_s = time.monotonic() + RANK_0_WAIT_S
+        while time.monotonic() < deadline_s:
+            if self._stop_signal.requested and not stopped_before:
+                return True
+            folder = self._folder()
+            other = None if folder is None else read_record(folder / record_name(0))
+            if other is not None and other.time_unix_s >= self._started_unix_s - RANK_0_WAIT_S:
+                return (other.error, other.message) == (record.error, record.message)
+            time.sleep(POLL_S)
+        return False
+
+    def _say(self, record: FailureRecord, error: BaseException) -> None:
+        if is_users(error):
+            logger.error("error: %s", record.message)
+            return
+        alone = self.ranks is None or self.ranks.world_size == 1
+        tag = "" if alone else f"[rank {record.rank}] "
+        if isinstance(error, KeyboardInterrupt):
+            text = f"{tag}interrupted"
+        elif record.consequence:
+            how = "stops with another rank" if is_from_another_rank(error) else "lost the others"
+            text = f"{tag}{how}: {shortened(f'{record.error}: {record.message}', SHOWN_CHARACTERS)}"
+        else:
+            lines = (record.traceback or record.message).rstrip().splitlines()
+            text = "\n".join(f"{tag}{line}" for line in lines)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once, or the ranks' blocks mix.
+        os.write(2, (text + "\n").encode(errors="replace"))
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether the message alone tells a person what to mend."""
+    return isinstance(error, CtxlmError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether another rank's end is the reason: a lost connection, or an exception that travelled here."""
+    if isinstance(error, CtxlmError):
+        return False
+    if is_from_another_rank(error):
+        return True
+    link: BaseException | None = error
+    while link is not None:
+        text = str(link)
+        if (type(link).__name__ in LOST_TYPES or LOST_MESSAGES.search(text)) and not OWN_MESSAGES.search(text):
+            return True
+        link = link.__cause__
+    return False
+
+
+def exit_status(error: BaseException) -> int:
+    """The process's exit status for an exception, as errors.py has it."""
+    if isinstance(error, TrainingError):
+        return EXIT_TRAINING_ERROR
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return EXIT_USER_ERROR if is_users(error) else EXIT_UNEXPECTED
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and is_users(error):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where} (on {socket.gethostname()})"
+    return str(error)
+
+
+def _bound_teardown() -> None:
+    """End in any case: process groups whose peers are gone may wait for them while the interpreter shuts down."""
+    nowhere: Any = open(os.devnull, "w")  # noqa: SIM115 (kept open: the timer writes there from C)
+    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True, file=nowhere)

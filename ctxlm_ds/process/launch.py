@@ -1,0 +1,226 @@
+"""Which rank this process is, under any launcher, and what a process must set up before torch is imported.
+
+In: the environment. Out: RankInfo, the variables that torch.distributed and DeepSpeed read, a StopSignal.
+Not here: joining the process group (training/engine.py), agreeing to stop over all ranks (training/trainer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Literal
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+from ctxlm_ds.process.cores import available_cores, threads_per_rank
+from ctxlm_ds.process.interfaces import choose_gloo_interface
+from ctxlm_ds.process.launcher_watch import die_with_launcher
+from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.slurm import is_srun_task, read_task
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One process among those of a run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    launcher: Literal["deepspeed", "torchrun", "srun", "environment", "single"]
+    device_index: int
+    """Accelerator of this rank among those it sees: its local rank, or 0 where each task sees one of its own."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+
+def discover_ranks(environ: Mapping[str, str] | None = None) -> RankInfo:
+    """This process's place, from DeepSpeed's or torchrun's variables, srun's, or none (one process).
+
+    Raises:
+        ConfigError: variables are missing, are no numbers, or contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _from_launcher(environ)
+    if is_srun_task(environ):
+        return _from_srun(environ)
+    return RankInfo(0, 1, 0, 1, "127.0.0.1", _free_port(), "single", 0)
+
+
+def _from_launcher(environ: Mapping[str, str]) -> RankInfo:
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    alone = world_size == 1
+    if rank >= world_size:
+        raise ConfigError(f"RANK is {rank} but WORLD_SIZE is {world_size}; unset both to run one process")
+    local_rank = _number(environ, "LOCAL_RANK", "0" if alone else None)
+    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
+    if not address:
+        raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
+    port = _free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
+    # DeepSpeed's launcher says LOCAL_SIZE.
+    unknown = str(world_size if address in LOOPBACK else 1)
+    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
+    local_world_size = _number(environ, local_name, unknown)
+    launcher: Literal["deepspeed", "torchrun", "environment"] = "environment"
+    if "TORCHELASTIC_RUN_ID" in environ:
+        launcher = "torchrun"
+    elif "CROSS_RANK" in environ:
+        launcher = "deepspeed"
+    return RankInfo(rank, world_size, local_rank, local_world_size, address, port, launcher, local_rank)
+
+
+def _from_srun(environ: Mapping[str, str]) -> RankInfo:
+    task = read_task(environ)
+    address = task.hosts[0] if len(task.hosts) > 1 else "127.0.0.1"
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    own_device = bool(visible) and "," not in visible
+    return RankInfo(
+        rank=task.rank,
+        world_size=task.world_size,
+        local_rank=task.local_rank,
+        local_world_size=task.local_world_size,
+        master_addr=environ.get("MASTER_ADDR") or address,
+        master_port=_number(environ, "MASTER_PORT", str(task.port if task.world_size > 1 else _free_port())),
+        launcher="srun",
+        device_index=0 if own_device else task.local_rank,
+    )
+
+
+def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = None) -> None:
+    """Set what torch.distributed and DeepSpeed read (without RANK and the rest DeepSpeed would look for MPI).
+
+    LOCAL_RANK is the device index, because that is what DeepSpeed takes it for.
+    """
+    environ = os.environ if environ is None else environ
+    environ.update(
+        RANK=str(ranks.rank),
+        WORLD_SIZE=str(ranks.world_size),
+        LOCAL_RANK=str(ranks.device_index),
+        LOCAL_WORLD_SIZE=str(ranks.local_world_size),
+        MASTER_ADDR=ranks.master_addr,
+        MASTER_PORT=str(ranks.master_port),
+    )
+
+
+def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: bool = False) -> int:
+    """Everything between knowing the rank and joining the others; imports torch last.
+
+    Args:
+        ranks: from discover_ranks().
+        deterministic: deterministic algorithms on the accelerator.
+        one_queue: launch CUDA kernels in one queue, so that a collective starts before the product beside it
+            (tensor parallelism).
+
+    Returns:
+        The number of threads that torch now uses.
+    """
+    export_ranks(ranks)
+    quiet_libraries()
+    use_own_build_folder()
+    clear_stale_build_locks()
+    if ranks.launcher in ("deepspeed", "torchrun"):
+        die_with_launcher(watch_grandparent=ranks.launcher == "deepspeed" and ranks.local_rank == 0)
+    if ranks.launcher == "srun" and ranks.world_size > ranks.local_world_size:
+        choose_gloo_interface((*read_task(os.environ).hosts, ranks.master_addr), os.environ)
+    threads = threads_per_rank(available_cores(), ranks.local_world_size, os.environ)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    _raise_file_limit()
+    if one_queue:
+        # Read when CUDA starts (Megatron-LM asks for it likewise).
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    import torch
+
+    torch.set_num_threads(threads)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    return threads
+
+
+def _raise_file_limit() -> None:
+    """As many open files as the system allows: gloo keeps a socket to every rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class StopSignal:
+    """A request to stop at the next step: SIGTERM (a launcher, Slurm), SIGUSR1 (Slurm ahead of the limit), Ctrl-C.
+
+    Install it before torch is imported: until then SIGUSR1 ends the process. A second Ctrl-C interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.name: str | None = None
+        """Name of the signal that came first, such as SIGTERM; None while none came."""
+        self._interrupts = 0
+        self._before: dict[signal.Signals, object] = {}
+
+    @property
+    def number(self) -> int:
+        """The signal's number; 0 while none is asked for."""
+        return int(signal.Signals[self.name or "SIGTERM"]) if self.requested else 0
+
+    def install(self) -> StopSignal:
+        """Handle the signals from now on (main thread only)."""
+        for number in STOP_SIGNALS:
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def restore(self) -> None:
+        """Put the handlers back that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+        if self.requested:
+            return
+        self.requested = True
+        self.name = signal.Signals(number).name
+        if os.environ.get("RANK", "0") == "0":
+            again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+            # Not through logging: a handler may interrupt the logger itself. Nobody may be left to read it.
+            with contextlib.suppress(OSError):
+                os.write(2, f"{self.name}: saving a checkpoint and stopping after this step{again}\n".encode())
+
+
+def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    value = environ.get(name) or default
+    if value is None:
+        raise ConfigError(
+            f"{name} is missing although RANK or WORLD_SIZE is set; start with deepspeed, torchrun or srun, or unset "
+            "RANK and WORLD_SIZE to run one process"
+        )
+    if not value.isdigit():
+        raise ConfigError(f"{name} is {value!r}, a number is expected")
+    return int(value)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,366 @@
+"""One live job a run directory: a lock that outlives crashes, requeues and shared storage.
+
+Also of any other folder that one process fills (an unfinished dataset). RUN/lock.json says who holds it (host,
+process, job); its modification time is the heartbeat. It is created by a hard link, which is atomic on every file
+system, NFS included. A dead holder is replaced: on the same host as soon as its process is gone, on another host when
+its heartbeat stands still. A job that Slurm has started again, or its successor, replaces its own earlier start even
+where that lives on, on a node that Slurm has given up: cut off the network it hangs, and its heartbeat goes on. Of
+several contenders exactly one wins, because the takeover of one lock is itself claimed by a hard link named after that
+lock's token. Where record locks work (local disks, NFS) RUN/.lock is locked too: the kernel frees it with the process,
+and forked loader workers do not inherit it. Only rank 0 locks a run; the caller tells the other ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ctxlm_ds.errors import RunLockedError
+from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
+
+logger = logging.getLogger("ctxlm_ds")
+
+LOCK_NAME = "lock.json"
+GUARD_NAME = ".lock"
+HEARTBEAT_S = 10.0
+STALE_AFTER_S = 60.0
+POLL_S = 0.5
+HANDOVER_S = 2.0
+HANDOVER_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A lock file as one look found it."""
+
+    record: LockRecord | None
+    """None where the file is not a lock record."""
+    heartbeat_ns: int
+    inode: int
+
+
+class RunLock:
+    """The lock of one run directory.
+
+    Args:
+        run_dir: made if missing.
+        stale_after_s: how long another host's heartbeat must stand still before its lock is taken over.
+        heartbeat_s: time between heartbeats.
+        remedy: what a refusal advises besides waiting and stopping the holder.
+        on_loss: called from the heartbeat's thread when another process has taken the lock over.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        stale_after_s: float = STALE_AFTER_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        remedy: str = "choose another run_dir",
+        on_loss: Callable[[], None] | None = None,
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self._path = self.run_dir / LOCK_NAME
+        self._stale_after_s = stale_after_s
+        self._heartbeat_s = heartbeat_s
+        self._remedy = remedy
+        self._on_loss = on_loss
+        self._record = this_process()
+        self._handle = -1
+        self._guard = -1
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lost = False
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def acquire(self, wait_s: float = 0.0) -> RunLock:
+        """Take the lock, waiting for a live holder at most `wait_s`.
+
+        Raises:
+            RunLockedError: somebody else holds it; the message says who, and what to do.
+        """
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._record = this_process()
+        self._lost = False
+        start_s = time.monotonic()
+        announced = False
+        while not self._try_acquire():
+            holder = self._look(self._path)
+            waited_s = time.monotonic() - start_s
+            if waited_s >= max(wait_s, self._patience_s(holder)):
+                raise RunLockedError(self._refusal(holder, wait_s))
+            if not announced:
+                announced = True
+                logger.info("waiting for %s, held by %s", self.run_dir, _who(holder))
+            time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
+        self._start_heartbeat()
+        atexit.register(self.release)
+        return self
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds the lock, as far as the last heartbeat knows."""
+        return self._handle >= 0 and not self._lost and self._record.pid == os.getpid()
+
+    @property
+    def token(self) -> str:
+        """What RUN/lock.json holds of this lock and of no other."""
+        return self._record.token
+
+    def check(self) -> None:
+        """Make sure that the lock is still this process's own.
+
+        Raises:
+            RunLockedError: another job took it over (this process had been suspended), or it was released.
+        """
+        if self.held:
+            self._confirm()
+        if not self.held:
+            raise RunLockedError(
+                f"{self.run_dir} is no longer locked by this process: {_who(self._look(self._path))} has it now; "
+                "this process must not write there and stops"
+            )
+
+    def release(self) -> None:
+        """Give the lock back; safe to call twice and in a forked child (where it does nothing)."""
+        if self._handle < 0 or self._record.pid != os.getpid():
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._still_ours():
+            self._path.unlink(missing_ok=True)
+        os.close(self._handle)
+        self._handle = -1
+        self._release_guard()
+        atexit.unregister(self.release)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    # Taking
+
+    def _try_acquire(self) -> bool:
+        if not self._take_guard() and not self._abandoned_elsewhere():
+            return False
+        try:
+            taken = self._try_lock_file()
+        except BaseException:
+            self._release_guard()
+            raise
+        if not taken:
+            self._release_guard()
+        return taken
+
+    def _try_lock_file(self) -> bool:
+        holder = self._look(self._path)
+        if holder is None:
+            return self._link_own(self._path)
+        if not self._is_dead(holder):
+            return False
+        return self._take_over(holder)
+
+    def _take_over(self, dead: _Observed) -> bool:
+        """Replace a dead holder's lock, unless a contender is faster.
+
+        The right to replace the lock with token T belongs to whoever links the claim file of T. A claimer may die in
+        its turn: then the claim on its own token decides, and so on.
+        """
+        assert dead.record is not None
+        claims: list[Path] = []
+        rival: _Observed | None = dead
+        while rival is not None and rival.record is not None and self._is_dead(rival):
+            claims.append(self._path.with_name(f"{LOCK_NAME}.claim-{rival.record.token}"))
+            if self._link_own(claims[-1]):
+                break
+            rival = self._look(claims[-1])
+        else:
+            return False
+        current = self._look(self._path)
+        if current is None or current.record is None or current.record.token != dead.record.token:
+            self._close_handle()
+            claims[-1].unlink(missing_ok=True)
+            return False
+        lives = not self._is_gone(dead)
+        state = "which Slurm has given up" if lives else "which is gone"
+        logger.warning("taking over %s from %s, %s", self.run_dir, dead.record.describe(), state)
+        os.replace(claims[-1], self._path)
+        for claim in claims:
+            claim.unlink(missing_ok=True)
+        if lives and self._guard < 0:
+            # It may be writing still; its next heartbeat tells it.
+            time.sleep(1.5 * self._heartbeat_s)
+        return True
+
+    def _link_own(self, target: Path) -> bool:
+        """Create `target` with this process's record, complete from its first moment; False where it exists."""
+        aside = self._path.with_name(f"{LOCK_NAME}.new-{self._record.token}")
+        handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(handle, (json.dumps(asdict(self._record), indent=1) + "\n").encode())
+            os.fsync(handle)
+            try:
+                os.link(aside, target)
+            except FileExistsError:
+                # NFS may report failure for a link that was made; the count of links tells.
+                if os.fstat(handle).st_nlink != 2:
+                    os.close(handle)
+                    return False
+        finally:
+            aside.unlink(missing_ok=True)
+        self._close_handle()
+        self._handle = handle
+        return True
+
+    def _close_handle(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _take_guard(self) -> bool:
+        """The record lock on RUN/.lock; True also where the file system has no such locks."""
+        self._guard = os.open(self.run_dir / GUARD_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._release_guard()
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
+
+    def _release_guard(self) -> None:
+        if self._guard >= 0:
+            os.close(self._guard)
+            self._guard = -1
+
+    # Judging
+
+    def _is_dead(self, holder: _Observed) -> bool:
+        return self._is_gone(holder) or self._is_given_up(holder)
+
+    def _is_given_up(self, holder: _Observed) -> bool:
+        """Slurm started this process because that one's node is lost. On the same machine the process table knows."""
+        record = holder.record
+        return record is not None and not record.same_machine(self._record) and record.is_succeeded_by(self._record)
+
+    def _is_gone(self, holder: _Observed) -> bool:
+        record = holder.record
+        if record is None:
+            return False
+        if record.same_machine(self._record):
+            return process_start_ticks(record.pid) != record.process_start_ticks
+        still_s = self._unchanged_for(record.token, holder.heartbeat_ns)
+        return still_s >= self._stale_after_s or (
+            self._age_s(holder) > self._stale_after_s and still_s > 1.5 * self._heartbeat_s
+        )
+
+    def _patience_s(self, holder: _Observed | None) -> float:
+        """How long to look on even where no wait is allowed."""
+        if holder is None:
+            return HANDOVER_S
+        if holder.record is None:
+            return 0.0
+        if holder.record.same_machine(self._record):
+            # Its last thread may still be dying with the record lock, or another contender is faster.
+            return HANDOVER_S if self._is_dead(holder) else 0.0
+        # Clocks may differ: an old heartbeat is watched for a while.
+        return 2 * self._heartbeat_s if self._age_s(holder) > self._stale_after_s else 0.0
+
+    def _abandoned_elsewhere(self) -> bool:
+        """Whether the record lock can only be what a crashed host left on a file server."""
+        holder = self._look(self._path)
+        if holder is None or holder.record is None or holder.record.same_machine(self._record):
+            return False
+        return self._is_dead(holder)
+
+    def _unchanged_for(self, token: str, heartbeat_ns: int) -> float:
+        """How long this process has seen the same heartbeat, by its own monotonic clock."""
+        now_s = time.monotonic()
+        if token not in self._seen or self._seen[token][0] != heartbeat_ns:
+            self._seen[token] = (heartbeat_ns, now_s)
+        return now_s - self._seen[token][1]
+
+    @staticmethod
+    def _age_s(holder: _Observed) -> float:
+        return time.time() - holder.heartbeat_ns / 1e9
+
+    @staticmethod
+    def _look(path: Path) -> _Observed | None:
+        try:
+            with open(path, "rb") as handle:
+                status = os.fstat(handle.fileno())
+                text = handle.read()
+        except FileNotFoundError:
+            return None
+        record: LockRecord | None
+        try:
+            record = LockRecord(**json.loads(text))
+        except (ValueError, TypeError):
+            record = None
+        return _Observed(record, status.st_mtime_ns, status.st_ino)
+
+    def _refusal(self, holder: _Observed | None, wait_s: float) -> str:
+        waited = f" after waiting {wait_s:.0f} s" if wait_s else ""
+        if holder is None:
+            return f"{self.run_dir} is being locked by another process{waited}; start again in a moment"
+        if holder.record is None:
+            return (
+                f"{self._path} is not a lock this program wrote{waited}; if no job uses {self.run_dir}, remove the file"
+            )
+        by_pid = f"kill {holder.record.pid} on {holder.record.host}"
+        stop = f"scancel {holder.record.job_id}" if holder.record.job_id else by_pid
+        age_s = max(0.0, self._age_s(holder))
+        return (
+            f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
+            f"ago{waited}. Wait until it ends, stop it ({stop}), or {self._remedy}"
+        )
+
+    # Holding
+
+    def _start_heartbeat(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        failing = False
+        while not self._lost and not self._stop.wait(self._heartbeat_s):
+            try:
+                # The own file, not the path: after a takeover it is nobody's lock any more.
+                os.utime(self._handle)
+                self._confirm()
+                failing = False
+            except OSError as error:
+                if not failing:
+                    logger.warning("heartbeat of %s fails until this is mended: %s", self._path, error)
+                failing = True
+        if self._lost and self._on_loss is not None:
+            self._on_loss()
+
+    def _confirm(self) -> None:
+        """Notice a takeover; put the file back where somebody merely removed it."""
+        if self._still_ours() or (self._look(self._path) is None and self._link_own(self._path)):
+            return
+        self._lost = True
+        logger.error("%s was taken over by %s", self.run_dir, _who(self._look(self._path)))
+
+    def _still_ours(self) -> bool:
+        current = self._look(self._path)
+        return current is not None and current.record is not None and current.record.token == self._record.token
+
+
+def _who(holder: _Observed | None) -> str:
+    return holder.record.describe() if holder is not None and holder.record is not None else "another process"

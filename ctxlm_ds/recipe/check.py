@@ -1,0 +1,303 @@
+"""What is impossible together: every finding with its settings, its values and the way out.
+
+In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), layouts over ranks
+(layout.py), DeepSpeed's JSON (deepspeed.py), anything that needs the data. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.decoder_rules import decoder_problems
+from ctxlm_ds.recipe.layout import layout_problems
+from ctxlm_ds.recipe.problems import Problem, raise_problems
+from ctxlm_ds.recipe.schema import PAIR_FORMATS, RunConfig
+from ctxlm_ds.recipe.source_rules import source_problems
+
+DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
+SPECIAL_TOKENS_OF_PAIR = 3
+SPECIAL_TOKENS_OF_ROBERTA_PAIR = 4
+SPECIAL_TOKENS_OF_SINGLE = 2
+
+Check = Callable[[RunConfig], Iterator[Problem]]
+
+
+def check_config(config: RunConfig, world_size: int | None) -> None:
+    """Refuse combinations that cannot work.
+
+    Args:
+        config: a loaded recipe.
+        world_size: number of ranks; None where it is not known yet.
+
+    Raises:
+        ConfigError: lists all of them.
+    """
+    raise_problems(f"recipe {config.name}", find_problems(config, world_size))
+
+
+def check_device(config: RunConfig, device_type: str) -> None:
+    """Refuse a precision that the device cannot train in (`device_type`: cpu or cuda).
+
+    Raises:
+        ConfigError: fp16 on a CPU, which DeepSpeed refuses.
+    """
+    if config.training.precision == "fp16" and device_type == "cpu":
+        raise ConfigError(
+            "training.precision: fp16 does not train on a CPU (DeepSpeed refuses it); set it to bf16 or fp32"
+        )
+
+
+def find_problems(config: RunConfig, world_size: int | None = None) -> list[Problem]:
+    """Every impossible combination, without raising."""
+    problems = [problem for check in CHECKS for problem in check(config)]
+    return problems + list(layout_problems(config, world_size))
+
+
+def total_schedule_steps(config: RunConfig) -> int:
+    """Schedule step at which the decay ends."""
+    return config.schedule.total_steps or config.schedule.start_step + config.training.max_steps
+
+
+def warmup_schedule_steps(config: RunConfig) -> int:
+    """Steps of warmup, a fraction rounded down (2,000 for 28.43 % of 7,038, as published)."""
+    return resolve_warmup(config.schedule.warmup_steps, config.schedule.warmup_fraction, total_schedule_steps(config))
+
+
+def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) -> int:
+    """Steps of warmup from whichever of the two is given; none is 0."""
+    if steps is not None:
+        return steps
+    return int(round((fraction or 0.0) * total_steps, 6))
+
+
+def unused_settings(config: RunConfig) -> list[str]:
+    """One sentence for each setting that was changed and has no effect here; for a warning at the start."""
+    defaults = RunConfig()
+    idle = {
+        "data.temperature": config.data.blend != "temperature",
+        "data.short_seq_prob": config.data.sample_format != "segment_pair",
+        "data.max_sequences_per_row": not config.data.shares_rows,
+        "data.reset_at_documents": config.data.sample_format != "blocks",
+        "training.initial_loss_scale_power": config.training.precision != "fp16",
+        "schedule.power": config.schedule.name != "polynomial",
+        "schedule.decay_fraction": config.schedule.name != "wsd",
+        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
+        "model.type_vocab_size": config.model.family != "bert",
+        "anomalies.spike_threshold": config.anomalies.spike == "ignore",
+        "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
+        "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),
+        "anomalies.max_rollbacks": "rollback" not in (config.anomalies.non_finite, config.anomalies.spike),
+        "parallel.pipeline_partition": config.parallel.pipeline_parallel_size == 1,
+    }
+    if config.objective.name == "causal_lm":
+        idle |= {f"objective.{name}": True for name in type(config.objective).model_fields if name != "name"}
+    if config.schedule.name == "constant":
+        idle["schedule.final_learning_rate"] = True
+    if config.optimizer.name == "from_ds_config":
+        idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay")}
+    sentences = []
+    for path, without_effect in idle.items():
+        section, name = path.split(".")
+        value = getattr(getattr(config, section), name)
+        if without_effect and value != getattr(getattr(defaults, section), name):
+            sentences.append(f"{path}: {value} has no effect with the other settings of this recipe")
+    keep = config.checkpoint.keep_every_steps
+    if keep is not None and keep % config.checkpoint.interval_steps:
+        sentences.append(
+            f"checkpoint.keep_every_steps: {keep} is no multiple of checkpoint.interval_steps "
+            f"{config.checkpoint.interval_steps}: few checkpoints fall on it"
+        )
+    return sentences
+
+
+def _check_model(config: RunConfig) -> Iterator[Problem]:
+    model = config.model
+    if model.hidden_size % model.num_attention_heads:
+        yield Problem(
+            "model.num_attention_heads",
+            f"{model.num_attention_heads} does not divide model.hidden_size {model.hidden_size}; "
+            f"{_nearest_divisor(model.hidden_size, model.num_attention_heads)} does",
+            ("model.hidden_size",),
+        )
+    for name in ("hidden_dropout", "attention_dropout"):
+        if getattr(model, name) >= 1.0:
+            yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
+    if model.family == "bert" and config.data.sample_format in PAIR_FORMATS and model.type_vocab_size < 2:
+        yield Problem(
+            "model.type_vocab_size",
+            f"{model.type_vocab_size} cannot tell the two sentences of {config.data.sample_format} apart; set it to 2",
+            ("data.sample_format", "model.family"),
+        )
+
+
+def _check_rows(config: RunConfig) -> Iterator[Problem]:
+    data, model = config.data, config.model
+    if data.seq_length > model.max_position_embeddings:
+        yield Problem(
+            "data.seq_length",
+            f"{data.seq_length} is longer than model.max_position_embeddings {model.max_position_embeddings}; "
+            "shorten the rows or lengthen the table",
+            ("model.max_position_embeddings",),
+        )
+    if data.sample_format == "blocks":
+        special = 0
+    elif data.sample_format not in PAIR_FORMATS:
+        special = SPECIAL_TOKENS_OF_SINGLE
+    else:
+        special = SPECIAL_TOKENS_OF_PAIR if model.family == "bert" else SPECIAL_TOKENS_OF_ROBERTA_PAIR
+    least = special + (2 if data.sample_format in PAIR_FORMATS else 1)
+    if data.seq_length < least:
+        yield Problem(
+            "data.seq_length",
+            f"{data.seq_length} leaves no room for text: {special} positions are special tokens; set at least {least}",
+            ("data.sample_format", "model.family"),
+        )
+    if data.packing and data.max_sequences_per_row < 2:
+        text = "1 packs nothing; set it to 2 or more, or data.packing to false"
+        yield Problem("data.max_sequences_per_row", text, ("data.packing",))
+
+
+def _check_name(config: RunConfig) -> Iterator[Problem]:
+    if "/" in config.name or config.name in ("", ".", ".."):
+        yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
+
+
+def _check_objective(config: RunConfig) -> Iterator[Problem]:
+    objective = config.objective
+    if objective.keep_prob + objective.random_prob > 1.0:
+        yield Problem(
+            "objective.random_prob",
+            f"{objective.random_prob:g} and objective.keep_prob {objective.keep_prob:g} add up to more than 1; "
+            "what they leave becomes the mask token (0.1 and 0.1 as published)",
+            ("objective.keep_prob",),
+        )
+    if not 0.0 < objective.mask_prob < 1.0:
+        yield Problem("objective.mask_prob", f"{objective.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
+    if objective.max_predictions is not None and objective.max_predictions > config.data.seq_length:
+        yield Problem(
+            "objective.max_predictions",
+            f"{objective.max_predictions} is more than a row has positions (data.seq_length {config.data.seq_length})",
+            ("data.seq_length",),
+        )
+    yield from _check_next_sentence(config)
+
+
+def _check_next_sentence(config: RunConfig) -> Iterator[Problem]:
+    if config.objective.name != "masked_lm_nsp" or config.model.is_decoder:
+        return
+    if config.model.family == "roberta":
+        yield Problem(
+            "objective.name",
+            "masked_lm_nsp needs a next-sentence head, which model.family roberta has not; "
+            "set objective.name to masked_lm, or model.family to bert",
+            ("model.family",),
+        )
+    if config.data.sample_format not in PAIR_FORMATS:
+        yield Problem(
+            "data.sample_format",
+            f"{config.data.sample_format} has no second segment for objective.name masked_lm_nsp to judge; "
+            f"set one of {', '.join(PAIR_FORMATS)}, or objective.name to masked_lm",
+            ("objective.name",),
+        )
+
+
+def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
+    optimizer, kernel = config.optimizer, config.kernels.optimizer
+    if max(optimizer.betas) >= 1.0:
+        yield Problem("optimizer.betas", f"{list(optimizer.betas)}: with 1 a moment never changes; expected below 1")
+    if optimizer.name == "lamb" and kernel in ("torch", "deepspeed"):
+        yield Problem(
+            "kernels.optimizer",
+            f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference",
+            ("optimizer.name",),
+        )
+    if optimizer.name == "from_ds_config" and kernel != "auto":
+        yield Problem(
+            "kernels.optimizer",
+            f"{kernel} has no effect where optimizer.name is from_ds_config; set auto",
+            ("optimizer.name",),
+        )
+
+
+def _check_schedule(config: RunConfig) -> Iterator[Problem]:
+    schedule = config.schedule
+    total, warmup = total_schedule_steps(config), warmup_schedule_steps(config)
+    steps = ("schedule.total_steps", "schedule.start_step", "training.max_steps")
+    if schedule.warmup_steps is not None and schedule.warmup_fraction is not None:
+        yield Problem(
+            "schedule.warmup_fraction",
+            f"{schedule.warmup_fraction:g} and schedule.warmup_steps {schedule.warmup_steps} are both given; "
+            "keep one (set the other to null)",
+            ("schedule.warmup_steps",),
+        )
+    elif warmup > total:
+        yield Problem(
+            "schedule.warmup_steps",
+            f"a warmup of {warmup} steps does not end within the schedule's {total} steps; "
+            "shorten it or raise schedule.total_steps or training.max_steps",
+            ("schedule.warmup_fraction", *steps),
+        )
+    elif schedule.name == "wsd" and warmup + (decay := round(schedule.decay_fraction * total)) > total:
+        yield Problem(
+            "schedule.decay_fraction",
+            f"{schedule.decay_fraction:g}: {decay} steps of decay and {warmup} of warmup exceed {total}; shorten one",
+            ("schedule.warmup_steps", "schedule.warmup_fraction", "schedule.name", *steps),
+        )
+    if schedule.final_learning_rate > config.optimizer.learning_rate:
+        yield Problem(
+            "schedule.final_learning_rate",
+            f"{schedule.final_learning_rate:g} is above the peak, optimizer.learning_rate "
+            f"{config.optimizer.learning_rate:g}",
+            ("optimizer.learning_rate",),
+        )
+    yield from _check_steps(config, total)
+
+
+def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
+    schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps
+    dead = schedule.name in DECAYS_TO_THE_END and schedule.final_learning_rate == 0.0
+    if dead and last > total:
+        yield Problem(
+            "schedule.total_steps",
+            f"{total} is before the run's last schedule step {last} (start_step {schedule.start_step} + "
+            f"training.max_steps {config.training.max_steps}): the steps after it would run at learning rate 0; "
+            "raise it, lower training.max_steps, or set schedule.final_learning_rate",
+            ("schedule.start_step", "training.max_steps", "schedule.name"),
+        )
+    profiler = config.profiler
+    if profiler.num_steps and profiler.start_step >= config.training.max_steps:
+        yield Problem(
+            "profiler.start_step",
+            f"{profiler.start_step} is never reached: training.max_steps is {config.training.max_steps}",
+            ("training.max_steps", "profiler.num_steps"),
+        )
+
+
+def _check_precision(config: RunConfig) -> Iterator[Problem]:
+    training = config.training
+    if training.grad_accum_dtype not in ("fp32", training.precision):
+        yield Problem(
+            "training.grad_accum_dtype",
+            f"{training.grad_accum_dtype} does not fit training.precision {training.precision}; "
+            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}",
+            ("training.precision",),
+        )
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    return min(divisors, key=lambda candidate: abs(candidate - wanted))
+
+
+CHECKS: tuple[Check, ...] = (
+    _check_model,
+    _check_rows,
+    decoder_problems,
+    source_problems,
+    _check_name,
+    _check_objective,
+    _check_optimizer,
+    _check_schedule,
+    _check_precision,
+)

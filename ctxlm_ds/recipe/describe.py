@@ -1,0 +1,191 @@
+"""The schema in words: what a setting expects, which settings there are, which one was meant.
+
+In: the pydantic classes of schema.py. Out: texts and names. Not here: loading, checking.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ctxlm_ds.recipe.problems import nearest_name
+from ctxlm_ds.recipe.schema import RunConfig
+
+Path = tuple[str | int, ...]
+
+KNOWN_ELSEWHERE = {
+    "lr": "optimizer.learning_rate",
+    "adam_epsilon": "optimizer.eps",
+    "max_grad_norm": "optimizer.gradient_clipping",
+    "clip_grad": "optimizer.gradient_clipping",
+    "clip_norm": "optimizer.gradient_clipping",
+    "num_hidden_layers": "model.num_layers",
+    "num_heads": "model.num_attention_heads",
+    "n_layers": "model.num_layers",
+    "hidden_dropout_prob": "model.hidden_dropout",
+    "attention_probs_dropout_prob": "model.attention_dropout",
+    "ffn_hidden_size": "model.intermediate_size",
+    "hidden_act": "model.hidden_activation",
+    "max_seq_length": "data.seq_length",
+    "max_seq_len": "data.seq_length",
+    "dupe_factor": "data.num_duplicates",
+    "data_path": "data.train",
+    "train_data_path": "data.train",
+    "valid_data_path": "data.validation",
+    "sampling_alpha": "data.temperature",
+    "multilang_sampling_alpha": "data.temperature",
+    "epochs": "training.max_steps",
+    "num_train_epochs": "training.max_steps",
+    "mlm_probability": "objective.mask_prob",
+    "masked_lm_prob": "objective.mask_prob",
+    "whole_word_masking": "objective.whole_word",
+    "max_predictions_per_seq": "objective.max_predictions",
+    "train_batch_size": "training.global_batch_size",
+    "batch_size": "training.global_batch_size",
+    "train_micro_batch_size_per_gpu": "training.micro_batch_size",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "gradient_accumulation_steps": "training.global_batch_size",
+    "train_iters": "training.max_steps",
+    "num_train_steps": "training.max_steps",
+    "bf16": "training.precision",
+    "fp16": "training.precision",
+    "gradient_checkpointing": "training.activation_checkpointing",
+    "lr_decay_style": "schedule.name",
+    "lr_scheduler_type": "schedule.name",
+    "warmup_ratio": "schedule.warmup_fraction",
+    "warmup_proportion": "schedule.warmup_fraction",
+    "zero_stage": "deepspeed",
+    "save_interval": "checkpoint.interval_steps",
+    "eval_interval": "evaluation.interval_steps",
+}
+"""Names that other systems use, and the setting that is meant."""
+
+
+def dotted(path: Path) -> str:
+    """`("data", "validation", 0, "path")` -> `data.validation[0].path`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
+    return text
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class that an annotation stands for, itself or as a list's item, or None."""
+    candidates = [annotation, *get_args(annotation)]
+    return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+@cache
+def all_settings() -> dict[str, FieldInfo]:
+    """Every setting of a recipe (sections themselves left out), by its dotted path, in the schema's order."""
+    return dict(_settings_below(RunConfig, ()))
+
+
+def _settings_below(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        if inner is None or get_origin(field.annotation) is list:
+            yield ".".join((*path, name)), field
+        if inner is not None:
+            mark = f"{name}[]" if get_origin(field.annotation) is list else name
+            yield from _settings_below(inner, (*path, mark))
+
+
+def find_field(path: Path) -> FieldInfo | None:
+    """The schema's field at a path; None where there is none."""
+    section: type[BaseModel] | None = RunConfig
+    field: FieldInfo | None = None
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if section is None or part not in section.model_fields:
+            return None
+        field = section.model_fields[part]
+        section = section_of(field.annotation)
+    return field
+
+
+def find_section(path: Path) -> type[BaseModel] | None:
+    """The section class at a path; None where the path ends in a plain setting or nowhere."""
+    if not path:
+        return RunConfig
+    field = find_field(path)
+    return None if field is None else section_of(field.annotation)
+
+
+def meant_setting(path: Path) -> str | None:
+    """The dotted path of the setting that an unknown one most likely means, or None."""
+    section = find_section(path[:-1])
+    key = str(path[-1])
+    if section is None:
+        return None
+    here = list(section.model_fields)
+    for cutoff in (0.75, 0.6):
+        near = nearest_name(key, here, cutoff)
+        if near is not None:
+            return dotted((*path[:-1], near))
+        if cutoff == 0.75 and (elsewhere := _setting_elsewhere(key)) is not None:
+            return elsewhere
+    return None
+
+
+def _setting_elsewhere(key: str) -> str | None:
+    if key in KNOWN_ELSEWHERE:
+        return KNOWN_ELSEWHERE[key]
+    by_leaf: dict[str, str] = {}
+    for path in all_settings():
+        by_leaf.setdefault(path.rsplit(".", 1)[-1], path)
+    near = nearest_name(key, by_leaf, 0.85)
+    return None if near is None else by_leaf[near].replace("[]", "")
+
+
+def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+    """What a setting expects, in words: `a whole number above 0 or null`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *extra = get_args(annotation)
+        return describe_type(inner, _constraints(extra))
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe_type(item) for item in get_args(annotation))
+    if origin is Literal:
+        return "one of " + ", ".join(str(item) for item in get_args(annotation))
+    if origin is list:
+        return "a list of " + _plural(describe_type(get_args(annotation)[0]))
+    if origin is tuple:
+        items = get_args(annotation)
+        return f"a list of {len(items)}: " + ", ".join(describe_type(item) for item in items)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        short = "text or " if hasattr(annotation, "SHORT_FORM") else ""
+        return f"{short}a section with {', '.join(annotation.model_fields)}"
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    return words.get(annotation, str(annotation)) + _describe_bounds(metadata)
+
+
+def describe_field(field: FieldInfo) -> str:
+    """What a field of the schema expects, in words."""
+    return describe_type(field.annotation, tuple(field.metadata))
+
+
+def _constraints(items: list[Any]) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for item in items:
+        found.extend(item.metadata if isinstance(item, FieldInfo) else [item])
+    return tuple(found)
+
+
+def _describe_bounds(metadata: tuple[Any, ...]) -> str:
+    names = ("gt", "ge", "lt", "le")
+    shown = {name: f"{getattr(item, name):g}" for item in metadata for name in names if hasattr(item, name)}
+    if "ge" in shown and "le" in shown:
+        return f" from {shown['ge']} to {shown['le']}"
+    words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+    return "".join(f" {words[name]} {bound}" for name, bound in shown.items())
+
+
+def _plural(text: str) -> str:
+    return text.replace("a section with", "sections with").removeprefix("a ")

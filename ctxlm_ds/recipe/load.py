@@ -1,0 +1,296 @@
+"""Recipes: from YAML files and `--set a.b=c` to one checked, frozen RunConfig.
+
+In: a path or a shipped name, overrides. Out: RunConfig, or one ConfigError with every problem in it.
+Not here: what is impossible together (check.py), DeepSpeed's JSON (deepspeed.py). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.check import Check, find_problems
+from ctxlm_ds.recipe.describe import Path as SettingPath
+from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, find_field, find_section, meant_setting
+from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
+
+RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
+
+
+def load_config(recipe: str | Path, overrides: Sequence[str] = (), checks: Iterable[Check] = ()) -> RunConfig:
+    """Load a recipe, what it extends, and overrides; check everything that can be known without a world size.
+
+    Args:
+        recipe: path of a YAML file, or the name of a shipped one (`roberta-base`).
+        overrides: `a.b=c` each, the value in YAML; later ones win.
+        checks: further ones, whose problems are told together with all others.
+
+    Raises:
+        ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
+    """
+    tree = _Tree()
+    for path in _recipe_chain(recipe):
+        tree.merge(read_yaml(_read_text(path), str(path)), str(path))
+    for override in overrides:
+        key, source = _read_override(override)
+        tree.merge(source, f"--set {override}", key)
+    tree.data.pop("extends", None)
+    return _validate(tree, f"recipe {recipe}", checks)
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved recipe as YAML; loading it gives an equal config (without `pipeline`, which is no run's affair)."""
+    return write_yaml(config.model_dump(mode="json", exclude={"extends", "pipeline"}))
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes in the package."""
+    return sorted(path.stem for path in RECIPE_DIR.glob("*.yaml"))
+
+
+def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
+    """The file of a recipe named by path or shipped name; a path may be relative to the file that extends it.
+
+    Raises:
+        ConfigError: there is none; the message has the nearest name.
+    """
+    shipped = RECIPE_DIR / f"{recipe}.yaml"
+    is_name = isinstance(recipe, str) and "/" not in recipe and not recipe.endswith((".yaml", ".yml"))
+    if is_name and shipped.is_file():
+        return shipped
+    path = Path(recipe) if relative_to is None else relative_to / recipe
+    if path.is_file():
+        return path
+    if not is_name:
+        raise ConfigError(f"recipe {path}: no such file")
+    near = nearest_name(str(recipe), shipped_recipes())
+    hint = f"did you mean {near}? " if near else ""
+    raise ConfigError(
+        f"recipe {recipe}: no file and no shipped recipe of that name; {hint}Shipped: {', '.join(shipped_recipes())}"
+    )
+
+
+@dataclass(slots=True)
+class _Tree:
+    """Settings merged so far, where each came from, and what could not be read."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[SettingPath, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
+        """Lay a source over what is there: sections merge, everything else is replaced."""
+
+        def where(path: SettingPath) -> str:
+            return f"{name}:{source.lines[path]}" if path in source.lines and not below else name
+
+        for path, line, reason in source.problems:
+            place = name if below else f"{name}:{line}"
+            self.problems.append(Problem(dotted((*below, *path)) or name, reason, where=place))
+        value = source.data
+        if not below:
+            value = {} if value is None else value
+            if not isinstance(value, dict):
+                raise ConfigError(f"{name}: a recipe is a section of settings, not {show_value(value)}")
+        for part in reversed(below):
+            value = {part: value}
+        self._merge_section(self.data, value, (), lambda path: where(path[len(below) :]))
+
+    def _merge_section(self, target: dict[str, Any], new: dict[str, Any], path: SettingPath, where: Any) -> None:
+        for key, value in new.items():
+            here = (*path, key)
+            if value is None and _is_section(here):
+                value = {}
+            self.origins[here] = where(here)
+            if isinstance(value, dict) and isinstance(target.get(key, {}), dict):
+                self._merge_section(target.setdefault(key, {}), value, here, where)
+            else:
+                target[key] = value
+                self._forget_below(here)
+                self._remember_below(value, here, where)
+
+    def _forget_below(self, path: SettingPath) -> None:
+        for other in [other for other in self.origins if len(other) > len(path) and other[: len(path)] == path]:
+            del self.origins[other]
+
+    def _remember_below(self, value: Any, path: SettingPath, where: Any) -> None:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in items:
+            self.origins[(*path, key)] = where((*path, key))
+            self._remember_below(item, (*path, key), where)
+
+    def origin(self, path: SettingPath) -> str:
+        """File and line (or option) of a setting, or of the nearest section above it that was written."""
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins.get(path, "")
+
+    def value(self, path: SettingPath) -> Any:
+        """The value at a path, as it was written."""
+        value: Any = self.data
+        for part in path:
+            value = value[part]
+        return value
+
+
+def _is_section(path: SettingPath) -> bool:
+    field_info = find_field(path)
+    return field_info is not None and find_section(path) is field_info.annotation
+
+
+def _recipe_chain(recipe: str | Path) -> list[Path]:
+    """The recipe's file after every file that it extends, the outermost base first."""
+    chain: list[Path] = []
+    path = find_recipe(recipe)
+    while True:
+        if path.resolve() in [other.resolve() for other in chain]:
+            raise ConfigError(
+                f"recipe {path}: `extends` goes round in a circle: "
+                + " -> ".join(str(other) for other in [*chain, path])
+            )
+        chain.append(path)
+        data = read_yaml(_read_text(path), str(path)).data
+        base = data.get("extends") if isinstance(data, dict) else None
+        if base is None:
+            return chain[::-1]
+        if not isinstance(base, str):
+            raise ConfigError(f"recipe {path}: extends: {show_value(base)}: expected one path or shipped name")
+        try:
+            path = find_recipe(base, path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"recipe {path}: extends: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"recipe {path}: not UTF-8 text (byte {error.start})") from error
+
+
+def _read_override(override: str) -> tuple[tuple[str, ...], YamlSource]:
+    key, equals, value = override.partition("=")
+    parts = tuple(key.strip().split("."))
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {override}: expected a.b=value, for example --set training.max_steps=1000")
+    if parts == ("extends",):
+        raise ConfigError(f"--set {override}: `extends` belongs in a recipe; name that recipe with --config")
+    if _holds_text(parts) and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
+        return parts, YamlSource(value.strip())
+    return parts, read_yaml(value, f"--set {override}")
+
+
+def _holds_text(path: SettingPath) -> bool:
+    """Whether a setting is text, so that `--set name=2024` needs no second pair of quotes past the shell's."""
+    field_info = find_field(path)
+    return field_info is not None and field_info.annotation in (str, str | None)
+
+
+def _validate(tree: _Tree, title: str, checks: Iterable[Check]) -> RunConfig:
+    """The config, or every problem of the tree at once; what is wrong is left out for the cross-field checks."""
+    problems = list(tree.problems)
+    suspicious = {problem.path for problem in problems}
+    data = _whole_floats_as_ints(tree.data)
+    config: RunConfig | None = None
+    while config is None:
+        try:
+            config = RunConfig.model_validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                problem = _explain(details, tree)
+                problems.append(problem)
+                suspicious.update((problem.path, *problem.involves))
+                _remove(data, details["loc"])
+    found = find_problems(config) + [problem for check in checks for problem in check(config)]
+    problems += [
+        problem
+        for problem in found
+        if not any(_overlap(path, other) for path in (problem.path, *problem.involves) for other in suspicious)
+    ]
+    raise_problems(title, [problem if problem.where else _placed(problem, tree) for problem in problems])
+    return config
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether one dotted path is the other or lies below it."""
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+
+
+def _placed(problem: Problem, tree: _Tree) -> Problem:
+    """The problem with the place where its setting, or another that it rests on, was written."""
+    written = [path for path in (problem.path, *problem.involves) if tuple(path.split(".")) in tree.origins]
+    return replace(problem, where=tree.origin(tuple(written[0].split("."))) if written else "")
+
+
+def _explain(details: ErrorDetails, tree: _Tree) -> Problem:
+    path = details["loc"]
+    where = tree.origin(path)
+    if details["type"] == "missing":
+        return Problem(dotted(path), f"missing; expected {_expected(path)}", where=where)
+    value = tree.value(path)
+    if details["type"] == "extra_forbidden":
+        meant = meant_setting(path)
+        hint = f"; did you mean {meant}?" if meant else ""
+        return Problem(dotted(path), f"unknown setting (value {show_value(value)}){hint}", (meant or "",), where)
+    text = f"{show_value(value)}: expected {_expected(path)}"
+    return Problem(dotted(path), text + _type_hint(details["type"], value, path), where=where)
+
+
+def _expected(path: SettingPath) -> str:
+    field_info = find_field(path)
+    if field_info is None:
+        return "something else"
+    if isinstance(path[-1], int):
+        items = get_args(field_info.annotation)
+        return describe_type(items[min(path[-1], len(items) - 1)])
+    return describe_field(field_info)
+
+
+def _type_hint(kind: str, value: Any, path: SettingPath) -> str:
+    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
+        plain = read_yaml(value, "value").data if ":" not in value and "{" not in value else value
+        if isinstance(plain, (int, float)):
+            return f"; write {value} without quotes"
+    if kind == "string_type" and isinstance(value, (bool, int, float)):
+        return f'; write "{show_value(value)}" in quotes if you mean the text'
+    if kind == "list_type" and isinstance(value, str):
+        return f"; write [{value}]"
+    if kind == "literal_error":
+        field_info = find_field(path)
+        options = describe_field(field_info).removeprefix("one of ").split(", ") if field_info else []
+        near = nearest_name(str(value), options)
+        return f"; did you mean {near}?" if near else ""
+    return ""
+
+
+def _whole_floats_as_ints(value: Any) -> Any:
+    """A copy in which 1e6 is 1000000, so that it may stand where a whole number is expected."""
+    if isinstance(value, dict):
+        return {key: _whole_floats_as_ints(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_floats_as_ints(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def _remove(data: dict[str, Any], path: SettingPath) -> None:
+    """Drop what stands at a path; a list with a wrong item goes as a whole."""
+    names = []
+    for part in path:
+        if isinstance(part, int):
+            break
+        names.append(part)
+    holder: Any = data
+    for name in names[:-1]:
+        holder = holder.get(name, {})
+    holder.pop(names[-1], None)

@@ -1,0 +1,405 @@
+"""The recipe: every setting of a pretraining run, typed, documented and checked without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_serializer, model_validator
+
+from ctxlm_ds.recipe.pipeline_schema import PipelineConfig
+from ctxlm_ds.recipe.section import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Section,
+)
+
+SampleFormat = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences", "blocks"]
+PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
+DECODER_FAMILIES = ("gpt2", "gpt1")
+
+
+class ModelConfig(Section):
+    """The shape of an encoder (Devlin 2018; Liu 2019) or of a decoder (Radford 2018, 2019)."""
+
+    family: Literal["bert", "roberta", "gpt2", "gpt1"] = "bert"
+    """`bert`: token types, pooler, next-sentence head. `roberta`: none of them, positions start at 2. `gpt2`, `gpt1`:
+    decoders whose positions see earlier ones only, LayerNorm before each block (gpt2) or after it (gpt1)."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; null takes the tokenizer's size. Larger than the tokenizer is allowed, smaller is not."""
+    hidden_size: PositiveInt = 768
+    """Width of the residual stream."""
+    num_layers: PositiveInt = 12
+    """Number of transformer layers."""
+    num_attention_heads: PositiveInt = 12
+    """Attention heads; must divide hidden_size."""
+    intermediate_size: PositiveInt = 3072
+    """Width of the feed-forward layer."""
+    max_position_embeddings: PositiveInt = 512
+    """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
+    type_vocab_size: PositiveInt = 2
+    """Number of token types (BERT only)."""
+    hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Activation of the feed-forward layer; `gelu` is the exact erf form of the published models."""
+    layer_norm_eps: PositiveFloat = 1e-12
+    """Epsilon of every LayerNorm (BERT 1e-12, RoBERTa 1e-5)."""
+    hidden_dropout: Probability = 0.1
+    """Dropout on embeddings and on the output of attention and feed-forward."""
+    attention_dropout: Probability = 0.1
+    """Dropout on attention probabilities."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    pre_layer_norm: bool = False
+    """LayerNorm before each block instead of after. true for `gpt2`, false for `gpt1`; an encoder with true is not the
+    published model and is exported only within this project."""
+
+    @property
+    def is_decoder(self) -> bool:
+        """A causal language model: positions see earlier ones only, and each predicts the next token."""
+        return self.family in DECODER_FAMILIES
+
+
+class TokenizerConfig(Section):
+    """Which tokenizer made the dataset."""
+
+    path: str | None = None
+    """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
+
+
+class TrainSource(Section):
+    """One dataset to train on; its path alone may stand for it."""
+
+    SHORT_FORM: ClassVar[str] = "path"
+
+    path: str
+    """Dataset prefix (without .bin/.idx)."""
+    weight: PositiveFloat | None = None
+    """Share of the rows in proportion to the other sources' (data.blend `weighted` or `megatron`)."""
+    epochs: PositiveFloat | None = None
+    """Passes over it in one epoch of the run, 1.5 and 0.5 too; null is 1 (data.blend `concatenate`)."""
+    name: str | None = None
+    """Name in tables and held-out figures; null is the last part of the path."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _to_path(self, serialize: Callable[[TrainSource], dict[str, Any]]) -> str | dict[str, Any]:
+        given = {key: value for key, value in serialize(self).items() if value is not None}
+        return self.path if len(given) == 1 else given
+
+
+class ValidationSource(Section):
+    """One held-out dataset."""
+
+    name: str
+    """Name under which its figures appear (`eval/NAME/…`)."""
+    path: str
+    """Dataset prefix (without .bin/.idx)."""
+    part: Literal["all", "train", "valid", "test"] = "all"
+    """Which part of data.split; `all` takes every document."""
+
+
+class DataConfig(Section):
+    """From indexed datasets to rows of a batch."""
+
+    train: list[TrainSource] = []
+    """Datasets to train on."""
+    blend: Literal["concatenate", "weighted", "temperature", "megatron"] = "concatenate"
+    """How they are mixed. `concatenate`: each source's rows as often as its epochs say, all shuffled together.
+    `weighted`: shares by weight, whatever the sizes. `temperature`: shares in proportion to rows^(1/temperature).
+    `megatron`: Megatron's order of sources (weights, or rows where none has one)."""
+    temperature: Annotated[float, Field(ge=1.0)] = 1.0
+    """`temperature` blends: 1 is in proportion to the rows, higher is more even (mBERT 1/0.7, XLM-R 1/0.3)."""
+    split: str | None = None
+    """Document-wise train, valid and test shares of each training dataset as in Megatron, `969,30,1`; trains on the
+    first and, where data.validation is empty, evaluates each source's second. null trains on every document."""
+    validation: list[ValidationSource] = []
+    """Held-out datasets, evaluated a source at a time."""
+    seq_length: PositiveInt = 128
+    """Positions in a row, special tokens included."""
+    sample_format: SampleFormat = "segment_pair"
+    """`segment_pair` (BERT), `sentence_pair`, `full_sentences` (RoBERTa), `doc_sentences` or `blocks` (GPT: documents
+    one after another, cut into full rows; a dataset made with --append-eod)."""
+    short_seq_prob: Probability = 0.1
+    """Share of documents whose target length is drawn shorter (segment_pair; BERT 0.1)."""
+    num_duplicates: PositiveInt = 1
+    """Passes over the corpus with newly drawn pairs in one epoch (BERT's dupe_factor; 10 with static masking)."""
+    packing: bool = False
+    """Put several short sequences into one row; they never see each other and their positions restart."""
+    max_sequences_per_row: PositiveInt = 8
+    """Most sequences in one row when packing, most documents in one row of `blocks`."""
+    reset_at_documents: bool = True
+    """`blocks`: documents of a row never see each other and their positions restart; false: a row is one sequence, its
+    documents separated by the end-of-document token alone (GPT-2; Megatron's default)."""
+    sample_index_dir: str | None = None
+    """Where sample indexes are kept; null keeps them beside each dataset."""
+    num_workers: NonNegativeInt = 1
+    """Loader worker processes a rank; 0 loads in the training process. Results do not depend on it."""
+    prefetch_steps: PositiveInt = 2
+    """Optimizer steps of batches each worker prepares ahead."""
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a row holds several sequences that never see each other (packed ones, or a block's documents)."""
+        return self.packing or (self.sample_format == "blocks" and self.reset_at_documents)
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Sequence slots of a row."""
+        return self.max_sequences_per_row if self.shares_rows else 1
+
+
+class ObjectiveConfig(Section):
+    """What the model learns to predict."""
+
+    name: Literal["masked_lm", "masked_lm_nsp", "causal_lm"] = "masked_lm_nsp"
+    """`masked_lm` (RoBERTa), `masked_lm_nsp` (BERT: masked tokens and next sentence, each with its own mean) or
+    `causal_lm` (GPT: the next token at every position; the settings below have no effect)."""
+    mask_prob: Probability = 0.15
+    """Share of the tokens to predict."""
+    keep_prob: Probability = 0.1
+    """Share of the predicted tokens left as they are."""
+    random_prob: Probability = 0.1
+    """Share of the predicted tokens replaced by a random one; the rest becomes the mask token."""
+    whole_word: bool = False
+    """Choose whole words (WordPiece and byte-level BPE alike)."""
+    masking: Literal["dynamic", "static"] = "dynamic"
+    """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
+    special_tokens: Literal["never", "bert", "roberta"] = "never"
+    """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
+    count_rounding: Literal["nearest", "probabilistic"] = "nearest"
+    """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
+    max_predictions: PositiveInt | None = None
+    """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
+
+
+class OptimizerConfig(Section):
+    """Weights' update. Biases and LayerNorm weights are never decayed."""
+
+    name: Literal["adamw", "lamb", "from_ds_config"] = "adamw"
+    """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (the DeepSpeed JSON's, whole)."""
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay."""
+    gradient_clipping: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 switches clipping off (RoBERTa)."""
+
+
+class ScheduleConfig(Section):
+    """Learning rate by step: a linear warmup, then the named decay."""
+
+    name: Literal["linear", "polynomial", "cosine", "inverse_sqrt", "wsd", "constant"] = "linear"
+    """Shape after the warmup; `wsd` is warmup-stable-decay."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps of warmup; give this or warmup_fraction."""
+    warmup_fraction: Probability | None = None
+    """Warmup as a share of total_steps, rounded down to a whole step; neither given is no warmup."""
+    total_steps: PositiveInt | None = None
+    """Schedule step at which the decay ends; null is start_step + training.max_steps."""
+    start_step: NonNegativeInt = 0
+    """Schedule step of the run's first step (a second phase that goes on along the first one's line)."""
+    final_learning_rate: NonNegativeFloat = 0.0
+    """Learning rate at total_steps and after."""
+    power: PositiveFloat = 1.0
+    """Exponent of `polynomial`."""
+    decay_from: Literal["warmup", "start"] = "warmup"
+    """`linear` and `polynomial`: `warmup` falls from the peak where the warmup ends (transformers, fairseq); `start`
+    counts the decay from step 0, so that it has fallen a little by then (the code of BERT and of NVIDIA's LAMB)."""
+    decay_fraction: Probability = 0.1
+    """Last share of total_steps in which `wsd` decays."""
+
+
+class TrainingConfig(Section):
+    """The loop: batch, limits, precision."""
+
+    global_batch_size: PositiveInt = 256
+    """Rows an optimizer step, over all ranks."""
+    micro_batch_size: PositiveInt = 8
+    """Rows a rank computes at once."""
+    max_steps: PositiveInt = 1000
+    """Stop after this many optimizer steps."""
+    max_tokens: PositiveInt | None = None
+    """Stop after this many non-padding tokens."""
+    max_hours: PositiveFloat | None = None
+    """Stop (with a checkpoint) after this much wall time of this process."""
+    seed: NonNegativeInt = 1234
+    """Seed of weights, data order, masks and dropout."""
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Data type of parameters and activations; master weights and moments are always fp32."""
+    grad_accum_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Data type in which micro-batches' gradients are added up."""
+    initial_loss_scale_power: NonNegativeInt = 16
+    """fp16 only: dynamic loss scaling starts at 2 to this power."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """torch.compile every transformer layer (about 1.2x at length 512; a minute or more at the start)."""
+    deterministic: bool = False
+    """Deterministic CUDA algorithms: bitwise resume on GPUs, somewhat slower."""
+
+
+class ParallelConfig(Section):
+    """How the model is laid out over ranks; data-parallel size is what remains of the world."""
+
+    tensor_parallel_size: PositiveInt = 1
+    """Ranks that share each layer's weights; must divide the attention heads and the feed-forward width."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
+    sequence_parallel: bool = False
+    """Share positions between tensor-parallel ranks where weights are not shared (LayerNorm, dropout): less memory."""
+    pipeline_partition: Literal["parameters", "time", "uniform"] = "parameters"
+    """What pipeline stages share evenly: `parameters`, computing `time`, or the number of layers (`uniform`)."""
+    pipeline_layers: list[PositiveInt] | None = None
+    """Transformer layers of each stage by hand; null lets pipeline_partition decide."""
+    vocab_multiple: PositiveInt = 1
+    """Each tensor-parallel rank's vocabulary rows are padded to a multiple of this (not in checkpoints or exports)."""
+
+
+class EvaluationConfig(Section):
+    """Held-out figures during the run."""
+
+    interval_steps: NonNegativeInt = 1000
+    """Evaluate every so many steps, and at the end; 0 only at the end."""
+    max_rows: PositiveInt = 2048
+    """Rows of each validation source to evaluate."""
+
+
+class CheckpointConfig(Section):
+    """Saving and rotation."""
+
+    interval_steps: PositiveInt = 1000
+    """Save every so many steps, and at the end."""
+    interval_minutes: PositiveFloat | None = None
+    """Also save when this much time has passed since the last save."""
+    keep_last: PositiveInt = 3
+    """Newest checkpoints to keep."""
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints at multiples of this are never removed."""
+    overlap: bool = True
+    """Copy the states to CPU memory and write them while training goes on; false: training waits for the disk. A last
+    checkpoint, and one at a stop signal, are always waited for."""
+    max_failed_saves: NonNegativeInt = 3
+    """Saves in a row that may fail (a full or read-only disk) before the run stops; 0 stops at the first. Those tried
+    again between two intervals do not count."""
+
+
+class AnomaliesConfig(Section):
+    """What happens at a loss or gradient that is not finite, or at a loss spike (docs/reliability.md). Whatever it is,
+    the batch's gradients are not applied, and its rows are logged."""
+
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient norm that is NaN or infinite: `stop` with an error, `skip` the batch without an update, or
+    `rollback` to the last checkpoint and pass over the rows since. An fp16 overflow counts only where the loss scale
+    can fall no further."""
+    spike: Literal["ignore", "skip", "rollback"] = "ignore"
+    """A loss more than spike_threshold standard deviations above the mean of the last spike_window_steps good steps."""
+    spike_threshold: PositiveFloat = 6.0
+    """Standard deviations."""
+    spike_window_steps: PositiveInt = 100
+    """Good steps that mean and standard deviation are taken over; no loss is a spike before there are so many."""
+    max_skips: PositiveInt = 10
+    """Batches that may be skipped in a row; the next one stops the run."""
+    max_rollbacks: NonNegativeInt = 3
+    """Times that a run may go back; the next anomaly after them stops it."""
+
+
+class WatchdogConfig(Section):
+    """Limits after which a rank that does not get on writes every thread's stack to RUN/attempts and ends the job."""
+
+    step_minutes: PositiveFloat | None = 30.0
+    """A training step or evaluation batch; null: no limit."""
+    save_minutes: PositiveFloat | None = 60.0
+    """Writing a checkpoint; null: no limit."""
+    start_minutes: PositiveFloat | None = 120.0
+    """From the start to the first step (sample indexes, a checkpoint's checksums); null: no limit."""
+
+
+class LoggingConfig(Section):
+    """What a person and a program can follow."""
+
+    interval_steps: PositiveInt = 10
+    """Steps between lines of metrics.jsonl, TensorBoard points and log lines."""
+    tensorboard: bool = True
+    """Write RUN/tensorboard."""
+
+
+class ProfilerConfig(Section):
+    """A torch-profiler window."""
+
+    start_step: NonNegativeInt = 10
+    """First step recorded."""
+    num_steps: NonNegativeInt = 0
+    """Steps recorded; 0 switches the profiler off. Traces go to RUN/profile."""
+
+
+class KernelsConfig(Section):
+    """Which implementation computes an operation; `auto` takes the fastest that runs here, a named one must run."""
+
+    attention: Literal["auto", "reference", "sdpa", "varlen"] = "auto"
+    """`reference` (plain softmax), `sdpa` (torch), `varlen` (FlashAttention over packed rows, CUDA)."""
+    layer_norm: Literal["auto", "reference", "torch", "apex"] = "auto"
+    """`reference` (plain), `torch` (fused native), `apex` (FusedLayerNorm)."""
+    bias_gelu: Literal["auto", "reference", "torch", "compiled"] = "auto"
+    """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
+    linear: Literal["auto", "torch", "float32"] = "auto"
+    """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
+    optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
+    """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
+
+
+class RunConfig(Section):
+    """A whole recipe."""
+
+    extends: str | None = None
+    """Recipe (a shipped name or a path) whose settings this one starts from."""
+    name: str = "run"
+    """Name of the run; used in titles and the model card."""
+    run_dir: str | None = None
+    """Run directory; null is runs/NAME."""
+    initialize_from: str | None = None
+    """Run, checkpoint or Hugging Face folder whose weights alone start this run (fresh optimizer, schedule, data)."""
+    deepspeed: str | None = None
+    """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
+    model: ModelConfig = ModelConfig()
+    """Shape of the model."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Tokenizer."""
+    data: DataConfig = DataConfig()
+    """Datasets and rows."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """Objective."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    training: TrainingConfig = TrainingConfig()
+    """Loop."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    anomalies: AnomaliesConfig = AnomaliesConfig()
+    """NaN, overflow and loss spikes."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """Hangs."""
+    logging: LoggingConfig = LoggingConfig()
+    """Logs."""
+    profiler: ProfilerConfig = ProfilerConfig()
+    """Profiler."""
+    kernels: KernelsConfig = KernelsConfig()
+    """Kernels."""
+    pipeline: PipelineConfig | None = None
+    """The jobs of slurm/pipeline.sh."""

@@ -1,0 +1,126 @@
+"""What the sources of a recipe must be: names, weights, epochs, shares of a split.
+
+In: a RunConfig. Out: problems; the names of training sources; a split as three shares. Not here: anything that needs
+the datasets (data/stream/splits.py, data/stream/blend.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.problems import Problem
+from ctxlm_ds.recipe.schema import RunConfig
+
+PARTS = ("train", "valid", "test")
+BLENDS_BY_WEIGHT = ("weighted", "megatron")
+NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
+
+
+def source_names(config: RunConfig) -> list[str]:
+    """A name for each training source: its own, or the last part of its path, or the path where that is taken."""
+    short = [source.name or os.path.basename(source.path.rstrip("/")) for source in config.data.train]
+    taken = Counter(short)
+    return [
+        source.path if taken[name] > 1 and source.name is None else name
+        for source, name in zip(config.data.train, short, strict=True)
+    ]
+
+
+def split_shares(text: str) -> tuple[float, float, float]:
+    """Shares of train, valid and test that add up to 1; missing ones are 0.
+
+    Megatron's arithmetic (blended_megatron_dataset_config.py), without its leniency: any text between numbers
+    separates them there.
+
+    Raises:
+        ConfigError: not one to three numbers of at least 0 with a first one above 0.
+    """
+    texts = re.split("[,/]", text)
+    matches = [NUMBER.fullmatch(part) for part in texts]
+    numbers = [float(match[1]) for match in matches if match]
+    if len(numbers) != len(texts) or len(numbers) > len(PARTS) or numbers[0] == 0:
+        raise ConfigError(
+            f'"{text}": expected up to three numbers of at least 0 for train, valid and test, the first above 0, e.g. '
+            "969,30,1"
+        )
+    train, valid, test = [*numbers, 0.0, 0.0][: len(PARTS)]
+    total = train + valid + test
+    return train / total, valid / total, test / total
+
+
+def source_problems(config: RunConfig) -> Iterator[Problem]:
+    """Sources that are named wrongly, twice, or with settings that their blend does not know."""
+    named = [(f"data.train[{index}]", source.path) for index, source in enumerate(config.data.train)]
+    named += [(f"data.validation[{index}].path", source.path) for index, source in enumerate(config.data.validation)]
+    for path, prefix in named:
+        if prefix.endswith((".bin", ".idx")):
+            yield Problem(path, f"{prefix}: give the prefix without the ending: {prefix[:-4]}", (path.split("[")[0],))
+    for section, names in (
+        ("data.train", [source.name for source in config.data.train if source.name is not None]),
+        ("data.validation", [source.name for source in config.data.validation]),
+    ):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield Problem(section, f'{count} sources are named "{name}"; give each its own name')
+    for prefix, count in Counter(os.path.realpath(source.path) for source in config.data.train).items():
+        if count > 1:
+            yield Problem(
+                "data.train",
+                f"{prefix} stands there {count} times: its rows would come again with the same masks; name it once, "
+                "with `epochs` or a larger `weight`",
+            )
+    yield from _blend_problems(config)
+    yield from _split_problems(config)
+
+
+def _blend_problems(config: RunConfig) -> Iterator[Problem]:
+    sources, blend = config.data.train, config.data.blend
+    for setting, wanted in (("weight", BLENDS_BY_WEIGHT), ("epochs", ("concatenate",))):
+        given = [index for index, source in enumerate(sources) if getattr(source, setting) is not None]
+        if given and blend not in wanted:
+            yield Problem(
+                f"data.train[{given[0]}].{setting}",
+                f"{getattr(sources[given[0]], setting):g} has no effect with data.blend {blend}; set data.blend to "
+                f"{' or '.join(wanted)}, or leave {setting} out",
+                ("data.train", "data.blend"),
+            )
+    without = [index for index, source in enumerate(sources) if source.weight is None]
+    if blend == "weighted" and without:
+        yield Problem(
+            f"data.train[{without[0]}].weight",
+            "missing: data.blend weighted needs a weight for every source",
+            ("data.train", "data.blend"),
+        )
+    if blend == "megatron" and without and len(without) < len(sources):
+        yield Problem(
+            f"data.train[{without[0]}].weight",
+            "missing: data.blend megatron takes a weight for every source, or for none (then their rows are weights)",
+            ("data.train", "data.blend"),
+        )
+
+
+def _split_problems(config: RunConfig) -> Iterator[Problem]:
+    data = config.data
+    if data.split is not None:
+        try:
+            split_shares(data.split)
+        except ConfigError as error:
+            yield Problem("data.split", str(error))
+    trained = {os.path.realpath(source.path) for source in data.train}
+    for index, held_out in enumerate(data.validation):
+        where, involved = f"data.validation[{index}].part", ("data.validation", "data.split")
+        if data.split is None and held_out.part != "all":
+            yield Problem(
+                where, f"{held_out.part}: there are no parts without data.split; set it, or part to all", involved
+            )
+        elif data.split is not None and held_out.part == "all" and os.path.realpath(held_out.path) in trained:
+            yield Problem(
+                where,
+                f"all of {held_out.path} holds the documents that data.split gives to training; set part to valid or "
+                "test (train, to measure on the training documents)",
+                involved,
+            )

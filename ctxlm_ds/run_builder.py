@@ -1,0 +1,261 @@
+"""From a checked recipe to a trainer: tokenizer, rows, model, engine, checkpoints and hooks put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctxlm_ds import atomic
+from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import EvalLoader, StepStream, TrainLoader
+from ctxlm_ds.data.stream.lookup import BatchRows
+from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
+from ctxlm_ds.data.stream.plan_table import plan_lines
+from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
+from ctxlm_ds.models.build import build_layer_list
+from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.models.layer_list import LayerDescription
+from ctxlm_ds.objectives.build import TrainingObjective, build_objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
+from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.training.anomalies import AnomalyPolicy
+from ctxlm_ds.training.anomaly_log import AnomalyLog
+from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.hooks import build_hooks
+from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.runtime import device_type
+from ctxlm_ds.training.saves import Saves
+from ctxlm_ds.training.schedule import LearningRateSchedule
+from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.trainer import Trainer
+
+logger = logging.getLogger("ctxlm_ds")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def build_run(
+    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal
+) -> Trainer:
+    """Everything a run needs, resumed where the run directory holds a checkpoint.
+
+    Raises:
+        ConfigError, DataError, TokenizerError, CheckpointError: what a user can mend, on every rank alike.
+    """
+    run_dir = lock.run_dir
+    tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
+    config = resolve(config, tokenizer)
+    objective = build_objective(config.objective, tokenizer)
+    kernels = choose_run_kernels(config)
+    manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
+    manager.check_shared()
+    manager.clean_leftovers()
+    newest = manager.find_resumable()
+    if newest is not None:
+        # Before sample indexes are built for a run that is not to be.
+        topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+    rows = build_rows_by_node(config, tokenizer, objective, topology)
+    data = agreed_data(rows.describe(config, tokenizer), topology)
+    for line in plan_lines(config, rows.train, rows.validation):
+        logger.info("%s", line)
+    engine = build_engine(config, deepspeed_config, objective, kernels, topology)
+    checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
+
+    def load(folder: Path | None) -> TrainState:
+        return checkpoints.resume(folder) or begin_anew(config, engine, objective)
+
+    def load_last_good() -> TrainState:
+        good = load(manager.find_resumable())
+        # Those of the course that is left: no restart may go on with them, nor the new course take them for its own.
+        manager.remove_after(good.step)
+        return good
+
+    state = load(newest)
+    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
+    steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
+    return Trainer(
+        config=config,
+        engine=engine,
+        schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
+        steps=steps,
+        validation=validation,
+        saves=Saves(config.checkpoint, checkpoints, failure_recorder(run_dir, topology)),
+        recovery=Recovery(
+            AnomalyPolicy(config.anomalies),
+            AnomalyLog(run_dir, BatchRows(rows.train, config) if topology.is_main else None),
+            load_last_good=load_last_good,
+            steps_from=steps.restart,
+        ),
+        hooks=build_hooks(config, run_dir, topology),
+        topology=topology,
+        stop_signal=stop_signal,
+        state=state,
+    )
+
+
+def begin_anew(config: RunConfig, engine: Engine, objective: TrainingObjective) -> TrainState:
+    """The run's beginning: fresh weights, or those that `initialize_from` names, and an optimizer that has seen
+    nothing.
+    """
+    engine.forget_updates()
+    initialize_weights(config, engine, objective)
+    return TrainState()
+
+
+def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], bool]:
+    """Rank 0 notes saves that failed in the run's history; False where that could not be written either."""
+
+    def record(step: int, reason: str) -> bool:
+        return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
+
+    return record
+
+
+def build_rows_by_node(
+    config: RunConfig, tokenizer: Tokenizer, objective: TrainingObjective, topology: Topology
+) -> RunRows:
+    """The run's rows on every rank, whatever disks the nodes share: the first rank of each node builds what is missing
+    or waits for another node's, then the others open it. Rank 0 compares the checksums of what was there.
+
+    Raises:
+        ConfigError, DataError: of build_run_rows on any rank, on every rank.
+    """
+
+    def build() -> RunRows:
+        return build_run_rows(config, tokenizer, objective, verify=topology.is_main)
+
+    rows = topology.run_together(lambda: build() if topology.local_rank == 0 else None)
+    return topology.run_together(lambda: build() if rows is None else rows)
+
+
+def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
+    """The description of the data, which every rank must see alike, wherever its node keeps it.
+
+    Raises:
+        DataError: some rank sees other data, on every rank.
+    """
+    seen = topology.all_gather_object(own)
+    for rank, description in enumerate(seen):
+        if description != seen[0]:
+            raise DataError(
+                f"rank {rank} reads other data than rank 0 ({description} instead of {seen[0]}); copy the same "
+                "datasets to every node, tools/inspect_dataset.py --verify proves a copy"
+            )
+    return own
+
+
+def build_loaders(
+    config: RunConfig, rows: RunRows, objective: TrainingObjective, topology: Topology, start_row: int
+) -> tuple[StepStream, Mapping[str, Iterable[Batch | None]]]:
+    """Training steps from `start_row` on, and held-out batches by source; idle ones where a rank sees no data."""
+    size = topology.data_parallel_size
+    if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
+        idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
+        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
+    ranks = (topology.data_parallel_rank, size)
+    held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
+    return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
+
+
+def load_run_tokenizer(config: RunConfig) -> Tokenizer:
+    """The recipe's tokenizer.
+
+    Raises:
+        ConfigError: the recipe names none.
+    """
+    if config.tokenizer.path is None:
+        raise ConfigError(
+            "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
+            "(tools/train_tokenizer.py makes one)"
+        )
+    return load_tokenizer(config.tokenizer.path)
+
+
+def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """The recipe with the vocabulary's size filled in.
+
+    Raises:
+        ConfigError: the model has fewer embedding rows than the tokenizer has ids.
+    """
+    size = config.model.vocab_size or tokenizer.vocab_size
+    if size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
+            f"{tokenizer.vocab_size - 1}; set model.vocab_size to at least {tokenizer.vocab_size}, or null"
+        )
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+
+
+def choose_run_kernels(config: RunConfig) -> KernelSet:
+    """The kernels that a recipe asks for, or the fastest that run here.
+
+    Raises:
+        KernelError: one asked for by name cannot run here.
+    """
+    return choose_kernels(
+        config.kernels,
+        device_type(),
+        DTYPES[config.training.precision],
+        config.data.shares_rows,
+        attention_dropout=config.model.attention_dropout,
+        head_size=config.model.hidden_size // config.model.num_attention_heads,
+        causal=config.model.is_decoder,
+    )
+
+
+def build_engine(
+    config: RunConfig,
+    deepspeed_config: dict[str, Any],
+    objective: TrainingObjective,
+    kernels: KernelSet,
+    topology: Topology,
+) -> Engine:
+    """Layers listed, the engine around them; weights are still unset."""
+
+    def describe_layers(parallel: ParallelContext) -> list[LayerDescription]:
+        recompute, compile_layers = config.training.activation_checkpointing, config.training.compile
+        return build_layer_list(config.model, objective.terms, kernels, recompute, compile_layers, parallel)
+
+    engine = Engine(config, deepspeed_config, describe_layers, objective, topology)
+    logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
+    return engine
+
+
+def initialize_weights(config: RunConfig, engine: Engine, objective: TrainingObjective) -> None:
+    """Fresh values by (seed, name), or the weights that `initialize_from` names."""
+    shapes = engine.parameter_shapes()
+
+    def fresh(name: str) -> torch.Tensor:
+        return initial_value(name, shapes[name], config.model, config.training.seed)
+
+    held = engine.held_names()
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in shapes if name in held)
+    if config.initialize_from is not None:
+        source = config.initialize_from
+        values = engine.topology.run_on_rank_0_first(
+            lambda: load_initial_weights(source, config.model, objective.terms, fresh)
+        )
+        logger.info("weights taken from %s", source)
+    engine.load_weights(values)
+
+
+def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path) -> None:
+    """config.yaml (resolved) and tokenizer/ in the run directory."""
+    atomic.write_text(run_dir / "config.yaml", dump_config(config))
+    with atomic.output_folder(run_dir / "tokenizer") as folder:
+        tokenizer.save(folder)

@@ -1,0 +1,64 @@
+"""Pairs as the compiled code draws them, for tests, and its draws for a transcription that draws one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ctxlm_ds.data.formats.formats import pairs
+from ctxlm_ds.data.formats.pairs import COINS, PairSettings
+from ctxlm_ds.data.index.sentence_table import SentenceTable
+from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
+
+Record = tuple[int, int, int, int, int, int]
+
+
+def segment_pairs(
+    table: SentenceTable, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
+) -> list[Record]:
+    """All segment pairs of one pass."""
+    return _all_pairs(table, "segment_pair", room, specials, short_seq_prob, seed, duplicate)
+
+
+def sentence_pairs(table: SentenceTable, room: int, specials: int, seed: int, duplicate: int) -> list[Record]:
+    """All sentence pairs of one pass."""
+    return _all_pairs(table, "sentence_pair", room, specials, 0.0, seed, duplicate)
+
+
+def _all_pairs(
+    table: SentenceTable, sample_format: str, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
+) -> list[Record]:
+    settings = PairSettings(room, specials, short_seq_prob, stream_key(seed, sample_format), duplicate)
+    records: list[Record] = pairs(table, settings, sample_format, (0, table.num_documents)).tolist()
+    return records
+
+
+class KernelDraws:
+    """The words of one stream, one draw after another as `random.Random` gives them."""
+
+    def __init__(self, seed: int, sample_format: str, duplicate: int, second: int, third: int = 0) -> None:
+        self._state = np.uint64(stream(stream_key(seed, sample_format), duplicate, second, third))
+        self._drawn = 0
+
+    def _next_word(self) -> np.uint64:
+        self._drawn += 1
+        return np.uint64(word_at(self._state, self._drawn - 1))
+
+    def random(self) -> float:
+        return float(uniform(self._next_word()))
+
+    def randint(self, low: int, high: int) -> int:
+        """Both ends included."""
+        return low + int(below(self._next_word(), high - low + 1))
+
+
+class KernelCoins(KernelDraws):
+    """The coins of shortening the pair whose A begins with a sentence of a document: a bit of a word each."""
+
+    def __init__(self, seed: int, sample_format: str, duplicate: int, document_first: int, sentence: int) -> None:
+        super().__init__(seed, sample_format, duplicate, document_first + sentence, COINS)
+        self._bits: list[int] = []
+
+    def random(self) -> float:
+        if not self._bits:
+            self._bits = [int(bit) for bit in f"{int(self._next_word()):064b}"]
+        return 0.0 if self._bits.pop() else 0.5

@@ -1,0 +1,163 @@
+"""Blocks for causal language models: which token predicts which, whatever the documents' lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.formats import blocks
+from ctxlm_ds.data.index.build import build_rows, build_sample_index
+from ctxlm_ds.data.index.location import open_rows
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.stream.loader import TrainLoader
+from ctxlm_ds.data.stream.preview import preview_rows
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.recipe.schema import RunConfig
+from tests.sample_data import FakeTokenizer, numbered_documents, random_documents, run_config, write_dataset
+
+TOKENIZER = FakeTokenizer()
+EOD = TOKENIZER.sep_id
+
+
+def config_of(seq_length: int, reset: bool = True, slots: int = 4, **sections: dict[str, object]) -> RunConfig:
+    data = {
+        "sample_format": "blocks", "seq_length": seq_length, "reset_at_documents": reset,
+        "max_sequences_per_row": slots,
+    }  # fmt: skip
+    model = {"family": "gpt2", "pre_layer_norm": True}
+    values: dict[str, dict[str, object]] = {"data": data, "objective": {"name": "causal_lm"}, "model": model}
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return run_config(**values)
+
+
+def one_epoch(prefix: Path, config: RunConfig) -> list[Batch]:
+    """Every row of an epoch once, in micro-batches of one row."""
+    objective = build_objective(config.objective, TOKENIZER)
+    rows = build_rows([prefix], TOKENIZER, config, objective)
+    whole = {"global_batch_size": len(rows), "micro_batch_size": 1}
+    one_step = config.model_copy(update={"training": config.training.model_copy(update=whole)})
+    return next(iter(TrainLoader(rows, objective, one_step))).micro_batches
+
+
+def predictions(batches: list[Batch]) -> list[tuple[int, int]]:
+    """(input token, label) of every position with a label."""
+    pairs = []
+    for batch in batches:
+        labels = batch.labels["causal_lm"]
+        assert labels.shape == batch.input_ids.shape
+        assert ((labels != IGNORE_LABEL) == (batch.sequence_ids > 0)).all()
+        real = labels != IGNORE_LABEL
+        pairs += list(zip(batch.input_ids[real].tolist(), labels[real].tolist(), strict=True))
+    return pairs
+
+
+def block_rows(bounds: NDArray[np.int64], seq_length: int, slots: int) -> list[list[tuple[int, int]]]:
+    """Rows of pieces (first token, token after the last)."""
+    records, counts = zip(*blocks.block_pieces(bounds, seq_length, slots), strict=True)
+    pieces = np.concatenate(records)[["a_start", "a_end"]].tolist()
+    ends = np.cumsum(np.concatenate(counts)).tolist()
+    return [pieces[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    seq_length=st.integers(1, 24),
+    slots=st.integers(1, 5),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_token_but_a_texts_first_is_predicted_once_and_rows_are_full(
+    lengths: list[int], seq_length: int, slots: int
+) -> None:
+    bounds = np.cumsum([0, *lengths])
+    rows = block_rows(bounds, seq_length, slots)
+    predicted = [token for row in rows for start, stop in row for token in range(start + 1, stop)]
+    assert predicted == [token for token in range(bounds[-1]) if token not in set(bounds.tolist())]
+    document_of = np.repeat(np.arange(len(lengths)), lengths)
+    for row in rows:
+        used = sum(stop - start - 1 for start, stop in row)
+        assert 1 <= used <= seq_length and len(row) <= slots
+        assert all(document_of[start] == document_of[stop - 1] for start, stop in row)
+        assert used == seq_length or len(row) == slots or row is rows[-1]
+
+
+def test_rows_of_documents_that_do_not_see_each_other(tmp_path: Path) -> None:
+    """Tokens are numbered from 5 on, EOD is 3: documents 5 6 7 E | 8 9 E | 10 11 12 13 14 15 E."""
+    prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2], [6]]), False, EOD)
+    index = build_sample_index(prefix, TOKENIZER, config_of(8))
+    assert [[s.input_ids.tolist() for s in index.row(row)] for row in range(len(index))] == [
+        [[5, 6, 7, EOD], [8, 9, EOD], [10, 11, 12, 13]],
+        [[13, 14, 15, EOD]],
+    ]
+    by_first = {int(batch.input_ids[0, 0]): batch for batch in one_epoch(prefix, config_of(8))}
+    batch = by_first[5]
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 10, 11, 12]]
+    assert batch.labels["causal_lm"].tolist() == [[6, 7, EOD, 9, EOD, 11, 12, 13]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
+    assert batch.sequence_ids.tolist() == [[1, 1, 1, 2, 2, 3, 3, 3]]
+    assert batch.sequence_starts.tolist() == [[0, 3, 5, 8, 8]]
+    assert by_first[13].input_ids.tolist() == [[13, 14, 15, 0, 0, 0, 0, 0]]
+    assert by_first[13].labels["causal_lm"].tolist() == [[14, 15, EOD] + [IGNORE_LABEL] * 5]
+
+
+def test_without_reset_rows_are_megatrons_blocks(tmp_path: Path) -> None:
+    """The flat stream cut every seq_length tokens, each block with one token more as its last label."""
+    documents = random_documents(20, sentences=3, tokens=8, seed=2)
+    prefix = write_dataset(tmp_path / "d", documents, eod_id=EOD)
+    stream = [token for document in documents for token in [*sum(document, []), EOD]]
+    config = config_of(16, reset=False)
+    index = build_sample_index(prefix, TOKENIZER, config)
+    assert not index.is_packed
+    blocks = [index.sample(number).input_ids.tolist() for number in range(len(index))]
+    assert blocks == [stream[start : start + 17] for start in range(0, len(stream) - 1, 16)]
+    batches = one_epoch(prefix, config)
+    assert all(batch.sequence_starts.shape == (1, 2) and batch.sequence_ids.max() == 1 for batch in batches)
+    assert sorted(predictions(batches)) == sorted(zip(stream[:-1], stream[1:], strict=True))
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_an_epoch_predicts_every_token_of_every_document_but_its_first(tmp_path: Path, split: bool) -> None:
+    documents = random_documents(40, sentences=3, tokens=8, seed=1)
+    prefix = write_dataset(tmp_path / "d", documents, split, EOD)
+    wanted = []
+    for document in documents:
+        tokens = [*sum(document, []), EOD]
+        wanted += list(zip(tokens[:-1], tokens[1:], strict=True))
+    assert sorted(predictions(one_epoch(prefix, config_of(16, slots=2)))) == sorted(wanted)
+
+
+def test_the_two_kinds_of_blocks_have_indexes_of_their_own(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", numbered_documents([[9], [9]]), False, EOD)
+    configs = [config_of(4, reset, slots) for reset, slots in ((True, 4), (True, 1), (False, 4), (False, 1))]
+    built = [build_sample_index(prefix, TOKENIZER, config) for config in configs]
+    assert len({index.directory for index in built}) == 3
+    assert built[2].directory == built[3].directory
+    masking = config_of(4, objective={"masking": "static"})
+    assert open_rows([prefix], TOKENIZER, masking).indexes[0].directory == built[0].directory
+
+
+def test_documents_without_an_end_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", numbered_documents([[9], [9]]), False)
+    with pytest.raises(DataError, match=r"do not end with the end-of-document token 3.* again with --append-eod"):
+        build_sample_index(prefix, TOKENIZER, config_of(4))
+
+
+def test_preview_shows_the_text_and_what_its_end_predicts(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2]]), False, EOD)
+    config = config_of(8)
+    objective = build_objective(config.objective, TOKENIZER)
+    rows = build_rows([prefix], TOKENIZER, config)
+    (text,) = preview_rows(rows, objective, TOKENIZER, config, 3)
+    assert text.plain.splitlines() == [
+        "row 0: 5 of 8 positions, 5 predictions",
+        "  sequence 1 of 2",
+        "  ##w5 w6 ##w7 [→[SEP]]",
+        "  sequence 2 of 2",
+        "  w8 ##w9 [→[SEP]]",
+    ]

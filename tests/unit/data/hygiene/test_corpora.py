@@ -1,0 +1,145 @@
+"""Data recipes: all that ship load, mistakes are named with their line, and the blend is a section of a recipe."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.hygiene.corpora import blend_text, expectations, input_corpus, load_corpus, shipped_corpora
+from ctxlm_ds.data.hygiene.flags import add_filter_flags, with_filter_flags
+from ctxlm_ds.data.hygiene.listing import corpora_lines
+from ctxlm_ds.data.sources.reading import find_sources
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
+
+NAMES = [name.replace("-LANG", "-de") for name in shipped_corpora()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_recipe_is_complete(name: str) -> None:
+    recipe = load_corpus(name)
+    assert recipe.name == name
+    assert recipe.title and recipe.size and recipe.paper.startswith("https://") and recipe.language
+    for source in recipe.sources:
+        assert [file.format for file in find_sources(source.input, source.input_format)] == ["hf"] * len(source.input)
+        assert "{" not in source.input[0]
+        assert source.note if source.status != "original" else True
+        assert expectations(source, recipe.language)
+        assert all(count.published for count in source.expected)
+
+
+def test_the_table_has_a_line_for_each_source() -> None:
+    lines = corpora_lines()
+    sources = sum(len(load_corpus(name).sources) for name in NAMES)
+    assert lines[1 + sources] == ""
+    assert all(any(line.startswith(name) for line in lines) for name in shipped_corpora())
+    assert "hf://wikimedia/wikipedia?config=20231101.LANG" in "\n".join(lines)
+
+
+def test_a_corpus_of_corpora_has_their_sources_in_order() -> None:
+    recipe = load_corpus("roberta")
+    names = [source.name for source in recipe.sources]
+    assert names == ["wikipedia", "bookcorpus", "openwebtext", "stories", "cc-news"]
+    assert recipe.sources[0].input == ["hf://wikimedia/wikipedia?config=20231101.en"]
+
+
+@pytest.mark.parametrize(("language", "count"), [("de", 2845308), ("en", 6407814), ("xh", None)])
+def test_a_wikipedia_for_any_language(language: str, count: int | None) -> None:
+    recipe = load_corpus(f"wikipedia-{language}")
+    source = recipe.sources[0]
+    assert source.input == [f"hf://wikimedia/wikipedia?config=20231101.{language}"]
+    counts = {expected.measure: expected.count for expected in expectations(source, recipe.language)}
+    assert counts.get("records_read") == count
+    assert ("words_written" in counts) == (language == "en")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("openwebtxt", "did you mean openwebtext"),
+        ("wikipedia", "did you mean wikipedia-LANG"),
+        ("wikipedia-../x", "there is none"),
+        ("nowhere/corpus.yaml", "there is none"),
+    ],
+)
+def test_a_name_that_is_none(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_corpus(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (
+            "name: x\nsources:\n- name: a\n  inputs: [f]\n",
+            [r"sources\[0\].inputs: unknown setting; did you mean input", "x.yaml:4", r"sources\[0\].input: missing"],
+        ),
+        (
+            "name: x\nsources:\n- {name: a, input: [f], clean: [w]}\n",
+            [r'sources\[0\].clean\[0\]: "w": expected one of control_characters', "x.yaml:3"],
+        ),
+        ("name: x\nfilters:\n  min_word: 3\n", ["min_word: unknown setting; did you mean min_words", "x.yaml:3"]),
+        ("name: x\nfilters:\n  min_words: -3\n", ["filters.min_words: -3: expected a whole number of at least 0"]),
+        ("name: x\nfilters:\n  min_words: fifty\n", ['"fifty": expected a whole number of at least 0.*x.yaml:3']),
+        ("name: x\nfilters:\n  languages: en\n", ['languages: "en": expected a list of text']),
+        ("name: x\nsources:\n- {name: a, input: []}\n", ["a list of text with at least one in it"]),
+        ("name: x\nsources:\n- {name: a, input: [f], records_by_language: {de: x}}\n", ["expected a whole number abo"]),
+        ("name: x\n", ["no sources; name at least one"]),
+        ("name: x\nname: y\n", ["written twice"]),
+        ("- x\n", ["expected settings"]),
+        ("name: [x\n", ["not valid YAML"]),
+        ("name: x\nsources:\n- {name: a, input: [f]}\n- {name: a, input: [g]}\n", ["two sources have one name"]),
+        ("name: x\nsources:\n- {name: a/b, input: [f]}\n", ["sources\\[0\\].name"]),
+        ("name: x\nsources:\n- {name: a, input: [f], json_keys: [title, text]}\n", ["`text` must come first"]),
+        ("name: x\ninclude: [c4, c4]\n", ["two sources have one name"]),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, messages: list[str]) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    for message in messages:
+        with pytest.raises(ConfigError, match=message):
+            load_corpus(tmp_path / "x.yaml")
+
+
+def test_includes_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"name: a\ninclude: [{tmp_path}/b.yaml]\n")
+    (tmp_path / "b.yaml").write_text(f"name: b\ninclude: [{tmp_path}/a.yaml]\n")
+    with pytest.raises(ConfigError, match="goes round in a circle"):
+        load_corpus(tmp_path / "a.yaml")
+
+
+def test_wrong_settings_of_files_are_one_message() -> None:
+    with pytest.raises(ConfigError, match="join_rows: -1"):
+        input_corpus("x", {"input": ["f"], "join_rows": -1})
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_blend_is_the_data_section_of_a_training_recipe(tmp_path: Path, weighted: bool) -> None:
+    recipe = load_corpus("bookcorpus-wikipedia")
+    books = recipe.sources[1].model_copy(update={"weight": 3.0, "epochs": 2.5})
+    sources = [recipe.sources[0], books]
+    blend = "weighted" if weighted else "concatenate"
+    names = ["wikipedia", "bookcorpus"]
+    text = blend_text(recipe.model_copy(update={"sources": sources, "blend": blend}), names, "data/x")
+    (tmp_path / "run.yaml").write_text("extends: bert-tiny\n" + text)
+    data = load_config(tmp_path / "run.yaml").data
+    assert (data.blend, [source.name for source in data.train]) == (blend, ["wikipedia", "bookcorpus"])
+    assert data.train[1].path == "data/x-bookcorpus_text_sentence"
+    assert [source.weight for source in data.train] == ([1.0, 3.0] if weighted else [None, None])
+    assert [source.epochs for source in data.train] == ([None, None] if weighted else [None, 2.5])
+
+
+def test_every_filter_has_a_flag_that_is_laid_over_the_recipe() -> None:
+    parser = argparse.ArgumentParser()
+    add_filter_flags(parser)
+    recipe = load_corpus("cc-news")
+    assert with_filter_flags(recipe, parser.parse_args([])) == recipe
+    words = "--min-words 3 --languages de fr --no-near-duplicates --gopher-quality --near-duplicate-threshold 0.7"
+    given = with_filter_flags(recipe, parser.parse_args(words.split())).filters
+    expected = {"min_words": 3, "languages": ["de", "fr"], "near_duplicates": False, "gopher_quality": True}
+    assert given == recipe.filters.model_copy(update=expected | {"near_duplicate_threshold": 0.7})
+    for wrong in ("--min-letters 2", "--near-duplicate-permutations 4", "--max-words 0", "--min-letters nan"):
+        with pytest.raises(ConfigError, match=f"{wrong.split()[0]} .*: expected a "):
+            with_filter_flags(recipe, parser.parse_args(wrong.split()))

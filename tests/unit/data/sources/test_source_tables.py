@@ -1,0 +1,186 @@
+"""Tables, WikiExtractor output and data sets from the Hub: their own shapes, and what is wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.ipc
+import pytest
+from pyarrow import parquet
+
+from ctxlm_ds.data.sources import reading
+from ctxlm_ds.data.sources.corpus import Corpus
+from ctxlm_ds.data.sources.reading import BadRecord, Shard, find_sources, parse_chunk, read_chunks
+from ctxlm_ds.errors import DataError
+from tests.text import make_documents, write_corpus
+
+
+def _texts(path: Path | str, input_format: str = "auto") -> list[str]:
+    return list(Corpus([str(path)], input_format=input_format))
+
+
+def _parsed(path: Path, *keys: str) -> list[dict[str, str] | BadRecord]:
+    wanted = keys or ("text",)
+    return [item for chunk in read_chunks(find_sources([str(path)]), wanted) for item in parse_chunk(chunk, wanted)]
+
+
+def test_damaged_parquet_and_a_missing_column(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.parquet", 20, format="parquet")
+    with pytest.raises(DataError, match="no column 'body', only text, title"):
+        list(Corpus([str(tmp_path / "corpus.parquet")], ["body"]))
+    (tmp_path / "corpus.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match="row 1: damaged or not parquet data; the rest of the file is lost"):
+        _texts(tmp_path / "corpus.parquet")
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow", "arrows"])
+def test_what_is_whole_of_a_damaged_table_is_read(tmp_path: Path, format: str) -> None:
+    path = tmp_path / f"corpus.{format.rstrip('s')}"
+    documents = write_corpus(path, 100, format=format)
+    content = path.read_bytes()
+    if format == "arrows":
+        path.write_bytes(content[: len(content) // 2])
+    elif format == "arrow":
+        place = [match.start() for match in re.finditer(b"\xff\xff\xff\xff", content)][3]  # a batch's header
+        path.write_bytes(content[:place] + b"\x7f" * 200 + content[place + 200 :])
+    else:
+        group = parquet.ParquetFile(path).metadata.row_group(2).column(1)
+        place = group.dictionary_page_offset or group.data_page_offset
+        path.write_bytes(content[:place] + b"\xff" * 40 + content[place + 40 :])
+    items = _parsed(path)
+    bad = [item for item in items if isinstance(item, BadRecord)]
+    good = [item["text"] for item in items if isinstance(item, dict)]
+    assert 20 <= len(good) < 100 and all(text in documents for text in good)
+    if format == "parquet":
+        assert good == documents[:40] + documents[60:]
+        assert [(item.position, item.reason) for item in bad] == [
+            (41, "damaged or not parquet data; the rest of the row group is lost")
+        ]
+    else:
+        assert bad and {item.unit for item in bad} == {"row"}
+
+
+def test_a_folder_of_save_to_disk(tmp_path: Path) -> None:
+    documents = make_documents(40)
+    data_set = datasets.Dataset.from_dict({"text": documents, "label": list(range(40))})
+    data_set.save_to_disk(str(tmp_path / "set"), num_shards=3)
+    assert _texts(tmp_path / "set") == documents
+    datasets.DatasetDict({"train": data_set}).save_to_disk(str(tmp_path / "splits"))
+    assert _texts(tmp_path / "splits" / "train") == documents
+    with pytest.raises(DataError, match="several splits; name one, for example .*splits/train"):
+        find_sources([str(tmp_path / "splits")])
+    with pytest.raises(DataError, match="label' is not text"):
+        list(Corpus([str(tmp_path / "set")], ["label"]))
+    names = ["gone.arrow", "nul\0", "lone\ud800", 5, None, ["a"]]
+    states = ["{}", "[", "", "[" * 9999, "\xff", *(json.dumps({"_data_files": [{"filename": name}]}) for name in names)]
+    for state in states:
+        (tmp_path / "set" / "state.json").write_text(state, encoding="latin-1")
+        with pytest.raises(DataError, match="save it again|no such file"):
+            find_sources([str(tmp_path / "set")])
+
+
+def test_strings_of_every_arrow_type_and_undecodable_ones(tmp_path: Path) -> None:
+    words = ["one", None, "naïve", "one"]
+    columns = {
+        "text": pyarrow.array(words),
+        "large": pyarrow.array(words, pyarrow.large_string()),
+        "view": pyarrow.array(words, pyarrow.string_view()),
+        "coded": pyarrow.array(words).dictionary_encode(),
+        "binary": pyarrow.array([b"one", b"\xff\xfe", b"two", b"one"]),
+        "list": pyarrow.array([["a"], [], None, ["b"]]),
+    }
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 4, columns["binary"].buffers())
+    table = pyarrow.table(columns | {"broken": broken})
+    with pyarrow.ipc.new_file(tmp_path / "corpus.arrow", table.schema) as writer:
+        writer.write_table(table)
+    parquet.write_table(table.drop_columns(["view"]), tmp_path / "corpus.parquet")
+    for name, keys in (("arrow", ["text", "large", "view", "coded"]), ("parquet", ["text", "large", "coded"])):
+        expected = [dict.fromkeys(keys, word or "") for word in words]
+        assert _parsed(tmp_path / f"corpus.{name}", *keys) == expected
+        for key in ("binary", "broken"):
+            items = _parsed(tmp_path / f"corpus.{name}", key)
+            assert [isinstance(item, BadRecord) for item in items] == [False, True, False, False]
+            assert str(items[1]).endswith("row 2: not valid UTF-8 (byte 0xff at 0)")
+        assert [getattr(item, "reason", "") for item in _parsed(tmp_path / f"corpus.{name}", "list")] == [
+            "the value of 'list' is not text", "the value of 'list' is not text", "", "the value of 'list' is not text"
+        ]
+
+
+WIKI = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="A &amp; &quot;B&quot;">
+A &amp; "B"
+
+First paragraph.
+
+Second &lt; third &amp;amp; so on.
+
+</doc>
+<doc id="13" url="u" title="Empty">
+Empty
+
+</doc>
+stray line
+<doc id="14" url="u" title="Open">
+Open
+
+never closed
+<doc id="15" url="u" title="Other">
+The first line is text.
+</doc>
+"""
+
+
+def test_wikiextractor_output(tmp_path: Path) -> None:
+    (tmp_path / "wiki_07").write_text(WIKI)
+    items = _parsed(tmp_path / "wiki_07", "title", "id", "text")
+    assert [item for item in items if isinstance(item, dict)] == [
+        {"title": 'A & "B"', "id": "12", "text": "First paragraph.\n\nSecond < third &amp; so on."},
+        {"title": "Empty", "id": "13", "text": ""},
+        {"title": "Other", "id": "15", "text": "The first line is text."},
+    ]
+    assert [(item.position, item.reason, item.excerpt[:9]) for item in items if isinstance(item, BadRecord)] == [
+        (13, "outside of <doc> ... </doc>", b"stray lin"),
+        (14, "no </doc> at the end", b"<doc id=\""),
+    ]
+    (tmp_path / "wiki_08").write_text('{"id": "12", "text": "as JSON"}\n')
+    (tmp_path / "wiki_09.gz").write_bytes(gzip.compress(b'{"id": "13", "text": "packed JSON"}\n'))
+    assert _texts(tmp_path / "wiki_08") == ["as JSON"] and _texts(tmp_path / "wiki_09.gz") == ["packed JSON"]
+    (tmp_path / "articles").write_text(WIKI.partition("stray")[0])
+    assert len(_texts(tmp_path / "articles", "wikiextractor")) == 2
+
+
+def test_hugging_face_data_set_streams_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    documents = write_corpus(tmp_path / "set" / "train.jsonl", 30)
+    assert _texts(f"hf://{tmp_path / 'set'}?split=train") == documents
+    with pytest.raises(DataError, match="cannot be read through the datasets library"):
+        _texts(f"hf://{tmp_path / 'set'}?split=nowhere")
+    with pytest.raises(DataError, match="optionally"):
+        _texts(f"hf://{tmp_path / 'set'}?trust=yes")
+    with pytest.raises(DataError, match="no column 'body', only text, title"):
+        list(Corpus([f"hf://{tmp_path / 'set'}"], ["body"]))
+
+
+@pytest.mark.parametrize("num_files", [1, 5])
+def test_hugging_face_data_sets_are_split_and_resumed(
+    tmp_path: Path, num_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1500)
+    documents = [
+        text
+        for number in range(num_files)
+        for text in write_corpus(tmp_path / "set" / f"train-{number}.jsonl", 40, seed=number)
+    ]
+    found = find_sources([f"hf://{tmp_path / 'set'}"])
+    shards = [list(read_chunks(found, shard=Shard(index, 3))) for index in range(3)]
+    texts = [row["text"] for shard in shards for chunk in shard for row in chunk.records]
+    assert sorted(texts) == sorted(documents) and all(len(shard) > 2 for shard in shards)
+    assert (texts == documents) == (num_files >= 3)
+    for number in (0, len(shards[1]) - 1):
+        after = shards[1][number].position
+        assert list(read_chunks(found, shard=Shard(1, 3), after=after)) == shards[1][number + 1 :]

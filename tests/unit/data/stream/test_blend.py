@@ -1,0 +1,186 @@
+"""Blends: every row of a source once before any comes again, shares as asked, the same at any place in the stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.stream.blend import stream_shares, train_stream
+from ctxlm_ds.data.stream.blend_orders import WeightedOrder, cycle_length, quotas_of
+from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, RowStream, TrainSampler
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.schema import RunConfig
+from tests.sample_data import run_config
+
+COUNTS = (1000, 37, 260)
+
+
+@dataclass
+class Rows:
+    """As many rows in each source as a RowSource of that size has."""
+
+    counts: tuple[int, ...] = COUNTS
+
+    @property
+    def indexes(self) -> list[range]:
+        return [range(count) for count in self.counts]
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+
+def recipe(blend: str = "concatenate", sources: list[dict[str, Any]] | None = None, **data: Any) -> RunConfig:
+    given_sources = sources or [{}, {}, {}]
+    train = [{"path": f"s{number}"} | source for number, source in enumerate(given_sources)]
+    return run_config(data={"train": train, "blend": blend, **data})
+
+
+def stream_of(config: RunConfig, counts: tuple[int, ...] = COUNTS) -> RowStream:
+    return train_stream(Rows(counts), config)  # type: ignore[arg-type]
+
+
+def read(stream: RowStream, count: int, first: int = 0) -> PlannedRows:
+    return stream.at(np.arange(first, first + count, dtype=np.int64))
+
+
+def sources_of(rows: NDArray[np.int64], counts: tuple[int, ...] = COUNTS) -> NDArray[np.int64]:
+    return np.searchsorted(np.cumsum(counts), rows, side="right")
+
+
+WEIGHTED = [{"weight": 5}, {"weight": 3}, {"weight": 2}]
+EPOCHS = [{"epochs": 0.5}, {"epochs": 4}, {}]
+RECIPES = {
+    "concatenate": recipe(),
+    "epochs": recipe(sources=EPOCHS),
+    "weighted": recipe("weighted", WEIGHTED),
+    "temperature": recipe("temperature", temperature=2.0),
+    "megatron": recipe("megatron", WEIGHTED),
+    "megatron by rows": recipe("megatron"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_source_s_epochs_hold_every_row_once(name: str) -> None:
+    planned = read(stream_of(RECIPES[name]), 30_000)
+    sources = sources_of(planned.rows)
+    for source, count in enumerate(COUNTS):
+        rows, epochs = planned.rows[sources == source], planned.epochs[sources == source]
+        assert len(np.unique(np.stack([rows, epochs], axis=1), axis=0)) == len(rows)
+        sizes = np.bincount(epochs)
+        done = int(epochs.max()) - 8  # an epoch of `epochs` may not be over while later ones of its cycle have begun
+        assert done > 1
+        assert np.all(sizes[:done] == count)
+
+
+@pytest.mark.parametrize("name", ["weighted", "temperature", "megatron", "megatron by rows"])
+def test_a_source_s_next_epoch_begins_when_the_last_is_over(name: str) -> None:
+    planned = read(stream_of(RECIPES[name]), 20_000)
+    sources = sources_of(planned.rows)
+    for source in range(len(COUNTS)):
+        assert np.all(np.diff(planned.epochs[sources == source]) >= 0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_position_alone_and_after_a_restart(name: str) -> None:
+    whole = read(stream_of(RECIPES[name]), 70_000)
+    places = np.random.default_rng(0).integers(0, 70_000, size=(20, 8))
+    picked = stream_of(RECIPES[name]).at(places)
+    assert np.array_equal(picked.rows, whole.rows[places])
+    assert np.array_equal(picked.epochs, whole.epochs[places])
+    late = read(stream_of(RECIPES[name]), 500, 69_500)
+    assert np.array_equal(late.rows, whole.rows[69_500:])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_another_batch_size_goes_on_at_the_row(name: str) -> None:
+    """Twenty steps of 24 rows, then steps of 40 on three ranks: nothing lost, nothing twice."""
+    whole = read(stream_of(RECIPES[name]), 480 + 400)
+    first = iter(TrainSampler(stream_of(RECIPES[name]), BatchPlan(24, 24)))
+    rows = [next(first) for _ in range(20)]
+    ranks = [iter(TrainSampler(stream_of(RECIPES[name]), BatchPlan(40, 2, rank, 4), 480)) for rank in range(4)]
+    for _ in range(10 * 5):
+        rows += [next(rank) for rank in ranks]
+    assert np.array_equal(np.concatenate([planned.rows for planned in rows]), whole.rows)
+    assert np.array_equal(np.concatenate([planned.epochs for planned in rows]), whole.epochs)
+
+
+def test_the_seed_decides_the_order() -> None:
+    for name, config in RECIPES.items():
+        other = config.model_copy(update={"training": config.training.model_copy(update={"seed": 8})})
+        assert not np.array_equal(read(stream_of(config), 100).rows, read(stream_of(other), 100).rows), name
+
+
+def test_without_epochs_all_rows_are_one_epoch() -> None:
+    stream = stream_of(RECIPES["concatenate"])
+    assert isinstance(stream, RowOrder)
+    assert sorted(read(stream, sum(COUNTS), sum(COUNTS)).rows) == list(range(sum(COUNTS)))
+    assert [stream.epoch_of(position) for position in (0, 1296, 1297, 2593, 2594)] == [0, 0, 1, 1, 2]
+
+
+def test_epochs_are_exact_in_each_cycle() -> None:
+    cycle = 500 + 4 * 37 + 260
+    stream = stream_of(RECIPES["epochs"])
+    for number in range(4):
+        planned = read(stream, cycle, number * cycle)
+        assert np.bincount(sources_of(planned.rows)).tolist() == [500, 148, 260]
+        assert np.all(np.bincount(planned.rows[sources_of(planned.rows) == 1] - 1000) == 4)
+    halves = [read(stream, cycle, number * cycle).rows for number in (0, 1)]
+    assert sorted(row for half in halves for row in half if row < 1000) == list(range(1000))
+    assert stream.epoch_of(cycle - 1) == 0 and stream.epoch_of(cycle) == 1
+
+
+def test_weights_are_shares_of_every_stretch() -> None:
+    planned = read(stream_of(RECIPES["weighted"]), 65_536)
+    sources = sources_of(planned.rows)
+    assert np.bincount(sources).tolist() == [32_768, 19_661, 13_107]
+    for part in np.split(sources, 16):
+        assert np.bincount(part) / len(part) == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
+
+
+def test_weights_need_not_add_up_to_one() -> None:
+    shares = [{"weight": 0.5}, {"weight": 0.3}, {"weight": 0.2}]
+    one, other = read(stream_of(RECIPES["weighted"]), 1000), read(stream_of(recipe("weighted", shares)), 1000)
+    assert np.array_equal(one.rows, other.rows)
+
+
+@pytest.mark.parametrize(("temperature", "exponent"), [(1.0, 1.0), (2.0, 0.5), (1 / 0.7, 0.7), (100.0, 0.01)])
+def test_temperature(temperature: float, exponent: float) -> None:
+    expected = np.array(COUNTS) ** exponent / np.sum(np.array(COUNTS) ** exponent)
+    planned = read(stream_of(recipe("temperature", temperature=temperature)), 65_536)
+    assert np.bincount(sources_of(planned.rows)) / 65_536 == pytest.approx(expected, abs=1e-4)
+
+
+def test_shares_are_what_the_stream_gives() -> None:
+    for name, config in RECIPES.items():
+        read_shares = np.bincount(sources_of(read(stream_of(config), 18_160).rows)) / 18_160
+        assert stream_shares(Rows(), config) == pytest.approx(read_shares, abs=0.012), name  # type: ignore[arg-type]
+
+
+def test_a_tiny_share_still_comes_and_a_tiny_source_repeats() -> None:
+    order = WeightedOrder([1e6, 1, 1e6], 7)
+    assert np.bincount(order.at(np.arange(1 << 20))[0])[1] == 1
+    planned = read(stream_of(recipe("weighted", [{"weight": 3}, {"weight": 1}, {"weight": 5}]), (1000, 3, 10)), 900)
+    counts = np.bincount(sources_of(planned.rows, (1000, 3, 10)))
+    assert int(planned.epochs.max()) == (counts[2] - 1) // 10 > 40
+
+
+def test_a_source_without_rows_is_named() -> None:
+    for config in (RECIPES["weighted"], RECIPES["temperature"], RECIPES["megatron"], RECIPES["epochs"]):
+        with pytest.raises(DataError, match="s1 gives no row"):
+            stream_of(config, (10, 0, 10))
+    assert read(stream_of(recipe(), (10, 0, 10)), 20).rows.max() == 19
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_quotas_are_the_nearest_whole_numbers(weights: list[float]) -> None:
+    total = cycle_length(weights)
+    quotas = quotas_of(weights, total)
+    assert int(quotas.sum()) == total
+    assert np.all(np.abs(quotas - np.array(weights) / sum(weights) * total) < 1.0)

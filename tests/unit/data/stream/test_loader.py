@@ -1,0 +1,333 @@
+"""The same data whatever the workers, ranks, micro-batches and interruptions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.index import RowSource
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.stream import loader as loader_module
+from ctxlm_ds.data.stream.loader import EvalLoader, Step, TrainLoader
+from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
+from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, TrainSampler
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.recipe.schema import RunConfig
+from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+
+TOKENIZER = FakeTokenizer()
+Setup = tuple[RowSource, MaskedLM, RunConfig]
+
+
+def setup(folder: Path, documents: int = 30, **sections: dict[str, Any]) -> Setup:
+    """Two datasets, an objective, a recipe of global batch 8."""
+    config = run_config(**sections)
+    prefixes = [folder / "one", folder / "two"]
+    for seed, prefix in enumerate(prefixes):
+        if not prefix.with_suffix(".idx").exists():
+            write_dataset(prefix, random_documents(documents, sentences=4, seed=seed))
+    objective = build_objective(config.objective, TOKENIZER)
+    return build_rows(prefixes, TOKENIZER, config, objective), objective, config
+
+
+def steps_of(made: Setup, count: int, rank: int = 0, size: int = 1, start_row: int = 0) -> list[Step]:
+    loader = TrainLoader(*made, data_parallel_rank=rank, data_parallel_size=size, start_row=start_row)
+    steps = list(itertools.islice(loader, count))
+    loader.close()
+    return steps
+
+
+def rows_of_batch(batch: Batch) -> list[bytes]:
+    """Each row with everything that belongs to it, as bytes."""
+    tensors = [*batch.model_inputs(), *batch.labels.values()]
+    return [b"".join(tensor[row].numpy().tobytes() for tensor in tensors) for row in range(len(batch.input_ids))]
+
+
+def global_rows(parts: list[list[Step]]) -> list[list[bytes]]:
+    """The rows of each step in global order, from every rank's steps."""
+    steps = []
+    for step in zip(*parts, strict=True):
+        micro_batches = itertools.chain.from_iterable(zip(*(rank.micro_batches for rank in step), strict=True))
+        steps.append([row for batch in micro_batches for row in rows_of_batch(batch)])
+    return steps
+
+
+def test_workers_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
+    expected = global_rows([steps_of(setup(tmp_path), 12)])
+    assert len({row for step in expected for row in step}) == 12 * 8
+    for workers, size, micro in ((1, 1, 2), (2, 1, 2), (0, 2, 2), (0, 4, 2), (2, 4, 1), (0, 1, 8), (1, 2, 4)):
+        made = setup(tmp_path, data={"num_workers": workers}, training={"micro_batch_size": micro})
+        assert global_rows([steps_of(made, 12, rank, size) for rank in range(size)]) == expected
+
+
+@pytest.mark.parametrize("sections", [{"data": {"packing": True}}, {"objective": {"whole_word": True}}])
+def test_the_same_with_packing_and_whole_words(tmp_path: Path, sections: dict[str, Any]) -> None:
+    expected = global_rows([steps_of(setup(tmp_path, **sections), 4)])
+    sections = sections | {"training": {"micro_batch_size": 1}}
+    assert global_rows([steps_of(setup(tmp_path, **sections), 4, rank, 2) for rank in range(2)]) == expected
+
+
+@pytest.mark.parametrize("masking", ["dynamic", "static"])
+def test_a_resume_goes_on_exactly(tmp_path: Path, masking: str) -> None:
+    """Across an epoch's end, with another global batch too."""
+    made = setup(tmp_path, documents=8, objective={"masking": masking})
+    num_rows = len(made[0])
+    steps = steps_of(made, 3 * num_rows // 8)
+    expected = [row for step in global_rows([steps]) for row in step]
+    for consumed in (8, 8 * (num_rows // 8), num_rows + 3, 2 * num_rows - 1):
+        resumed = global_rows([steps_of(made, 2, start_row=consumed)])
+        assert sum(resumed, []) == expected[consumed : consumed + 16]
+    assert all(step.rows_consumed == 8 for step in steps)
+    assert [step.epoch for step in steps] == [8 * number // num_rows for number in range(len(steps))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_restarts_at_another_row(tmp_path: Path, workers: int) -> None:
+    """As one that was made for it; the workers of before are gone."""
+    made = setup(tmp_path, data={"num_workers": workers})
+    loader = TrainLoader(*made)
+    list(itertools.islice(loader, 3))
+    pids = [worker.pid for worker in loader._arrays._workers] if workers else []  # type: ignore[union-attr]
+    again = list(itertools.islice(loader.restart(41), 2))
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert global_rows([again]) == global_rows([steps_of(made, 2, start_row=41)])
+    assert [step.epoch for step in again] == [step.epoch for step in steps_of(made, 2, start_row=41)]
+    loader.close()
+    idle = IdleTrainLoader(made[0], made[1].terms, made[2], 1, 0)
+    assert [step.epoch for step in itertools.islice(idle.restart(41), 2)] == [step.epoch for step in again]
+
+
+def test_every_epoch_has_every_row_once_under_new_masks(tmp_path: Path) -> None:
+    rows, objective, config = setup(tmp_path, documents=8, training={"global_batch_size": 1, "micro_batch_size": 1})
+    steps = steps_of((rows, objective, config), 3 * len(rows))
+    epochs = [steps[epoch * len(rows) : (epoch + 1) * len(rows)] for epoch in range(3)]
+    originals, masked = [], []
+    for epoch in epochs:
+        batches = [step.micro_batches[0] for step in epoch]
+        restored = []
+        for batch in batches:
+            ids = batch.input_ids[0].clone()
+            used = batch.labels["masked_lm"][0] != IGNORE_LABEL
+            ids[batch.prediction_positions[0][used]] = batch.labels["masked_lm"][0][used]
+            restored.append(tuple(ids.tolist()))
+        originals.append(restored)
+        masked.append({text: tuple(batch.input_ids[0].tolist()) for text, batch in zip(restored, batches, strict=True)})
+    assert sorted(originals[0]) == sorted(originals[1]) == sorted(originals[2])
+    assert originals[0] != originals[1]
+    long_rows = [text for text in masked[0] if len(set(text)) > 30]
+    assert sum(masked[0][text] == masked[1][text] for text in long_rows) == 0
+
+
+def test_small_micro_batches_are_made_together_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces of 1, of 3 and 1, of all 4 micro-batches of a step."""
+    expected = global_rows([steps_of(setup(tmp_path), 6)])
+    for positions in (1, 3 * 2 * 64, 4 * 2 * 64):
+        monkeypatch.setattr(loader_module, "POSITIONS_AT_ONCE", positions)
+        for workers in (0, 2):
+            steps = steps_of(setup(tmp_path, data={"num_workers": workers}), 6)
+            assert [len(step.micro_batches) for step in steps] == [4] * 6
+            assert global_rows([steps]) == expected
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_micro_batches_are_page_locked_for_a_gpu_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+) -> None:
+    asked: list[bool] = []
+    allocate = torch.empty
+
+    def recording(*sizes: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return allocate(*sizes, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    made = setup(tmp_path)
+    loaders = TrainLoader(*made), EvalLoader(*made)
+    monkeypatch.setattr(torch, "empty", recording)
+    for loader in loaders:
+        next(iter(loader))
+    assert asked == [has_gpu] * 2
+
+
+def test_static_masks_never_change(tmp_path: Path) -> None:
+    made = setup(
+        tmp_path, documents=8, objective={"masking": "static"},
+        training={"global_batch_size": 1, "micro_batch_size": 1},
+    )
+    count = len(made[0])
+    rows = sum(global_rows([steps_of(made, 2 * count)]), [])
+    assert sorted(rows[:count]) == sorted(rows[count:]) and rows[:count] != rows[count:]
+
+
+def test_shapes_are_constant_and_counts_are_local(tmp_path: Path) -> None:
+    for data in ({}, {"packing": True, "max_sequences_per_row": 4}):
+        made = setup(tmp_path, data=data)
+        parts = [steps_of(made, 5, rank, 2) for rank in range(2)]
+        shapes = set()
+        for step in itertools.chain(*parts):
+            shapes |= {tuple(tuple(tensor.shape) for tensor in batch.model_inputs()) for batch in step.micro_batches}
+            for term in ("masked_lm", "next_sentence"):
+                labels = [(batch.labels[term] != IGNORE_LABEL).sum().item() for batch in step.micro_batches]
+                assert step.counts[term] == sum(labels) > 0
+            assert step.num_tokens == sum((batch.sequence_ids > 0).sum().item() for batch in step.micro_batches)
+        assert len(shapes) == 1
+        whole = steps_of(made, 5)
+        assert [a.counts["masked_lm"] + b.counts["masked_lm"] for a, b in zip(*parts, strict=True)] == [
+            step.counts["masked_lm"] for step in whole
+        ]
+
+
+def test_loading_leaves_the_runs_random_numbers_alone(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    expected = torch.rand(4).tolist(), np.random.rand(4).tolist()
+    for workers in (0, 1):
+        made = setup(tmp_path, data={"num_workers": workers})
+        torch.manual_seed(3)
+        np.random.seed(3)
+        steps_of(made, 2)
+        assert (torch.rand(4).tolist(), np.random.rand(4).tolist()) == expected
+
+
+def test_evaluation_is_always_the_same_and_covers_its_rows_once(tmp_path: Path) -> None:
+    limits = {"evaluation": {"max_rows": 21}}
+    whole = [list(EvalLoader(*setup(tmp_path, **limits)))]
+    again = [list(EvalLoader(*setup(tmp_path, **limits, data={"num_workers": 1})))]
+    expected = [row for batch in whole[0] for row in rows_of_batch(batch)]
+    assert [row for batch in again[0] for row in rows_of_batch(batch)] == expected
+    assert len(expected) == 22 and len(set(expected)) == 22
+    for size, micro in ((2, 2), (4, 4), (3, 1)):
+        made = setup(tmp_path, **limits, training={"micro_batch_size": micro, "global_batch_size": 48})
+        ranks = [list(EvalLoader(*made, data_parallel_rank=rank, data_parallel_size=size)) for rank in range(size)]
+        assert len({len(batches) for batches in ranks}) == 1
+        rows = [row for group in zip(*ranks, strict=True) for batch in group for row in rows_of_batch(batch)]
+        assert rows[:21] == expected[:21]
+        assert set(rows[21:]) <= {expected[21]}
+    empty = whole[0][-1]
+    assert empty.sequence_ids[1].sum() == 0 and (empty.labels["masked_lm"][1] == IGNORE_LABEL).all()
+
+
+def test_evaluation_masks_do_not_depend_on_the_seed(tmp_path: Path) -> None:
+    rows, objective, config = setup(tmp_path)
+    other = run_config(training={"seed": 99})
+    one = [rows_of_batch(batch) for batch in EvalLoader(rows, objective, config)]
+    assert one == [rows_of_batch(batch) for batch in EvalLoader(rows, objective, other)]
+
+
+def test_uneven_batches_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"global_batch_size 10 is not a multiple of .*micro_batch_size 4 .* 2"):
+        BatchPlan(10, 4, 0, 2)
+
+
+def test_no_rows_are_refused() -> None:
+    config = run_config()
+    objective = build_objective(config.objective, TOKENIZER)
+    for loader in (TrainLoader, EvalLoader):
+        with pytest.raises(DataError, match="no rows"):
+            loader(RowSource([]), objective, config)
+
+
+def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
+    made = setup(tmp_path, data={"num_workers": 1, "prefetch_steps": 1})
+    loader = TrainLoader(*made)
+    steps = iter(loader)
+    next(steps)
+    workers = loader._arrays._workers  # type: ignore[union-attr]
+    os.kill(workers[0].pid, signal.SIGKILL)
+    with pytest.raises(DataError, match=r"worker process died .*data\.num_workers"):
+        list(itertools.islice(steps, 100))
+
+
+def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
+    """srun and Ctrl-C signal every process; the step that is under way must still get its data."""
+    made = setup(tmp_path, data={"num_workers": 1, "prefetch_steps": 1})
+    loader = TrainLoader(*made)
+    steps = iter(loader)
+    next(steps)
+    pid = loader._arrays._workers[0].pid  # type: ignore[union-attr]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        os.kill(pid, number)
+    assert len(list(itertools.islice(steps, 20))) == 20
+    loader.close()
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise ValueError('x')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_workers_end_with_the_training_process(tmp_path: Path, ending: str) -> None:
+    """Also where nobody closed the loader: no hang at exit, no worker left behind."""
+    setup(tmp_path, data={"num_workers": 2})
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from ctxlm_ds.data.stream.loader import TrainLoader
+from tests.unit.data.stream.test_loader import setup
+loader = TrainLoader(*setup(Path({str(tmp_path)!r}), data={{"num_workers": 2}}))
+steps = iter(loader)
+next(steps)
+print(*(worker.pid for worker in loader._arrays._workers), flush=True)
+{ending}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=Path.cwd()
+    )
+    pids = done.stdout.split()
+    assert len(pids) == 2, done.stderr
+    deadline_s = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+class Refusing:
+    """An objective whose data turns out to be bad."""
+
+    terms = ("masked_lm",)
+
+    def corrupt_batch(self, samples: Any, key: Any, budgets: Any) -> Any:
+        raise DataError("samples.npy: damaged; build it again")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_workers_keep_their_message(tmp_path: Path, workers: int) -> None:
+    rows, _, config = setup(tmp_path, data={"num_workers": workers})
+    with pytest.raises(DataError) as caught:
+        next(iter(TrainLoader(rows, Refusing(), config)))
+    assert str(caught.value) == "samples.npy: damaged; build it again"
+
+
+def test_order_of_a_huge_row_space_needs_no_memory() -> None:
+    plan = BatchPlan(64, 8, 3, 4)
+    sampler = TrainSampler(RowOrder(10**12, 1), plan, start_row=7 * 10**12 + 5)
+    planned = list(itertools.islice(sampler, 4))
+    assert {int(epoch) for batch in planned for epoch in batch.epochs} == {7}
+    assert all(0 <= row < 10**12 for batch in planned for row in batch.rows.tolist())
+
+
+@pytest.mark.parametrize(("size", "start_row"), [(1, 0), (2, 8), (4, 72)])
+def test_a_rank_without_data_keeps_step_with_the_others(tmp_path: Path, size: int, start_row: int) -> None:
+    """A pipeline stage between the first and the last: the same rows and epochs a step, the same number of batches."""
+    rows, objective, config = made = setup(tmp_path, data={"num_workers": 0}, training={"micro_batch_size": 2})
+    idle = itertools.islice(IdleTrainLoader(rows, objective.terms, config, size, start_row), 40)
+    real = steps_of(made, 40, 0, size, start_row)
+    assert real[-1].epoch > real[0].epoch
+    for ours, theirs in zip(idle, real, strict=True):
+        assert (ours.rows_consumed, ours.epoch) == (theirs.rows_consumed, theirs.epoch)
+        assert not ours.micro_batches and not ours.num_tokens and not any(ours.counts.values())
+        assert ours.counts.keys() == theirs.counts.keys()
+    held_out = EvalLoader(rows, objective, config, 0, size)
+    assert len(list(IdleEvalLoader(rows, config, size))) == len(list(held_out)) > 0

@@ -1,0 +1,85 @@
+"""Build locks of killed processes are removed, those of live ones are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.process import build_locks
+from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+
+HOLD = (
+    "import sys, time\n"
+    "from torch.utils.file_baton import FileBaton\n"
+    "assert FileBaton(sys.argv[1]).try_acquire()\n"
+    "print('held', flush=True)\n"
+    "time.sleep(100)\n"
+)
+
+
+def hold(lock: Path) -> subprocess.Popen[str]:
+    """A process that holds torch's own baton."""
+    lock.parent.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.mark.skipif(not build_locks._sees_all_processes(), reason="a container: only old locks are removed")
+def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    killed_lock = tmp_path / "py311_cpu" / "killed_op" / "lock"
+    live_lock = tmp_path / "py311_cpu" / "live_op" / "lock"
+    killed, live = hold(killed_lock), hold(live_lock)
+    try:
+        assert clear_stale_build_locks(tmp_path) == []
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        assert clear_stale_build_locks(tmp_path) == [killed_lock]
+        assert live_lock.exists() and not killed_lock.exists()
+    finally:
+        live.kill()
+        live.wait()
+
+
+def test_a_container_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
+    """In there the live holder is not to be seen."""
+    lock = tmp_path / "py311_cpu" / "live_op" / "lock"
+    live = hold(lock)
+    clear = "import sys, pathlib\n" + (
+        "from ctxlm_ds.process.build_locks import clear_stale_build_locks as clear\n"
+        "print(clear(pathlib.Path(sys.argv[1])))"
+    )
+    words = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", sys.executable, "-c", clear, str(tmp_path)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        if "unshare" in done.stderr:
+            pytest.skip(f"no namespaces here: {done.stderr.strip()}")
+        assert done.stdout.strip() == "[]", done.stderr
+        assert lock.exists()
+    finally:
+        live.kill()
+        live.wait()
+
+
+def test_nothing_to_clear(tmp_path: Path) -> None:
+    assert clear_stale_build_locks(tmp_path / "missing") == []
+
+
+def test_each_environment_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    first = use_own_build_folder()
+    assert first.is_relative_to(tmp_path) and use_own_build_folder() == first
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    assert use_own_build_folder() != first
+
+
+def test_a_named_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert use_own_build_folder() == tmp_path

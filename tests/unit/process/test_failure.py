@@ -1,0 +1,230 @@
+"""Who speaks when ranks end with an error, what is written, and the exit statuses; the events of starts and ends."""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.console import setup_logging
+from ctxlm_ds.errors import CheckpointError, ConfigError, TrainingError
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process import failure
+from ctxlm_ds.process.failure import FailureReport, exit_status, is_consequence
+from ctxlm_ds.process.failure_records import FailureRecord, clear_evidence, read_failures, write_record
+from ctxlm_ds.process.launch import RankInfo, StopSignal
+from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.history import HistoryHook
+from ctxlm_ds.training.hooks import RunEnd, RunStart
+
+GLOO = "[/x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:12513: Connection reset by peer. This is typical"
+
+
+@pytest.fixture(autouse=True)
+def no_bounded_teardown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process that runs the tests goes on, with the logger that it had."""
+    logger = logging.getLogger("ctxlm_ds")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    monkeypatch.setattr(failure, "RANK_0_WAIT_S", 0.3)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def report(run_dir: Path | None, rank: int = 0, world_size: int = 4) -> FailureReport:
+    setup_logging(rank)
+    made = FailureReport(StopSignal())
+    made.ranks = RankInfo(rank, world_size, rank, world_size, "127.0.0.1", 1, "environment", 0)
+    made.run_dir = run_dir
+    return made
+
+
+def records(run_dir: Path) -> list[FailureRecord]:
+    return read_failures(run_dir / "attempts" / "by-hand")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_rank_0_tells_a_users_error_in_one_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert report(tmp_path).end(raised(ConfigError("a is 1; set it to 2"))) == 2
+    assert capfd.readouterr().err.endswith(" error: a is 1; set it to 2\n")
+    (record,) = records(tmp_path)
+    assert (record.rank, record.exit_status, record.error, record.traceback) == (0, 2, "ConfigError", None)
+
+
+def test_other_ranks_are_silent_where_rank_0_says_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    error = raised(CheckpointError("disk full"))
+    report(tmp_path).end(error)
+    capfd.readouterr()
+    assert report(tmp_path, rank=3).end(error) == 2
+    assert capfd.readouterr().err == "" and [record.rank for record in records(tmp_path)] == [0]
+    assert report(tmp_path, rank=3).end(raised(CheckpointError("another"))) == 2
+    assert "[rank 3] error: another" in capfd.readouterr().err and len(records(tmp_path)) == 2
+
+
+def test_a_rank_that_is_stopped_meanwhile_leaves_the_word_to_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
+    made = report(None, rank=1)
+    made._stop_signal = stopping_later(made._stop_signal)
+    assert made.end(raised(ConfigError("wrong"))) == 2
+    assert capfd.readouterr().err == ""
+
+
+def stopping_later(signal: StopSignal) -> StopSignal:
+    """As a launcher does it: after the first look."""
+
+    class Later(StopSignal):
+        looks = 0
+
+        @property  # type: ignore[override]
+        def requested(self) -> bool:
+            self.looks += 1
+            return self.looks > 2
+
+        @requested.setter
+        def requested(self, value: bool) -> None:
+            pass
+
+    return Later()
+
+
+def test_a_users_error_that_only_one_rank_sees_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The record of an earlier start, whatever it says, is not rank 0's word on this one."""
+    old = FailureRecord(time.time() - 3600, 0, "n1", 2, "ConfigError", "no such file on n2")
+    write_record(tmp_path / "attempts" / "by-hand", old)
+    assert report(tmp_path, rank=2).end(raised(ConfigError("no such file on n2"))) == 2
+    assert "[rank 2] error: no such file on n2" in capfd.readouterr().err
+
+
+def test_no_run_directory_no_record(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert report(tmp_path / "run").end(raised(ValueError("x"))) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert "ValueError: x" in capfd.readouterr().err
+
+
+def test_a_bug_shows_its_traceback_tagged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert report(tmp_path, rank=2).end(raised(KeyError("bug"))) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "[rank 2] Traceback (most recent call last):" and lines[-1] == "[rank 2] KeyError: 'bug'"
+    assert all(line.startswith("[rank 2] ") for line in lines)
+    assert "KeyError: 'bug'" in str(records(tmp_path)[0].traceback)
+    report(tmp_path, world_size=1).end(raised(KeyError("bug")))
+    assert capfd.readouterr().err.startswith("Traceback")
+
+
+def test_a_lost_peer_is_one_line_and_no_cause(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report(tmp_path, rank=0).end(raised(RuntimeError(GLOO)))
+    said = capfd.readouterr().err
+    assert said.startswith("[rank 0] lost the others: RuntimeError: Read error [127.0.0.1]") and said.count("\n") == 1
+    report(tmp_path, rank=1).end(raised(ValueError("the reason")))
+    first, second = records(tmp_path)
+    assert (first.rank, first.consequence, second.rank, second.consequence) == (1, False, 0, True)
+    assert "RuntimeError" in str(second.traceback)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GLOO,
+        "[pair.cc:553] Connection closed by peer [10.0.0.2]:21181. This is typically caused by a crash",
+        "[unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete",
+        "failed to recv, got 0 bytes",
+        "Timed out after 1801 seconds waiting for clients. 1/2 clients joined.",
+        "NCCL error in: x.cpp:3356, ncclRemoteError: A call failed possibly due to a network error or a remote process",
+    ],
+)
+def test_how_libraries_say_that_a_peer_is_gone(message: str) -> None:
+    assert is_consequence(RuntimeError(message))
+
+
+def test_what_is_this_ranks_own() -> None:
+    assert not is_consequence(RuntimeError("The server socket has failed to bind. EADDRINUSE, address already in use"))
+    assert not is_consequence(RuntimeError("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)"))
+    assert not is_consequence(ValueError("shape mismatch"))
+    assert not is_consequence(ConfigError("the port is wrong: connection reset by peer"))
+
+
+def test_an_exception_that_travelled_is_a_consequence() -> None:
+    """What run_together raises on the ranks where nothing went wrong."""
+
+    class Pair(Topology):
+        def all_gather_object(self, value: object) -> list[object]:  # type: ignore[override]
+            return [value, OSError("boom")]
+
+    with pytest.raises(OSError, match="boom") as caught:
+        Pair(rank=0, world_size=2).run_together(lambda: None)
+    assert is_consequence(caught.value)
+    with pytest.raises(ValueError, match="own") as own:
+        Pair(rank=0, world_size=2).run_together(lambda: (_ for _ in ()).throw(ValueError("own")))
+    assert not is_consequence(own.value)
+
+
+def test_exit_statuses() -> None:
+    assert exit_status(TrainingError("NaN")) == 3
+    assert exit_status(CheckpointError("damaged")) == 2
+    assert exit_status(OSError(errno.EROFS, "Read-only file system", "/x")) == 2
+    assert exit_status(OSError(errno.EIO, "Input/output error")) == 1
+    assert exit_status(KeyboardInterrupt()) == 130
+
+
+def test_a_read_only_disk_is_told_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report(tmp_path).end(raised(OSError(errno.EROFS, "Read-only file system", "/x/y")))
+    assert "error: Read-only file system: /x/y (on " in capfd.readouterr().err
+
+
+def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
+    write_record(tmp_path, FailureRecord(2.0, 1, "n1", 1, "E", "m"))
+    for rank, text in enumerate(["", "[]", "{}", '{"time_unix_s": "x", "rank": 0}'], 2):
+        (tmp_path / f"rank-{rank:05d}.json").write_text(text)
+    newer = {**json.loads((tmp_path / "rank-00001.json").read_text()), "of a later version": 1, "rank": 9}
+    (tmp_path / "rank-00009.json").write_text(json.dumps(newer))
+    assert [record.rank for record in read_failures(tmp_path)] == [1, 9]
+    assert read_failures(tmp_path / "nowhere") == []
+
+
+def test_evidence_of_earlier_starts_is_cleared(tmp_path: Path) -> None:
+    names = ["rank-00000.json", "stacks-00000.txt", "stacks.txt", "asked-stacks-00000.txt", "output.log"]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000, 1000))
+    (tmp_path / "rank-00001.json").touch()
+    clear_evidence(tmp_path, time.time() - 100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.log", "rank-00001.json"]
+
+
+def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "CTXLM_ATTEMPT": "job-77-2-0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CTXLM_LOG_FILE", "/logs/77.log")
+    hook = HistoryHook(tmp_path, RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0))
+    hook.on_run_start(RunStart(20, 100, RunConfig()))
+    hook.on_run_end(RunEnd("stopped by signal SIGTERM", 30, 5, 1.0, 1.0, completed=False))
+    with pytest.raises(ValueError, match="bad"):
+        fail(hook)
+    start, stop, end = read_history(tmp_path)
+    assert {key: start[key] for key in ("event", "step", "last_step", "world_size", "job_id", "restart_count")} == {
+        "event": "start", "step": 20, "last_step": 100, "world_size": 8, "job_id": "77", "restart_count": 2,
+    }  # fmt: skip
+    assert (start["attempt"], start["launcher"], start["log"]) == ("job-77-2-0", "srun", "/logs/77.log")
+    assert (stop["event"], stop["step"], stop["completed"], stop["failed"]) == ("end", 30, False, False)
+    assert (end["reason"], end["completed"], end["failed"]) == ("ValueError: bad", False, True)
+
+
+def fail(hook: HistoryHook) -> None:
+    """As the trainer tells it: while the exception is on its way."""
+    try:
+        raise ValueError("bad")
+    finally:
+        hook.on_run_end(RunEnd("an error", 31, 5, 1.0, 1.0, completed=True, failed=True))

@@ -1,0 +1,256 @@
+"""Ranks from every launcher's variables; signals; ranks that end with their launcher (real launchers, real kills)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, export_ranks
+from ctxlm_ds.process.library_noise import quiet_libraries, without_known_prints
+from tests.unit.process.test_slurm import STEP
+
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
+DEEPSPEED = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+def test_torchrun() -> None:
+    assert discover_ranks(TORCHRUN) == RankInfo(3, 8, 1, 2, "n1", 29500, "torchrun", 1)
+
+
+def test_deepspeed() -> None:
+    assert discover_ranks(DEEPSPEED) == RankInfo(3, 4, 1, 2, "10.0.0.1", 29500, "deepspeed", 1)
+
+
+def test_torchrun_inside_srun_is_torchrun() -> None:
+    assert discover_ranks({**STEP, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_srun_over_two_nodes() -> None:
+    ranks = discover_ranks(STEP)
+    assert (ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_world_size) == (2, 3, 0, 1)
+    assert ranks.master_addr == "n2" and 15000 <= ranks.master_port < 30000 and ranks.launcher == "srun"
+    # What the script exported counts.
+    ranks = discover_ranks({**STEP, "MASTER_ADDR": "n2-ib", "MASTER_PORT": "12345"})
+    assert (ranks.master_addr, ranks.master_port) == ("n2-ib", 12345)
+
+
+def test_srun_on_one_node_meets_on_the_loopback() -> None:
+    one_node = {**STEP, "SLURM_STEP_NODELIST": "n7", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"}
+    ranks = discover_ranks(one_node)
+    assert (ranks.master_addr, ranks.local_world_size) == ("127.0.0.1", 3)
+
+
+@pytest.mark.parametrize(("visible", "device"), [("3", 0), ("0,1", 1), ("", 1)])
+def test_a_task_with_a_gpu_of_its_own_calls_it_0(visible: str, device: int) -> None:
+    environ = {**STEP, "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}
+    ranks = discover_ranks(environ)
+    assert (ranks.local_rank, ranks.device_index) == (1, device)
+    exported: dict[str, str] = {}
+    export_ranks(ranks, exported)
+    assert exported["LOCAL_RANK"] == str(device)
+
+
+def test_a_shell_in_an_allocation_is_one_process() -> None:
+    """sbatch sets SLURM_PROCID=0 and SLURM_NTASKS, but no step."""
+    ranks = discover_ranks({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"})
+    assert (ranks.rank, ranks.world_size, ranks.launcher) == (0, 1, "single")
+
+
+def test_single_processes_get_ports_of_their_own() -> None:
+    first, second = discover_ranks({}), discover_ranks({})
+    assert first.launcher == "single" and first.master_port != second.master_port
+    assert discover_ranks({"RANK": "0", "WORLD_SIZE": "1"}).master_addr == "127.0.0.1"
+
+
+def test_exported_variables_say_the_same_again() -> None:
+    for environ in (TORCHRUN, DEEPSPEED, STEP, {}):
+        exported: dict[str, str] = {}
+        ranks = discover_ranks(environ)
+        export_ranks(ranks, exported)
+        again = discover_ranks(exported)
+        assert (again.rank, again.world_size, again.local_rank) == (ranks.rank, ranks.world_size, ranks.device_index)
+        assert (again.local_world_size, again.master_addr) == (ranks.local_world_size, ranks.master_addr)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is missing"),
+        ({"WORLD_SIZE": "2"}, "RANK is missing"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one', a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 but WORLD_SIZE is 2"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "MASTER_ADDR is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a"}, "MASTER_PORT is missing"),
+    ],
+)
+def test_incomplete_variables_are_named(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        discover_ranks(environ)
+
+
+@pytest.fixture
+def stop() -> Iterator[StopSignal]:
+    signals = StopSignal().install()
+    yield signals
+    signals.restore()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_asks_to_stop(stop: StopSignal, number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    assert not stop.requested
+    os.kill(os.getpid(), number)
+    assert stop.requested and stop.name == number.name
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.name == number.name
+    said = capfd.readouterr().err
+    assert said.count("saving a checkpoint and stopping") == 1 and said.startswith(number.name)
+
+
+def test_a_second_interrupt_stops_at_once(stop: StopSignal) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
+def test_restore_puts_the_handlers_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    StopSignal().install().restore()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_discovery_needs_no_heavy_import() -> None:
+    code = "import sys, ctxlm_ds.process.launch; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_only_known_noise_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        quiet_libraries()
+        name = "`torch.distributed.all_gather_into_tensor` is deprecated. Please use another."
+        warnings.warn(name, FutureWarning, stacklevel=1)
+        warnings.warn("something new is deprecated", FutureWarning, stacklevel=1)
+    assert [str(warning.message) for warning in seen] == ["something new is deprecated"]
+    with without_known_prints():
+        print("begin bf16_optimizer")
+        print("something else")
+        print("unfinished", end="")
+    assert capsys.readouterr().out == "something else\nunfinished"
+
+
+RANK_SCRIPT = """
+import os, sys, time
+from ctxlm_ds.process.launch import StopSignal, discover_ranks, prepare_process
+from ctxlm_ds.process import launch
+stop = StopSignal().install()
+ranks = discover_ranks()
+if ranks.launcher in ("deepspeed", "torchrun"):
+    launch.die_with_launcher(ranks.launcher == "deepspeed" and ranks.local_rank == 0)
+folder = sys.argv[-1]
+with open(f"{folder}/rank-{ranks.rank}.new", "w") as handle:
+    handle.write(f"{os.getpid()} {ranks.launcher} {ranks.world_size}")
+os.rename(f"{folder}/rank-{ranks.rank}.new", f"{folder}/rank-{ranks.rank}")
+while not stop.requested:
+    time.sleep(0.05)
+open(f"{folder}/stopped-{ranks.rank}", "w").close()
+"""
+
+
+def _start(launcher: str, folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    script = folder / "rank.py"
+    script.write_text(RANK_SCRIPT)
+    binaries = Path(sys.executable).parent
+    words = {
+        "torchrun": [binaries / "torchrun", "--standalone", "--nproc_per_node=2"],
+        "deepspeed": [binaries / "deepspeed", "--num_gpus=2", "--no_local_rank", "--master_port=29871"],
+    }[launcher]
+    environ = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": f"{binaries}:{os.environ['PATH']}"}
+    with open(folder / "log", "wb") as log:
+        command = [*map(str, words), str(script), str(folder)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
+    deadline_s = time.monotonic() + 90
+    while not all((folder / f"rank-{rank}").exists() for rank in range(2)):
+        assert time.monotonic() < deadline_s and process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.05)
+    found = [(folder / f"rank-{rank}").read_text().split() for rank in range(2)]
+    assert [words[1:] for words in found] == [[launcher, "2"]] * 2
+    return process, [int(words[0]) for words in found]
+
+
+def _gone(pids: list[int], within_s: float) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while any(os.path.exists(f"/proc/{pid}") and "Z" not in _state(pid) for pid in pids):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def _sweep(process: subprocess.Popen[bytes], pids: list[int]) -> None:
+    for pid in pids:
+        if not _gone([pid], 0):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_ranks_end_with_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
+    process, pids = _start(launcher, tmp_path)
+    try:
+        process.kill()
+        assert _gone(pids, 20)
+        # torchrun is the ranks' parent: they die with it. DeepSpeed's per-node launcher lets them save first.
+        assert (tmp_path / "stopped-0").exists() is (launcher == "deepspeed")
+    finally:
+        _sweep(process, pids)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_a_terminated_launcher_lets_its_ranks_save(launcher: str, tmp_path: Path) -> None:
+    process, pids = _start(launcher, tmp_path)
+    try:
+        process.terminate()
+        assert _gone(pids, 20)
+        assert all((tmp_path / f"stopped-{rank}").exists() for rank in range(2))
+    finally:
+        _sweep(process, pids)
+
+
+def test_the_per_node_launcher_killed_takes_its_ranks_along(tmp_path: Path) -> None:
+    process, pids = _start("deepspeed", tmp_path)
+    try:
+        status = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()
+        assert int(status[1]) != process.pid
+        os.kill(int(status[1]), signal.SIGKILL)
+        assert _gone(pids, 10)
+        assert not (tmp_path / "stopped-0").exists()
+    finally:
+        _sweep(process, pids)

@@ -1,0 +1,226 @@
+"""Impossible combinations: each is found, told with both values, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.check import (
+    check_config,
+    check_device,
+    find_problems,
+    total_schedule_steps,
+    unused_settings,
+    warmup_schedule_steps,
+)
+from ctxlm_ds.recipe.schema import RunConfig
+
+
+def config_of(**sections: dict[str, Any] | str) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+CASES: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"model": {"hidden_size": 100, "num_attention_heads": 8}}, "model.num_attention_heads", ["8", "100", "10 does"]),
+    ({"model": {"hidden_dropout": 1.0}}, "model.hidden_dropout", ["below 1"]),
+    ({"model": {"attention_dropout": 1.0}}, "model.attention_dropout", ["below 1"]),
+    ({"model": {"type_vocab_size": 1}}, "model.type_vocab_size", ["segment_pair", "set it to 2"]),
+    ({"data": {"seq_length": 513}}, "data.seq_length", ["513", "max_position_embeddings 512"]),
+    ({"data": {"seq_length": 4}}, "data.seq_length", ["3 positions are special", "at least 5"]),
+    ({"data": {"packing": True, "max_sequences_per_row": 1}}, "data.max_sequences_per_row", ["packs nothing"]),
+    ({"data": {"train": ["corpus.bin"]}}, "data.train[0]", ["without the ending: corpus"]),
+    (
+        {"data": {"validation": [{"name": "a", "path": "p"}, {"name": "a", "path": "q"}]}},
+        "data.validation",
+        ['2 sources are named "a"'],
+    ),
+    ({"data": {"validation": [{"name": "a", "path": "p.idx"}]}}, "data.validation[0].path", ["ending: p"]),
+    ({"data": {"train": ["a", "b/../a"]}}, "data.train", ["a stands there 2 times", "epochs"]),
+    (
+        {"data": {"train": [{"path": "a", "name": "x"}, {"path": "b", "name": "x"}]}},
+        "data.train",
+        ['2 sources are named "x"'],
+    ),
+    (
+        {"data": {"train": ["a", {"path": "b", "weight": 2.5}]}},
+        "data.train[1].weight",
+        ["2.5", "no effect with data.blend concatenate", "weighted or megatron"],
+    ),
+    (
+        {"data": {"train": [{"path": "a", "weight": 1, "epochs": 3}], "blend": "weighted"}},
+        "data.train[0].epochs",
+        ["3 has no effect with data.blend weighted", "concatenate"],
+    ),
+    (
+        {"data": {"train": [{"path": "a", "weight": 1}, "b"], "blend": "weighted"}},
+        "data.train[1].weight",
+        ["a weight for every source"],
+    ),
+    (
+        {"data": {"train": [{"path": "a", "weight": 1}, "b"], "blend": "megatron"}},
+        "data.train[1].weight",
+        ["for every source, or for none"],
+    ),
+    *(
+        ({"data": {"split": split}}, "data.split", [f'"{split}"', "969,30,1"])
+        for split in ("", "0,1,0", "1,2,3,4", "9;1", "-1,2", "90,,10", "nan", "1e2")
+    ),
+    (
+        {"data": {"validation": [{"name": "v", "path": "a", "part": "valid"}]}},
+        "data.validation[0].part",
+        ["valid", "no parts without data.split"],
+    ),
+    (
+        {"data": {"train": ["a"], "split": "9,1", "validation": [{"name": "v", "path": "./a"}]}},
+        "data.validation[0].part",
+        ["all of ./a", "valid or test"],
+    ),
+    ({"name": "a/b"}, "name", ["cannot name a folder"]),
+    ({"objective": {"keep_prob": 0.6, "random_prob": 0.5}}, "objective.random_prob", ["0.5", "0.6", "more than 1"]),
+    ({"objective": {"mask_prob": 0.0}}, "objective.mask_prob", ["above 0"]),
+    ({"objective": {"max_predictions": 129}}, "objective.max_predictions", ["129", "seq_length 128"]),
+    (
+        {"data": {"sample_format": "full_sentences"}},
+        "data.sample_format",
+        ["full_sentences", "masked_lm_nsp", "segment_pair, sentence_pair"],
+    ),
+    ({"model": {"family": "roberta"}}, "objective.name", ["masked_lm_nsp", "roberta"]),
+    ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas", ["0.9, 1.0"]),
+    ({"optimizer": {"name": "lamb"}, "kernels": {"optimizer": "deepspeed"}}, "kernels.optimizer", ["LAMB"]),
+    (
+        {"optimizer": {"name": "from_ds_config"}, "kernels": {"optimizer": "torch"}},
+        "kernels.optimizer",
+        ["from_ds_config", "set auto"],
+    ),
+    ({"schedule": {"warmup_steps": 1001}}, "schedule.warmup_steps", ["1001", "1000"]),
+    ({"schedule": {"warmup_steps": 1, "warmup_fraction": 0.1}}, "schedule.warmup_fraction", ["0.1", "1", "keep one"]),
+    (
+        {"schedule": {"name": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5}},
+        "schedule.decay_fraction",
+        ["500 steps of decay", "600 of warmup"],
+    ),
+    ({"schedule": {"final_learning_rate": 1.0}}, "schedule.final_learning_rate", ["above the peak", "0.0001"]),
+    ({"schedule": {"total_steps": 500}}, "schedule.total_steps", ["500", "1000", "learning rate 0"]),
+    ({"schedule": {"total_steps": 1000, "start_step": 900}}, "schedule.total_steps", ["1900", "start_step 900"]),
+    ({"profiler": {"num_steps": 5, "start_step": 1000}}, "profiler.start_step", ["never reached"]),
+    (
+        {"training": {"precision": "bf16", "grad_accum_dtype": "fp16"}},
+        "training.grad_accum_dtype",
+        ["fp16", "bf16", "set fp32 or bf16"],
+    ),
+    ({"training": {"precision": "fp32", "grad_accum_dtype": "bf16"}}, "training.grad_accum_dtype", ["set fp32"]),
+    (
+        {"training": {"global_batch_size": 100, "micro_batch_size": 8}},
+        "training.global_batch_size",
+        ["100", "micro_batch_size 8", "96 or 104", "micro_batch_size to 5"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "path", "words"), CASES)
+def test_each_impossible_combination(sections: dict[str, Any], path: str, words: list[str]) -> None:
+    problems = find_problems(config_of(**sections))
+    assert [problem.path for problem in problems] == [path]
+    for word in words:
+        assert word in problems[0].text
+
+
+def test_defaults_are_possible() -> None:
+    check_config(RunConfig(), None)
+    check_config(RunConfig(), 32)
+
+
+def test_all_are_reported_at_once() -> None:
+    sections: dict[str, Any] = {
+        "model": {"hidden_size": 100},
+        "data": {"seq_length": 600, "sample_format": "doc_sentences"},
+        "parallel": {"pipeline_parallel_size": 24},
+        "schedule": {"warmup_steps": 2000},
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_config(config_of(**sections), None)
+    assert "5 problems" in str(caught.value)
+    for path in (
+        "model.num_attention_heads",
+        "data.seq_length",
+        "data.sample_format",
+        "parallel.pipeline_parallel_size",
+        "schedule.warmup_steps",
+    ):
+        assert f"\n  {path}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(("world_size", "fits"), [(1, True), (2, True), (4, True), (3, False), (5, False), (64, False)])
+def test_the_batch_splits_over_the_ranks_or_is_refused(world_size: int, fits: bool) -> None:
+    config = config_of(training={"global_batch_size": 256, "micro_batch_size": 8})
+    assert 256 % (8 * world_size) != 0 or fits
+    if fits:
+        check_config(config, world_size)
+        return
+    with pytest.raises(
+        ConfigError, match=rf"256 is not a multiple of training.micro_batch_size 8 x {world_size} ranks"
+    ) as caught:
+        check_config(config, world_size)
+    proposed = [
+        int(word) for word in str(caught.value).split("set it to ")[1].replace(",", " ").split() if word.isdigit()
+    ]
+    assert proposed[0] % (8 * world_size) == 0
+
+
+def test_proposed_batch_sizes_are_accepted() -> None:
+    for rows, micro, ranks in [(100, 8, 1), (256, 8, 3), (10, 4, 4), (1024, 48, 2)]:
+        problem = find_problems(config_of(training={"global_batch_size": rows, "micro_batch_size": micro}), ranks)[0]
+        choices = problem.text.split("set it to ")[1].split(",")[0].split(" or ")
+        for choice in choices:
+            assert not find_problems(
+                config_of(training={"global_batch_size": choice, "micro_batch_size": micro}), ranks
+            )
+        if "micro_batch_size to " in problem.text:
+            other = problem.text.split("micro_batch_size to ")[1]
+            assert not find_problems(config_of(training={"global_batch_size": rows, "micro_batch_size": other}), ranks)
+
+
+def test_special_tokens_leave_room_for_text() -> None:
+    roberta = {"model": {"family": "roberta"}, "objective": {"name": "masked_lm"}}
+    assert not find_problems(config_of(**roberta, data={"sample_format": "full_sentences", "seq_length": 3}))
+    assert find_problems(config_of(**roberta, data={"sample_format": "full_sentences", "seq_length": 2}))
+    assert find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 5}))
+    assert not find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 6}))
+
+
+def test_fp16_is_for_gpus() -> None:
+    config = config_of(training={"precision": "fp16"})
+    check_device(config, "cuda")
+    with pytest.raises(ConfigError, match="training.precision: fp16 does not train on a CPU.*bf16 or fp32"):
+        check_device(config, "cpu")
+    check_device(config_of(training={"precision": "bf16"}), "cpu")
+
+
+def test_length_of_schedule_and_warmup() -> None:
+    config = config_of(schedule={"warmup_fraction": 0.2843}, training={"max_steps": 7038})
+    assert (total_schedule_steps(config), warmup_schedule_steps(config)) == (7038, 2000)
+    config = config_of(schedule={"warmup_fraction": 0.29}, training={"max_steps": 100})
+    assert warmup_schedule_steps(config) == 29
+    config = config_of(schedule={"start_step": 900}, training={"max_steps": 100})
+    assert (total_schedule_steps(config), warmup_schedule_steps(config)) == (1000, 0)
+
+
+def test_settings_without_effect_are_named() -> None:
+    config = config_of(
+        data={"sample_format": "full_sentences", "short_seq_prob": 0.5},
+        objective={"name": "masked_lm"},
+        schedule={"power": 2.0, "decay_fraction": 0.3},
+        training={"initial_loss_scale_power": 8},
+        checkpoint={"interval_steps": 300, "keep_every_steps": 1000},
+    )
+    named = [sentence.split(":")[0] for sentence in unused_settings(config)]
+    assert sorted(named) == [
+        "checkpoint.keep_every_steps",
+        "data.short_seq_prob",
+        "schedule.decay_fraction",
+        "schedule.power",
+        "training.initial_loss_scale_power",
+    ]
+    assert unused_settings(RunConfig()) == []

@@ -1,0 +1,310 @@
+"""Recipes from files and --set: what is accepted, and that every mistake is told at once with its place."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.describe import all_settings, section_of
+from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
+from ctxlm_ds.recipe.schema import RunConfig
+from tests.misspelling import misspell
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems_of(recipe: Path | str, overrides: list[str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe, overrides or [])
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def paths(config: RunConfig) -> list[str]:
+    return [source.path for source in config.data.train]
+
+
+def line_about(problems: list[str], path: str) -> str:
+    found = [line for line in problems if line.startswith(f"{path}:")]
+    assert len(found) == 1, (path, problems)
+    return found[0]
+
+
+def test_empty_recipe_is_the_schema_s_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path / "r.yaml", "")) == RunConfig()
+    assert load_config(write(tmp_path / "r.yaml", "# nothing\nmodel:\n")) == RunConfig()
+
+
+def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path / "r.yaml",
+        "name: 2019-07-26\n"
+        "optimizer: {learning_rate: 6e-4, weight_decay: 0, eps: 1.e-6, betas: [0.9, .98]}\n"
+        "training: {max_steps: 1e6, global_batch_size: 8_192, micro_batch_size: 010, max_hours: 3}\n"
+        "data: {train: [no, on, 1e5x]}\n",
+    )
+    config = load_config(recipe, ["training.micro_batch_size=32"])
+    assert config.name == "2019-07-26"
+    assert config.optimizer.learning_rate == 6e-4
+    assert config.optimizer.eps == 1e-6
+    assert config.optimizer.betas == (0.9, 0.98)
+    assert config.optimizer.weight_decay == 0.0
+    assert (config.training.max_steps, config.training.global_batch_size) == (1_000_000, 8192)
+    assert config.training.max_hours == 3.0
+    assert paths(config) == ["no", "on", "1e5x"]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "expected"),
+    [
+        ('training.max_steps="12"', "training.max_steps", ["12", "whole number above 0", "without quotes"]),
+        ("training.max_steps=1.5", "training.max_steps", ["1.5", "whole number above 0"]),
+        ("training.max_steps=true", "training.max_steps", ["true", "whole number"]),
+        ("training.seed=-1", "training.seed", ["-1", "of at least 0"]),
+        ("optimizer.learning_rate=fast", "optimizer.learning_rate", ['"fast"', "a number above 0"]),
+        ("optimizer.learning_rate=.inf", "optimizer.learning_rate", ["inf", "a number above 0"]),
+        ("optimizer.learning_rate=.nan", "optimizer.learning_rate", ["nan", "a number above 0"]),
+        ("optimizer.betas=[0.9]", "optimizer.betas[1]", ["missing", "from 0 to 1"]),
+        ("optimizer.betas=[0.9, 1.5]", "optimizer.betas[1]", ["1.5", "from 0 to 1"]),
+        ("data.packing=1", "data.packing", ["1", "true or false"]),
+        ("data.packing=yes", "data.packing", ['"yes"', "true or false"]),
+        ("data.train=wiki", "data.train", ['"wiki"', "a list of text", "[wiki]"]),
+        ("training.precision=bf61", "training.precision", ["bf61", "bf16, fp16, fp32", "did you mean bf16?"]),
+        ("training=5", "training", ["5", "a section with global_batch_size"]),
+        ("model.hidden_size.x=5", "model.hidden_size", ["a section with x", "whole number"]),
+        ("model.vocab_size=big", "model.vocab_size", ['"big"', "or null"]),
+        ("model.hidden_size=null", "model.hidden_size", ["null", "whole number"]),
+    ],
+)
+def test_wrong_types(tmp_path: Path, override: str, path: str, expected: list[str]) -> None:
+    problems = problems_of(write(tmp_path / "r.yaml", ""), [override])
+    line = line_about(problems, path)
+    for words in (*expected, f"[--set {override}]"):
+        assert words in line
+    assert len(problems) == 1
+
+
+def test_text_settings_need_no_second_pair_of_quotes_on_the_command_line(tmp_path: Path) -> None:
+    config = load_config(
+        write(tmp_path / "r.yaml", "run_dir: here"), ["name=2024", "run_dir=null", "tokenizer.path='7'"]
+    )
+    assert (config.name, config.run_dir, config.tokenizer.path) == ("2024", None, "7")
+
+
+def test_all_problems_at_once_each_with_its_line(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path / "r.yaml",
+        "model:\n"
+        "  hiden_size: 100\n"
+        "  num_attention_heads: 7\n"
+        "training:\n"
+        "  precision: fp17\n"
+        "  lr: 1\n"
+        "data:\n"
+        "  seq_length: 1024\n"
+        "  validation: [{name: a, pth: b}]\n"
+        "loging: {}\n"
+        "parallel: {tensor_parallel_size: 7}\n",
+    )
+    problems = problems_of(recipe, ["evaluation.max_row=3"])
+    assert "did you mean model.hidden_size?" in line_about(problems, "model.hiden_size")
+    assert f"[{recipe}:2]" in line_about(problems, "model.hiden_size")
+    assert f"[{recipe}:5]" in line_about(problems, "training.precision")
+    assert "did you mean optimizer.learning_rate?" in line_about(problems, "training.lr")
+    assert "max_position_embeddings 512" in line_about(problems, "data.seq_length")
+    assert f"[{recipe}:8]" in line_about(problems, "data.seq_length")
+    assert "missing" in line_about(problems, "data.validation[0].path")
+    assert "did you mean data.validation[0].path?" in line_about(problems, "data.validation[0].pth")
+    assert "did you mean logging?" in line_about(problems, "loging")
+    assert "intermediate_size 3072" in line_about(problems, "parallel.tensor_parallel_size")
+    assert "did you mean evaluation.max_rows?" in line_about(problems, "evaluation.max_row")
+    # 7 heads against the default width would be a false alarm: the width that was meant is misspelt.
+    assert len(problems) == 9
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("training.warmup_steps", "schedule.warmup_steps"),
+        ("data.global_batch_size", "training.global_batch_size"),
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("training.num_hidden_layers", "model.num_layers"),
+        ("model.max_seq_length", "data.seq_length"),
+        ("training.zero_stage", "deepspeed"),
+        ("objective.mlm_probability", "objective.mask_prob"),
+        ("Model.hidden_size", "model"),
+        ("model.hidden-size", "model.hidden_size"),
+    ],
+)
+def test_names_of_other_sections_and_other_systems(tmp_path: Path, written: str, meant: str) -> None:
+    problems = problems_of(write(tmp_path / "r.yaml", ""), [f"{written}=3"])
+    assert f"did you mean {meant}?" in problems[0]
+
+
+SETTINGS = [path for path in all_settings() if "[]" not in path]
+SECTIONS = [name for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is not None]
+
+
+@settings(max_examples=150, deadline=None)
+@given(path=st.sampled_from(SETTINGS), position=st.integers(0, 40), kind=st.sampled_from(["drop", "double", "swap"]))
+def test_every_misspelt_setting_is_reported_with_its_path_and_the_right_name(
+    path: str, position: int, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    *above, name = path.split(".")
+    wrong = misspell(name, position, kind)
+    siblings = {other.split(".")[-1] for other in SETTINGS if other.split(".")[:-1] == above} | set(SECTIONS)
+    if wrong in siblings or len(name) < 4:
+        return
+    recipe = write(tmp_path_factory.getbasetemp() / "misspelt.yaml", "")
+    override = ".".join([*above, wrong]) + "=3"
+    problems = problems_of(recipe, [override])
+    line = line_about(problems, ".".join([*above, wrong]))
+    assert f"did you mean {path}?" in line, line
+    assert f"[--set {override}]" in line
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_misspelt_section_is_reported(tmp_path: Path, section: str) -> None:
+    for position in range(len(section)):
+        for kind in ("drop", "double", "swap"):
+            wrong = misspell(section, position, kind)
+            if wrong in RunConfig.model_fields:
+                continue
+            line = line_about(problems_of(write(tmp_path / "r.yaml", f"{wrong}: {{}}\n")), wrong)
+            assert f"did you mean {section}?" in line
+
+
+def test_keys_written_twice_are_refused_with_both_lines(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "training:\n  seed: 1\n  max_steps: 5\n  seed: 2\n")
+    assert problems_of(recipe) == [f"training.seed: written twice (first on line 2); keep one  [{recipe}:4]"]
+
+
+def test_merge_keys_and_anchors_work_but_must_not_hold_themselves(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path / "r.yaml",
+        "data:\n  validation:\n  - &one {name: a, path: p}\n  - {<<: *one, name: b}\n",
+    )
+    assert [(source.name, source.path) for source in load_config(recipe).data.validation] == [("a", "p"), ("b", "p")]
+    assert "holds itself" in problems_of(write(tmp_path / "loop.yaml", "data: {train: &x [*x]}\n"))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {hidden_size: 3\n", ["line 2", "not valid YAML"]),
+        ("- a\n- b\n", ["a recipe is a section of settings"]),
+        ("model: !!python/object:os.system {}\n", ["model", "has no place in a recipe"]),
+        ("a: 1\n---\nb: 2\n", ["not valid YAML"]),
+        ("? [a, b]\n: 3\n", ["a key must be a word"]),
+    ],
+)
+def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:
+    recipe = write(tmp_path / "r.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe)
+    for word in (*words, str(recipe)):
+        assert word in str(caught.value)
+
+
+def test_bytes_that_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_bytes(b"name: \xff\xfe\n")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_config(tmp_path / "r.yaml")
+
+
+def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write(
+        tmp_path / "base.yaml", "name: base\ndata: {train: [a, b], seq_length: 64}\noptimizer: {learning_rate: 3e-4}\n"
+    )
+    write(tmp_path / "sub" / "middle.yaml", "extends: ../base.yaml\ndata: {seq_length: 32}\noptimizer:\n")
+    recipe = write(tmp_path / "top.yaml", "extends: sub/middle.yaml\nname: top\ndata: {train: [c]}\n")
+    config = load_config(recipe, ["data.seq_length=16", "data.seq_length=48"])
+    assert (config.name, paths(config), config.data.seq_length) == ("top", ["c"], 48)
+    assert config.optimizer.learning_rate == 3e-4
+    assert config.extends is None
+
+
+def test_a_recipe_may_extend_a_shipped_one(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path / "r.yaml", "extends: roberta-base\ndata: {train: [corpus]}\n"))
+    assert config.model == load_config("roberta-base").model
+    assert paths(config) == ["corpus"]
+
+
+def test_extends_that_goes_nowhere(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "extends: b.yaml\n")
+    write(tmp_path / "b.yaml", "extends: a.yaml\n")
+    with pytest.raises(ConfigError, match="goes round in a circle.*a.yaml -> .*b.yaml -> .*a.yaml"):
+        load_config(tmp_path / "a.yaml")
+    with pytest.raises(ConfigError, match="extends: .*missing.yaml: no such file"):
+        load_config(write(tmp_path / "c.yaml", "extends: missing.yaml\n"))
+    with pytest.raises(ConfigError, match="expected one path or shipped name"):
+        load_config(write(tmp_path / "d.yaml", "extends: [a, b]\n"))
+    with pytest.raises(ConfigError, match="belongs in a recipe"):
+        load_config(write(tmp_path / "e.yaml", ""), ["extends=a.yaml"])
+
+
+def test_a_problem_of_a_base_names_the_base_s_file(tmp_path: Path) -> None:
+    base = write(tmp_path / "base.yaml", "training:\n  max_step: 4\n")
+    problems = problems_of(write(tmp_path / "r.yaml", "extends: base.yaml\n"))
+    assert f"[{base}:2]" in problems[0]
+
+
+def test_an_unknown_recipe_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean roberta-base[?].*Shipped: .*bert-large"):
+        load_config("roberta-bas")
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config("recipes/none.yaml")
+
+
+@pytest.mark.parametrize("override", ["training.max_steps", "=3", "training..seed=3", ".a=1", ""])
+def test_malformed_overrides(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="expected a.b=value"):
+        load_config(write(tmp_path / "r.yaml", ""), [override])
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_what_is_dumped_loads_equal(tmp_path: Path, name: str) -> None:
+    config = load_config(name, ["data.train=[a, 'no', '6e-4']", "name=2024-01-01"])
+    text = dump_config(config)
+    assert load_config(write(tmp_path / "config.yaml", text)) == config.model_copy(update={"pipeline": None})
+    # Any other reader of YAML sees the same texts and numbers.
+    assert yaml.safe_load(text)["data"]["train"] == ["a", "no", "6e-4"]
+    assert yaml.safe_load(text)["optimizer"]["eps"] == config.optimizer.eps
+
+
+def children_cpu_seconds() -> float:
+    """Time that finished child processes computed, whatever else the machine does meanwhile."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
+    script = (
+        "import sys\n"
+        "from ctxlm_ds.recipe.load import load_config, dump_config\n"
+        "from ctxlm_ds.recipe.check import check_config\n"
+        "from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json\n"
+        "config = load_config('bert-large-lamb-phase1', ['training.seed=7'])\n"
+        "check_config(config, 1024)\n"
+        "build_deepspeed_config(config, load_deepspeed_json('zero2'), 1024)\n"
+        "heavy = {'torch', 'deepspeed', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    times = []
+    for _ in range(3):
+        start_s = children_cpu_seconds()
+        subprocess.run([sys.executable, "-c", script], check=True, cwd=root)
+        times.append(children_cpu_seconds() - start_s)
+    assert min(times) < 1.0
