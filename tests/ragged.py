@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.sample import NO_LABEL, Batch, Example, Examples, Sample, Samples, starts_of
 from ctxlm_ds.data.stream.collate import BatchShape, collate_arrays, to_batches
-from ctxlm_ds.objectives.causal_lm import CausalLM
+from ctxlm_ds.objectives.causal_lm_old import CausalLM
 
 CLS, SEP = 2, 3
 KEY = np.uint64(7)

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
-from ctxlm_ds.data.formats.blocks import block_pieces
-from ctxlm_ds.data.formats.formats import sample_records
-from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.formats.loops.blocks import block_pieces
+from ctxlm_ds.data.formats.loops.records import sample_records
+from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import usable_cores
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable

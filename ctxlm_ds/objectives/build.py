@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.stream.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
-from ctxlm_ds.objectives.causal_lm import CausalLM
+from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.recipe.schema import ObjectiveConfig
 
 if TYPE_CHECKING:

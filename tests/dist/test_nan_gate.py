@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.parallel.context import ParallelContext
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_for_rank, step_of, tiny_config

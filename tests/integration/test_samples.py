@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.excerpt import FEWEST_DOCUMENTS
-from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.formats.loops.excerpt import FEWEST_DOCUMENTS
+from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.reader import SampleReader
@@ -26,7 +26,7 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer

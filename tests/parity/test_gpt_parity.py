@@ -13,7 +13,7 @@ from ctxlm_ds.data.stream.collate import BatchShape
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.causal_lm import CausalLM
+from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, our_model, randomize

@@ -1,109 +1,38 @@
-"""Blocks for causal language models: the documents of a dataset one after another, cut into full rows.
-
-A piece is a stretch of tokens of which all but the last are inputs: each predicts the token after it, so that pieces
-cut from one text overlap by one token and every token but the text's first is predicted exactly once (Megatron's
-GPTDataset cuts its blocks of seq_length + 1 in the same way). Which text that is, `reset_at_documents` says:
-
-- true: each document. A row holds several pieces, which never see each other; a document's end-of-document token is
-  predicted and never an input, for in its place Megatron's --reset-attention-mask, --reset-position-ids and
-  --eod-mask-loss leave an input without influence and without a label.
-- false: the whole dataset. A row is one piece; across a document's end it predicts the next document's first token.
-
-A row ends when it is full or, with `reset`, when its sequence slots are: then the next document starts the next row and
-the rest is padding. So rows follow from the documents' lengths alone.
-"""
+"""Blocks of full rows for causal language models: documents one after another (GPT)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-from ctxlm_ds.data.index.sentence_table import ends_with_eod, starts_of
-from ctxlm_ds.data.numba_random import compiled
-from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.errors import DataError
-
-if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-
-def text_bounds(
-    dataset: IndexedDataset, eod_id: int, reset_at_documents: bool, documents: tuple[int, int]
-) -> tuple[NDArray[np.int64], int]:
-    """[t + 1] bounds of the texts of documents [first, after the last) in the flat token stream, and their number.
-
-    Raises:
-        DataError: documents do not end with the end-of-document token, or nothing can be predicted.
-    """
-    if not ends_with_eod(dataset, eod_id):
-        raise DataError(
-            f"{dataset.prefix}: its documents do not end with the end-of-document token {eod_id}, which data."
-            "sample_format blocks puts between documents; run tools/preprocess_data.py again with --append-eod"
-        )
-    first, after = documents
-    places = np.unique(starts_of(dataset, dataset.document_indices[first : after + 1]))
-    bounds = places if reset_at_documents else places[[0, -1]]
-    if int(np.diff(bounds).max(initial=0)) < 2:
-        raise DataError(
-            f"{dataset.prefix}: no text ({after - first} documents, all empty); check what was preprocessed"
-        )
-    return bounds.astype(np.int64), len(places) - 1
+from ctxlm_ds.data.formats.base import SampleFormat
+from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.sections import DataSection
 
 
-@compiled
-def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: Any, counts: Any) -> tuple[int, int]:
-    """Write rows of `seq_length` inputs in at most `max_pieces` texts until `out` is full.
+class BlocksSection(DataSection):
+    """Documents one after another, cut into full rows (a dataset made with --append-eod)."""
 
-    Args:
-        bounds: [t + 1] of the texts.
-        place: [4] int64, the text and the token where the next piece begins, the room left in the row and the pieces in
-            it; moved on. A fresh start is (0, bounds[0], seq_length, 0).
-        out: records of the pieces; a record's length counts the inputs.
-        counts: [len(out)] pieces of each finished row.
+    fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "reset_at_documents", "max_sequences_per_row")
 
-    Returns:
-        How many pieces were written, and how many rows were finished.
-    """
-    text, start, room, pieces = place[0], place[1], place[2], place[3]
-    count = rows = 0
-    while text < len(bounds) - 1 and count < len(out):
-        last = bounds[text + 1] - 1  # the last token is no input
-        if start >= last:
-            text += 1
-            start = bounds[text]
-            continue
-        stop = min(last, start + room)
-        record = out[count]
-        record.a_start = start
-        record.a_end = stop + 1
-        record.b_start = record.b_end = 0
-        record.num_tokens = stop - start
-        record.is_random = NO_LABEL
-        count += 1
-        room -= stop - start
-        start = stop
-        pieces += 1
-        if room == 0 or pieces == max_pieces:
-            counts[rows] = pieces
-            rows += 1
-            room, pieces = seq_length, 0
-    place[0], place[1], place[2], place[3] = text, start, room, pieces
-    return count, rows
+    sample_format: str = "blocks"
+    max_sequences_per_row: PositiveInt = 8
+    """Most documents in one row."""
+    reset_at_documents: bool = True
+    """Documents of a row never see each other and their positions restart; false: a row is one sequence, its
+    documents separated by the end-of-document token alone (GPT-2; Megatron's default)."""
+
+    @property
+    def shares_rows(self) -> bool:
+        return self.reset_at_documents
+
+    @property
+    def sequences_per_row(self) -> int:
+        return self.max_sequences_per_row if self.reset_at_documents else 1
 
 
-def block_pieces(
-    bounds: NDArray[np.int64], seq_length: int, max_pieces: int
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """All rows of the texts: [n] records of pieces, and [r] pieces of each row that ends among them."""
-    place = np.array([0, bounds[0], seq_length, 0], dtype=np.int64)
-    while place[0] < len(bounds) - 1:
-        records = np.empty(RECORDS_AT_ONCE, dtype=SAMPLE_DTYPE)
-        counts = np.empty(RECORDS_AT_ONCE, dtype=np.int64)
-        count, rows = fill_pieces(bounds, seq_length, max_pieces, place, records, counts)
-        if place[0] == len(bounds) - 1 and place[3]:
-            counts[rows] = place[3]
-            rows += 1
-        yield records[:count], counts[:rows]
+class Blocks(SampleFormat):
+    """Blocks as Megatron's GPTDataset cuts them (loops/blocks.py)."""
+
+    name = "blocks"
+    section = BlocksSection
+    shifted = True

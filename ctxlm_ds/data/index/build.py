@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.blocks import block_pieces, text_bounds
-from ctxlm_ds.data.formats.formats import sample_records
-from ctxlm_ds.data.formats.packing import pack_samples
-from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.formats.loops.blocks import block_pieces, text_bounds
+from ctxlm_ds.data.formats.loops.packing import pack_samples
+from ctxlm_ds.data.formats.loops.records import sample_records
+from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.location import IndexPlace
 from ctxlm_ds.data.index.reader import SampleReader

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, Source, as_part, sample_settings
 from ctxlm_ds.data.index.storage import META_NAME

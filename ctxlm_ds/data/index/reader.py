@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.sentence_table import document_token_bounds
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL, Samples, empty_samples

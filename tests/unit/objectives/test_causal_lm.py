@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.objectives.build import build_objective, objective_terms
-from ctxlm_ds.objectives.causal_lm import CausalLM
+from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import text_examples
 from tests.sample_data import FakeTokenizer

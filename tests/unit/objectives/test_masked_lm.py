@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
 from ctxlm_ds.objectives.build import build_objective, objective_terms
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import KEY, each, samples_from

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxlm_ds.data.formats.formats import pairs
-from ctxlm_ds.data.formats.pairs import COINS, PairSettings
+from ctxlm_ds.data.formats.loops.pairs import COINS, PairSettings
+from ctxlm_ds.data.formats.loops.records import pairs
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
 

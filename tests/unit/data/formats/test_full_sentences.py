@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats import formats
+from ctxlm_ds.data.formats.loops import records as formats
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from tests.sample_data import Documents, numbered_documents, random_documents, table_of
 

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.packing import WINDOW_SAMPLES, fit_rows, pack_samples
+from ctxlm_ds.data.formats.loops.packing import WINDOW_SAMPLES, fit_rows, pack_samples
 
 
 def rows_of(lengths: np.ndarray, seq_length: int, most: int, seed: int = 0) -> list[list[int]]:

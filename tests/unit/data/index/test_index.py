@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.excerpt import excerpt
+from ctxlm_ds.data.formats.loops.excerpt import excerpt
 from ctxlm_ds.data.index.build import build_rows, build_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.location import open_rows, open_sample_index

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats import blocks, formats
-from ctxlm_ds.data.formats.template import SequenceTemplate
+from ctxlm_ds.data.formats.loops import blocks
+from ctxlm_ds.data.formats.loops import records as formats
+from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import build_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, SourcePart

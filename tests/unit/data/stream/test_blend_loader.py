@@ -14,7 +14,7 @@ from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.no_data_loader import IdleTrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 

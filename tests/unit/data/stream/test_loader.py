@@ -24,7 +24,7 @@ from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, TrainSampler
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm import MaskedLM
+from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 

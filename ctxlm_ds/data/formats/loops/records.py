@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.formats.full_sentences import fill_sentence_blocks
-from ctxlm_ds.data.formats.pairs import CHOICE_DTYPE, PairSettings, fetch_segments, shorten_pairs
-from ctxlm_ds.data.formats.segment_pair import choose_segment_pairs
-from ctxlm_ds.data.formats.sentence_pair import choose_sentence_pairs
-from ctxlm_ds.data.formats.template import SINGLE_SPECIALS, SequenceTemplate
+from ctxlm_ds.data.formats.loops.full_sentences import fill_sentence_blocks
+from ctxlm_ds.data.formats.loops.pairs import CHOICE_DTYPE, PairSettings, fetch_segments, shorten_pairs
+from ctxlm_ds.data.formats.loops.segment_pair import choose_segment_pairs
+from ctxlm_ds.data.formats.loops.sentence_pair import choose_sentence_pairs
+from ctxlm_ds.data.formats.loops.template import SINGLE_SPECIALS, SequenceTemplate
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE, SampleSettings
 from ctxlm_ds.data.index.sentence_table import SentenceTable, require_pairs_possible
 from ctxlm_ds.data.numba_random import stream_key

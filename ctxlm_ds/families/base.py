@@ -1,0 +1,123 @@
+"""What a family of models is to the rest of the system, and the settings that transformers share.
+
+A family is a folder: config.py (this file's classes, no torch), layers.py (its list of layers), export.py (Hugging
+Face). One line of registry.py names it. docs/extending.md shows how one is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ctxlm_ds.recipe.problems import Problem
+from ctxlm_ds.recipe.section import PositiveFloat, PositiveInt, Probability
+from ctxlm_ds.recipe.sections import ModelSection
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models."""
+
+    name: str
+    """As recipes name it."""
+    title: str
+    """For people: name and publication."""
+    section: type[ModelSection]
+    """Settings of the recipe's `model` section."""
+    layers: str
+    """`module:function` from (section, ModelBuild) to the list of LayerDescription."""
+    outputs: frozenset[str]
+    """Tensors that an objective may ask the model for."""
+    objective: str
+    """Objective that it was published with: the default for imported models."""
+    sample_format: str
+    """Sample format that it was published with."""
+    tokenizer: str
+    """Type of tokenizer that it was published with (tools/train_tokenizer.py)."""
+    tiny: Callable[[], dict[str, Any]]
+    """Makes the `model`, `objective` and `data` sections of a recipe small enough for tests."""
+    export: str | None = None
+    """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
+
+
+class TransformerSection(ModelSection):
+    """The shape of a transformer."""
+
+    same_function: ClassVar[tuple[str, ...]] = (
+        "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
+    )  # fmt: skip
+
+    hidden_size: PositiveInt = 768
+    """Width of the residual stream."""
+    num_layers: PositiveInt = 12
+    """Number of transformer layers."""
+    num_attention_heads: PositiveInt = 12
+    """Attention heads; must divide hidden_size."""
+    intermediate_size: PositiveInt = 3072
+    """Width of the feed-forward layer."""
+    max_position_embeddings: PositiveInt = 512
+    """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
+    hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    """Activation of the feed-forward layer; `gelu` is the exact erf form."""
+    layer_norm_eps: PositiveFloat = 1e-12
+    """Epsilon of every LayerNorm (BERT 1e-12, RoBERTa and GPT 1e-5)."""
+    hidden_dropout: Probability = 0.1
+    """Dropout on embeddings and on the output of attention and feed-forward."""
+    attention_dropout: Probability = 0.1
+    """Dropout on attention probabilities."""
+    initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_layers
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return self.max_position_embeddings
+
+    @property
+    def drops(self) -> bool:
+        return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
+
+    def problems(self) -> Iterator[Problem]:
+        if self.hidden_size % self.num_attention_heads:
+            yield Problem(
+                "model.num_attention_heads",
+                f"{self.num_attention_heads} does not divide model.hidden_size {self.hidden_size}; "
+                f"{nearest_divisor(self.hidden_size, self.num_attention_heads)} does",
+                ("model.hidden_size",),
+            )
+        for name in ("hidden_dropout", "attention_dropout"):
+            if getattr(self, name) >= 1.0:
+                yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
+
+    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
+        heads, inner = self.num_attention_heads, self.intermediate_size
+        both = [number for number in range(1, heads + 1) if heads % number == 0 == inner % number]
+        fitting = f"{_listed(both)} would do"
+        path = "parallel.tensor_parallel_size"
+        if heads % size:
+            yield Problem(
+                path,
+                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds whole heads; "
+                f"{fitting}",
+                ("model.num_attention_heads",),
+            )
+        if inner % size:
+            yield Problem(
+                path,
+                f"{size} does not divide model.intermediate_size {inner}, whose rows the ranks share; {fitting}",
+                ("model.intermediate_size",),
+            )
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of `number` that is nearest to `wanted`."""
+    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    return min(divisors, key=lambda candidate: abs(candidate - wanted))
+
+
+def _listed(numbers: list[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"

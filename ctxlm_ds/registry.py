@@ -1,0 +1,118 @@
+"""Names of families, objectives and sample formats, and where each is found: imported when it is first asked for.
+
+An entry of this package costs one line here. A user's package adds its own through entry points of the groups below
+(docs/extending.md). Imports nothing but the standard library, so that a login node can check a recipe.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any
+
+from ctxlm_ds.errors import ConfigError
+
+
+class Registry:
+    """Entries of one kind by name."""
+
+    def __init__(self, kind: str, group: str, shipped: Mapping[str, str]) -> None:
+        """Create a registry.
+
+        Args:
+            kind: what an entry is called in messages.
+            group: entry-point group of entries from other packages.
+            shipped: name to `module:object` of the entries of this package.
+        """
+        self.kind = kind
+        self.group = group
+        self._shipped = dict(shipped)
+        self._added: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Return every name: shipped entries first, then those of other packages."""
+        return tuple(dict.fromkeys([*self._shipped, *self._installed, *self._added]))
+
+    def shipped_names(self) -> tuple[str, ...]:
+        """Return the names of this package's own entries."""
+        return tuple(self._shipped)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shipped or name in self._added or name in self._installed
+
+    def get(self, name: str) -> Any:
+        """Return an entry, importing its module the first time.
+
+        Raises:
+            ConfigError: no entry has this name, or its module cannot be imported.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def register(self, name: str, entry: Any) -> None:
+        """Add an entry (an object, or `module:object`) for this process, in a notebook or a test."""
+        if name in self._shipped:
+            raise ConfigError(f"{self.kind} {name} is part of ctxlm_ds; choose another name")
+        self._added[name] = entry
+        self._loaded.pop(name, None)
+
+    @cached_property
+    def _installed(self) -> dict[str, str]:
+        """Entries of other packages; one of this package's names is never replaced."""
+        return {point.name: point.value for point in entry_points(group=self.group)}
+
+    def _load(self, name: str) -> Any:
+        target = self._shipped.get(name) or self._added.get(name) or self._installed.get(name)
+        if target is None:
+            near = difflib.get_close_matches(name, self.names(), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"no {self.kind} is named {name}{hint} (there are: {', '.join(self.names())})")
+        if not isinstance(target, str):
+            return target
+        try:
+            return load_object(target)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{self.kind} {name} ({target}) cannot be imported: {error}") from error
+
+
+def load_object(target: str) -> Any:
+    """Import `module:object` and return the object."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+FAMILIES = Registry(
+    "family",
+    "ctxlm_ds.families",
+    {
+        "bert": "ctxlm_ds.families.bert.config:BERT",
+        "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
+        "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
+        "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
+    },
+)
+OBJECTIVES = Registry(
+    "objective",
+    "ctxlm_ds.objectives",
+    {
+        "masked_lm": "ctxlm_ds.objectives.masked_lm:MaskedLM",
+        "masked_lm_nsp": "ctxlm_ds.objectives.masked_lm:MaskedLMNextSentence",
+        "causal_lm": "ctxlm_ds.objectives.causal_lm:CausalLM",
+    },
+)
+FORMATS = Registry(
+    "sample format",
+    "ctxlm_ds.sample_formats",
+    {
+        "segment_pair": "ctxlm_ds.data.formats.segment_pair:SegmentPair",
+        "sentence_pair": "ctxlm_ds.data.formats.sentence_pair:SentencePair",
+        "full_sentences": "ctxlm_ds.data.formats.full_sentences:FullSentences",
+        "doc_sentences": "ctxlm_ds.data.formats.doc_sentences:DocSentences",
+        "blocks": "ctxlm_ds.data.formats.blocks:Blocks",
+    },
+)
