@@ -20,11 +20,12 @@ from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
-from ctxlm_ds.models.build import build_layer_list
+from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.initialize import initial_value
-from ctxlm_ds.models.layer_list import LayerDescription
-from ctxlm_ds.objectives.build import TrainingObjective, build_objective
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import StopSignal
@@ -46,7 +47,6 @@ from ctxlm_ds.training.state import TrainState
 from ctxlm_ds.training.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def build_run(
@@ -61,7 +61,6 @@ def build_run(
     tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
     config = resolve(config, tokenizer)
     objective = build_objective(config.objective, tokenizer)
-    kernels = choose_run_kernels(config)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     manager.check_shared()
     manager.clean_leftovers()
@@ -73,11 +72,11 @@ def build_run(
     data = agreed_data(rows.describe(config, tokenizer), topology)
     for line in plan_lines(config, rows.train, rows.validation):
         logger.info("%s", line)
-    engine = build_engine(config, deepspeed_config, objective, kernels, topology)
+    engine = build_engine(config, deepspeed_config, objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
 
     def load(folder: Path | None) -> TrainState:
-        return checkpoints.resume(folder) or begin_anew(config, engine, objective)
+        return checkpoints.resume(folder) or begin_anew(config, engine)
 
     def load_last_good() -> TrainState:
         good = load(manager.find_resumable())
@@ -108,12 +107,12 @@ def build_run(
     )
 
 
-def begin_anew(config: RunConfig, engine: Engine, objective: TrainingObjective) -> TrainState:
+def begin_anew(config: RunConfig, engine: Engine) -> TrainState:
     """The run's beginning: fresh weights, or those that `initialize_from` names, and an optimizer that has seen
     nothing.
     """
     engine.forget_updates()
-    initialize_weights(config, engine, objective)
+    initialize_weights(config, engine)
     return TrainState()
 
 
@@ -127,7 +126,7 @@ def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], 
 
 
 def build_rows_by_node(
-    config: RunConfig, tokenizer: Tokenizer, objective: TrainingObjective, topology: Topology
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology
 ) -> RunRows:
     """The run's rows on every rank, whatever disks the nodes share: the first rank of each node builds what is missing
     or waits for another node's, then the others open it. Rank 0 compares the checksums of what was there.
@@ -160,13 +159,13 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 
 
 def build_loaders(
-    config: RunConfig, rows: RunRows, objective: TrainingObjective, topology: Topology, start_row: int
+    config: RunConfig, rows: RunRows, objective: Objective, topology: Topology, start_row: int
 ) -> tuple[StepStream, Mapping[str, Iterable[Batch | None]]]:
     """Training steps from `start_row` on, and held-out batches by source; idle ones where a rank sees no data."""
     size = topology.data_parallel_size
     if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
         idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
-        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
+        return IdleTrainLoader(rows.train, tuple(t.name for t in objective.terms), config, size, start_row), idle
     ranks = (topology.data_parallel_rank, size)
     held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
     return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
@@ -201,54 +200,46 @@ def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
 
 
-def choose_run_kernels(config: RunConfig) -> KernelSet:
-    """The kernels that a recipe asks for, or the fastest that run here.
+def build_engine(
+    config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
+) -> Engine:
+    """List the layers and build the engine around them; weights are still unset.
 
     Raises:
-        KernelError: one asked for by name cannot run here.
+        ConfigError: the layout or the model is impossible.
+        KernelError: a kernel asked for by name cannot run here.
     """
-    return choose_kernels(
-        config.kernels,
-        device_type(),
-        DTYPES[config.training.precision],
-        config.data.shares_rows,
-        attention_dropout=config.model.attention_dropout,
-        head_size=config.model.hidden_size // config.model.num_attention_heads,
-        causal=config.model.is_decoder,
-    )
+    kernels = choose_kernels(config.kernels, device_type(), DTYPES[config.training.precision])
 
+    def list_layers(parallel: ParallelContext) -> list[LayerDescription]:
+        build = ModelBuild(
+            objective.outputs,
+            kernels,
+            parallel,
+            recompute=config.training.activation_checkpointing,
+            compile=config.training.compile,
+            shares_rows=config.data.shares_rows,
+        )
+        return build_layer_list(config.model, build)
 
-def build_engine(
-    config: RunConfig,
-    deepspeed_config: dict[str, Any],
-    objective: TrainingObjective,
-    kernels: KernelSet,
-    topology: Topology,
-) -> Engine:
-    """Layers listed, the engine around them; weights are still unset."""
-
-    def describe_layers(parallel: ParallelContext) -> list[LayerDescription]:
-        recompute, compile_layers = config.training.activation_checkpointing, config.training.compile
-        return build_layer_list(config.model, objective.terms, kernels, recompute, compile_layers, parallel)
-
-    engine = Engine(config, deepspeed_config, describe_layers, objective, topology)
+    engine = Engine(config, deepspeed_config, list_layers, objective, topology)
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
     return engine
 
 
-def initialize_weights(config: RunConfig, engine: Engine, objective: TrainingObjective) -> None:
-    """Fresh values by (seed, name), or the weights that `initialize_from` names."""
-    shapes = engine.parameter_shapes()
+def initialize_weights(config: RunConfig, engine: Engine) -> None:
+    """Give the parameters fresh values by (seed, name), or the weights that `initialize_from` names."""
+    whole, seed = engine.whole_model, config.training.seed
 
     def fresh(name: str) -> torch.Tensor:
-        return initial_value(name, shapes[name], config.model, config.training.seed)
+        return initial_value(name, whole.shapes[name], whole.facts[name].init, seed)
 
     held = engine.held_names()
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in shapes if name in held)
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in whole.shapes if name in held)
     if config.initialize_from is not None:
         source = config.initialize_from
         values = engine.topology.run_on_rank_0_first(
-            lambda: load_initial_weights(source, config.model, objective.terms, fresh)
+            lambda: load_initial_weights(source, config.model, engine.objective.terms_old, fresh)
         )
         logger.info("weights taken from %s", source)
     engine.load_weights(values)

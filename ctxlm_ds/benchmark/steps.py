@@ -13,12 +13,11 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.key_maps import build_key_map
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:

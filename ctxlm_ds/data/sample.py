@@ -175,14 +175,8 @@ class Batch:
     labels: dict[str, torch.Tensor]
     """By loss term: masked_lm [b, p], causal_lm [b, s], next_sentence [b, m]; IGNORE_LABEL in empty slots."""
 
-    def model_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the first layer takes, in its order."""
-        return (
-            self.input_ids,
-            self.token_type_ids,
-            self.position_ids,
-            self.sequence_ids,
-            self.sequence_starts,
-            self.prediction_positions,
-            self.cls_positions,
-        )
+    @property
+    def fields(self) -> dict[str, torch.Tensor]:
+        names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "sequence_starts",
+                 "prediction_positions", "cls_positions")
+        return {n: getattr(self, n) for n in names} | {f"{term}_labels": x for term, x in self.labels.items()}

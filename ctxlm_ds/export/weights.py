@@ -25,7 +25,7 @@ from ctxlm_ds.export.key_maps import (
 from ctxlm_ds.export.safetensors_files import SafetensorsFolder
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
-from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 

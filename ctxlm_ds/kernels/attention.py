@@ -8,6 +8,7 @@ hold afterwards is never read. Causal attention sees of these only the position 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +19,19 @@ from ctxlm_ds.errors import KernelError
 
 FLASH_MAX_HEAD_SIZE = 256
 FLASH_MIN_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a layer needs of attention; the implementation is chosen for it (dispatch.py)."""
+
+    head_size: int
+    causal: bool = False
+    """Positions see earlier ones only."""
+    shares_rows: bool = False
+    """A row holds several sequences that never see each other."""
+    dropout: float = 0.0
+    """Dropout of the attention probabilities in training."""
 
 
 class AttentionKernel(Protocol):

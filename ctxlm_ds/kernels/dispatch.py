@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import (
     AttentionKernel,
+    AttentionSpec,
     SdpaAttention,
     reference_attention,
     varlen_attention,
@@ -33,6 +33,8 @@ from ctxlm_ds.kernels.layer_norm import (
 from ctxlm_ds.kernels.linear import LinearKernel, bf16_is_emulated, float32_linear, torch_linear
 from ctxlm_ds.recipe.schema import KernelsConfig
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""training.precision -> type of parameters and activations."""
 LAYER_NORM_KERNELS: dict[str, LayerNormKernel] = {
     "reference": reference_layer_norm,
     "torch": torch_layer_norm,
@@ -45,60 +47,65 @@ BIAS_GELU_KERNELS: dict[str, Callable[[LinearKernel], BiasGeluKernel]] = {
 }
 
 
-@dataclass(frozen=True)
 class KernelSet:
-    """The chosen implementations; models call them and know nothing else about devices."""
+    """The implementations of a run; models call them and know nothing else about devices."""
 
-    attention: AttentionKernel
-    layer_norm: LayerNormKernel
-    bias_gelu: BiasGeluKernel
-    linear: LinearKernel
-    names: Mapping[str, str]
-    """Operation -> name of its implementation as in KernelsConfig."""
+    def __init__(self, config: KernelsConfig, device_type: str, dtype: torch.dtype) -> None:
+        """Choose each operation's fastest implementation that runs here, or exactly the one asked for by name.
+
+        Args:
+            config: the recipe's `kernels` section.
+            device_type: torch's (`cpu`, `cuda`).
+            dtype: of the activations.
+
+        Raises:
+            KernelError: an implementation asked for by name cannot run here; the message has the reason.
+        """
+        self._config, self._device_type, self._dtype = config, device_type, dtype
+        self._in_float32 = dtype == torch.bfloat16 and bf16_is_emulated(device_type)
+        self._attention: dict[AttentionSpec, tuple[str, AttentionKernel]] = {}
+        linear = _choose("linear", config.linear, "float32" if self._in_float32 else "torch", {})
+        self.linear: LinearKernel = {"torch": torch_linear, "float32": float32_linear}[linear]
+        no_apex = why_apex_cannot_run(device_type)
+        norm = _choose("layer_norm", config.layer_norm, "apex" if no_apex is None else "torch", {"apex": no_apex})
+        self.layer_norm: LayerNormKernel = LAYER_NORM_KERNELS[norm]
+        no_compiled = why_compiled_cannot_run(device_type) if config.bias_gelu == "compiled" else None
+        bias_gelu = _choose("bias_gelu", config.bias_gelu, "torch", {"compiled": no_compiled})
+        self.bias_gelu: BiasGeluKernel = BIAS_GELU_KERNELS[bias_gelu](self.linear)
+        self._names = {"layer_norm": norm, "bias_gelu": bias_gelu, "linear": linear}
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Operation -> name of its implementation as in KernelsConfig; attention as far as layers have asked for it."""
+        attention = sorted({name for name, _ in self._attention.values()})
+        return {"attention": " and ".join(attention) or self._config.attention, **self._names}
+
+    def attention(self, spec: AttentionSpec) -> AttentionKernel:
+        """Return the implementation for a layer's attention.
+
+        Raises:
+            KernelError: the one asked for by name cannot compute it here.
+        """
+        if spec not in self._attention:
+            no_varlen = why_varlen_cannot_run(self._device_type, self._dtype, spec.dropout, spec.head_size)
+            best = "varlen" if spec.shares_rows and no_varlen is None else "sdpa"
+            name = _choose("attention", self._config.attention, best, {"varlen": no_varlen})
+            kernels: dict[str, AttentionKernel] = {
+                "reference": partial(reference_attention, causal=spec.causal),
+                "sdpa": SdpaAttention(spec.shares_rows, self._in_float32, spec.causal),
+                "varlen": partial(varlen_attention, causal=spec.causal),
+            }
+            self._attention[spec] = name, kernels[name]
+        return self._attention[spec][1]
 
     def describe(self) -> str:
-        """One line for the log, such as `attention sdpa, layer_norm torch, bias_gelu torch, linear torch`."""
+        """Return one line for the log, such as `attention sdpa, layer_norm torch, bias_gelu torch, linear torch`."""
         return ", ".join(f"{operation} {name}" for operation, name in self.names.items())
 
 
-def choose_kernels(
-    config: KernelsConfig,
-    device_type: str,
-    dtype: torch.dtype,
-    packing: bool,
-    attention_dropout: float = 0.0,
-    head_size: int = 64,
-    causal: bool = False,
-) -> KernelSet:
-    """Take each operation's fastest implementation that runs here, or exactly the one asked for by name.
-
-    `device_type` is torch's (`cpu`, `cuda`), `dtype` that of the activations; `attention_dropout` and `head_size`
-    are the model's, for FlashAttention has limits on both; `causal` where positions see earlier ones only. Raises
-    KernelError with the reason where an implementation asked for by name cannot run.
-    """
-    in_float32 = dtype == torch.bfloat16 and bf16_is_emulated(device_type)
-    no_varlen = why_varlen_cannot_run(device_type, dtype, attention_dropout, head_size)
-    no_apex = why_apex_cannot_run(device_type)
-    no_compiled = why_compiled_cannot_run(device_type) if config.bias_gelu == "compiled" else None
-
-    linear = _choose("linear", config.linear, "float32" if in_float32 else "torch", {})
-    linear_kernel: LinearKernel = {"torch": torch_linear, "float32": float32_linear}[linear]
-    best_attention = "varlen" if packing and no_varlen is None else "sdpa"
-    attention = _choose("attention", config.attention, best_attention, {"varlen": no_varlen})
-    attention_kernels: dict[str, AttentionKernel] = {
-        "reference": partial(reference_attention, causal=causal),
-        "sdpa": SdpaAttention(packing, compute_in_float32=in_float32, causal=causal),
-        "varlen": partial(varlen_attention, causal=causal),
-    }
-    layer_norm = _choose("layer_norm", config.layer_norm, "apex" if no_apex is None else "torch", {"apex": no_apex})
-    bias_gelu = _choose("bias_gelu", config.bias_gelu, "torch", {"compiled": no_compiled})
-    return KernelSet(
-        attention=attention_kernels[attention],
-        layer_norm=LAYER_NORM_KERNELS[layer_norm],
-        bias_gelu=BIAS_GELU_KERNELS[bias_gelu](linear_kernel),
-        linear=linear_kernel,
-        names={"attention": attention, "layer_norm": layer_norm, "bias_gelu": bias_gelu, "linear": linear},
-    )
+def choose_kernels(config: KernelsConfig, device_type: str, dtype: torch.dtype) -> KernelSet:
+    """Choose the implementations of a run (KernelSet)."""
+    return KernelSet(config, device_type, dtype)
 
 
 def _choose(operation: str, asked: str, automatic: str, problems: Mapping[str, str | None]) -> str:

@@ -1,55 +1,93 @@
-"""From the model's configuration to its list of layers, and to a plain module with its initial values."""
+"""From the model's section of a recipe to its list of layers, and to a plain module with its initial values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.decoder import decoder_layers
-from ctxlm_ds.models.encoder import encoder_layers
+from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.initialize import initialize_parameters
-from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
+from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.registry import FAMILIES, load_object
 
 
-def build_layer_list(
-    config: ModelConfig,
-    terms: Sequence[str],
-    kernels: KernelSet,
-    activation_checkpointing: bool = False,
-    compile_layers: bool = False,
-    parallel: ParallelContext | None = None,
-) -> list[LayerDescription]:
-    """The model's layers in order, not built yet; `terms` are the objective's loss terms (its heads).
+@dataclass(frozen=True)
+class ModelBuild:
+    """What a family's list of layers depends on besides the model's own settings."""
 
-    `parallel` is this rank's share of every layer; None is the whole model.
+    outputs: tuple[str, ...]
+    """Tensors that the objective needs from the model; they decide its heads."""
+    kernels: KernelSet
+    parallel: ParallelContext = field(default_factory=ParallelContext)
+    """This rank's share of every layer; the default is the whole model."""
+    recompute: bool = False
+    """Whether the repeated layers are computed again in the backward pass."""
+    compile: bool = False
+    """Whether the repeated layers run through torch.compile."""
+    shares_rows: bool = False
+    """Whether a row holds several sequences that never see each other."""
 
-    Raises ConfigError where the shape is impossible: vocab_size unset, or heads that do not divide the width.
+
+def build_layer_list(model: ModelSection, build: ModelBuild) -> list[LayerDescription]:
+    """List the model's layers in order, not built yet.
+
+    Raises:
+        ConfigError: the shape is impossible, or the family has no head for an output.
     """
-    if config.vocab_size is None:
+    if model.vocab_size is None:
         raise ConfigError("model.vocab_size is not set: give it in the recipe or take the tokenizer's size")
-    if config.hidden_size % config.num_attention_heads:
-        raise ConfigError(
-            f"model.num_attention_heads: {config.num_attention_heads} heads do not divide "
-            f"model.hidden_size {config.hidden_size}"
-        )
-    parallel = parallel or ParallelContext()
-    if config.is_decoder:
-        return decoder_layers(config, kernels, parallel, activation_checkpointing, compile_layers)
-    return encoder_layers(config, terms, kernels, parallel, activation_checkpointing, compile_layers)
+    problem = next(model.problems(), None)
+    if problem is not None:
+        raise ConfigError(f"{problem.path}: {problem.text}")
+    family = FAMILIES.get(model.family)
+    missing = [name for name in build.outputs if name not in family.outputs]
+    if missing:
+        raise ConfigError(f"model.family {model.family} cannot compute {', '.join(missing)} that the objective needs")
+    return load_object(family.layers)(model, build)
 
 
-def build_model(
-    config: ModelConfig,
-    terms: Sequence[str],
-    kernels: KernelSet,
-    seed: int,
-    activation_checkpointing: bool = False,
-    compile_layers: bool = False,
-) -> LayerSequence:
-    """The model as one module with its initial values; on torch's `meta` device the shapes alone."""
-    model = LayerSequence(build_layer_list(config, terms, kernels, activation_checkpointing, compile_layers))
-    initialize_parameters(model, config, seed)
-    return model
+def build_model(model: ModelSection, build: ModelBuild, seed: int | None = None) -> LayerSequence:
+    """Build the model as one module; with `seed` its parameters get their initial values."""
+    module = LayerSequence(build_layer_list(model, build), build.outputs, build.parallel.dropout)
+    if seed is not None:
+        initialize_parameters(module, seed)
+    return module
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """The whole model's parameters as facts and shapes, found without memory."""
+
+    shapes: dict[str, tuple[int, ...]]
+    facts: dict[str, ParameterFacts]
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, a tied one once."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+def describe_model(model: ModelSection, outputs: Sequence[str]) -> WholeModel:
+    """Build the whole model on the meta device and read off its parameters.
+
+    Raises:
+        ConfigError: as build_layer_list.
+    """
+    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    return describe_layers(build_layer_list(model, ModelBuild(tuple(outputs), kernels)), outputs)
+
+
+def describe_layers(layers: Sequence[LayerDescription], outputs: Sequence[str]) -> WholeModel:
+    """Read the parameters off a list of layers of the whole model."""
+    with torch.device("meta"):
+        module: Any = LayerSequence(layers, outputs)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return WholeModel(shapes, collect_facts(module))

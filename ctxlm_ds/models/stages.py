@@ -6,24 +6,55 @@ Not here: measuring (training/stage_timing.py), DeepSpeed's pipeline module (tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from math import prod
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.recipe.schema import ParallelConfig
 
 
-class LayerInList(Protocol):
-    """What cutting needs of a layer; without torch, so that plans can be made where there is none."""
+def plan_stages(
+    layout: ParallelConfig,
+    descriptions: Sequence[LayerDescription],
+    shapes: Mapping[str, Sequence[int]],
+    measure: Callable[[], Sequence[float]] | None = None,
+) -> list[int]:
+    """Decide where a pipeline is cut, for the run, the planner and everything else that must agree with them.
 
-    @property
-    def name(self) -> str: ...
+    Args:
+        layout: the recipe's `parallel` section.
+        descriptions: the layers in order.
+        shapes: of the whole model's parameters by name.
+        measure: measures each layer's time, for `pipeline_partition: time`; None takes equal blocks for it.
 
-    @property
-    def block(self) -> bool: ...
+    Returns:
+        First layer of each stage, and the number of layers at the end.
+
+    Raises:
+        ConfigError: the layers do not fill the stages.
+    """
+    if layout.pipeline_layers is not None:
+        return bounds_of_counts(descriptions, layout.pipeline_layers)
+    if layout.pipeline_partition == "parameters":
+        costs: Sequence[float] = parameter_costs(descriptions, shapes)
+    elif layout.pipeline_partition == "time" and measure is not None:
+        costs = measure()
+    else:
+        costs = block_costs(descriptions)
+    return stage_bounds(descriptions, costs, layout.pipeline_parallel_size)
 
 
-def stage_bounds(descriptions: Sequence[LayerInList], costs: Sequence[float], num_stages: int) -> list[int]:
+def blocks_per_stage(descriptions: Sequence[LayerDescription], bounds: Sequence[int]) -> list[int]:
+    """Count the repeated layers of each stage."""
+    return [
+        sum(description.block for description in descriptions[start:stop])
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float], num_stages: int) -> list[int]:
     """First layer of each stage, and the number of layers at the end: the dearest stage is as cheap as can be.
 
     Embeddings are on the first stage, the heads and the decoder on the last, and every stage has at least one block.
@@ -41,14 +72,14 @@ def stage_bounds(descriptions: Sequence[LayerInList], costs: Sequence[float], nu
             f"parallel.pipeline_parallel_size: {num_stages} stages for {len(blocks)} transformer layers; set it to at "
             f"most {len(blocks)}"
         )
-    block_costs = [costs[index] for index in blocks]
-    block_costs[0] += sum(costs[: blocks[0]])
-    block_costs[-1] += sum(costs[blocks[-1] + 1 :])
-    counts = _balance(block_costs, num_stages)
+    # A layer between blocks belongs to the stage of the block before it; the first layers go with the first block.
+    starts = [0, *blocks[1:], len(costs)]
+    spans = [sum(costs[start:stop]) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+    counts = _balance(spans, num_stages)
     return bounds_of_counts(descriptions, counts)
 
 
-def bounds_of_counts(descriptions: Sequence[LayerInList], counts: Sequence[int]) -> list[int]:
+def bounds_of_counts(descriptions: Sequence[LayerDescription], counts: Sequence[int]) -> list[int]:
     """The bounds where stage k has counts[k] transformer layers.
 
     Raises:
@@ -64,22 +95,22 @@ def bounds_of_counts(descriptions: Sequence[LayerInList], counts: Sequence[int])
     return [0, *firsts, len(descriptions)]
 
 
-def parameter_costs(descriptions: Sequence[LayerInList], shapes: Mapping[str, Sequence[int]]) -> list[float]:
+def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]) -> list[float]:
     """Elements of each layer's parameters; a tied layer counts wherever it occurs, for both stages hold it."""
     costs = []
     for description in descriptions:
         prefix = f"{description.name}."
         sizes = [shape for name, shape in shapes.items() if name.startswith(prefix)]
-        costs.append(float(sum(_product(size) for size in sizes)))
+        costs.append(float(sum(prod(size) for size in sizes)))
     return costs
 
 
-def block_costs(descriptions: Sequence[LayerInList]) -> list[float]:
+def block_costs(descriptions: Sequence[LayerDescription]) -> list[float]:
     """1 for each block, 0 for all else: an equal number of transformer layers a stage."""
     return [float(description.block) for description in descriptions]
 
 
-def _blocks(descriptions: Sequence[LayerInList]) -> list[int]:
+def _blocks(descriptions: Sequence[LayerDescription]) -> list[int]:
     return [index for index, description in enumerate(descriptions) if description.block]
 
 
@@ -100,10 +131,3 @@ def _balance(costs: Sequence[float], num_stages: int) -> list[int]:
     for stage in range(num_stages, 0, -1):
         stops.append(cut[stage][stops[-1]])
     return [stop - start for stop, start in zip(stops[:-1], stops[1:], strict=True)][::-1]
-
-
-def _product(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.base import LossTerm, Objective
 from ctxlm_ds.recipe.sections import ObjectiveSection
 
 
@@ -18,4 +18,5 @@ class CausalLM(Objective):
     name = "causal_lm"
     section = CausalLMSection
     outputs = ("logits",)
+    terms = (LossTerm("causal_lm", ("logits",), ("causal_lm_labels",), has_perplexity=True),)
     shifted = True

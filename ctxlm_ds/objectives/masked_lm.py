@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.base import CLASSIFICATION_SUMS, LossTerm, Objective
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.section import PositiveInt, Probability
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
@@ -62,6 +62,7 @@ class MaskedLM(Objective):
     name = "masked_lm"
     section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
     outputs = ("predicted_logits",)
+    terms = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
 
 
 class MaskedLMNextSentence(MaskedLM):
@@ -70,4 +71,8 @@ class MaskedLMNextSentence(MaskedLM):
     name = "masked_lm_nsp"
     section = MaskedLMNextSentenceSection
     outputs = ("predicted_logits", "sentence_logits")
+    terms = (
+        *MaskedLM.terms,
+        LossTerm("next_sentence", ("sentence_logits",), ("next_sentence_labels",), CLASSIFICATION_SUMS),
+    )
     needs_pairs = True

@@ -5,6 +5,9 @@ Shape letters: v vocabulary, n tensor-parallel ranks, k labels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,17 +17,25 @@ from ctxlm_ds.data.sample import IGNORE_LABEL
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import all_reduce
 
-Sums = tuple[Tensor, Tensor, Tensor]
-"""fp32 sums over the labels not ignored: cross entropy, right predictions, labels."""
+
+class Sums(NamedTuple):
+    """fp32 sums of one loss term over a micro-batch, the same on every tensor-parallel rank."""
+
+    loss: Tensor
+    correct: Tensor | None
+    """Right predictions; None if the term has no such thing."""
+    count: Tensor
+    """What the loss is divided by (LossTerm.count)."""
 
 
-def vocabulary_sums(logits: Tensor, labels: Tensor, parallel: ParallelContext) -> Sums:
-    """logits [..., v / n] of this rank's words, labels [...] -> the sums over all words, the same on every rank."""
+def vocabulary_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
+    """Sum the cross entropy of logits [..., v / n] of this rank's words with labels [...], over all words."""
     if parallel.size == 1:
-        return classification_sums(logits, labels)
+        return classification_sums(outputs, labels, parallel)
+    (logits,), (label,) = outputs, labels
     from ctxlm_ds.parallel.megatron import vocab_parallel_cross_entropy
 
-    flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
+    flat_logits, flat_labels = logits.flatten(0, -2), label.flatten()
     counted = flat_labels != IGNORE_LABEL
     correct = ((_first_largest(flat_logits.detach(), parallel) == flat_labels) & counted).sum(dtype=torch.float32)
     # Three all-reduces of an fp32 number a label: the largest logit, the label's, the sum of exponentials.
@@ -32,16 +43,17 @@ def vocabulary_sums(logits: Tensor, labels: Tensor, parallel: ParallelContext) -
         parallel.traffic.add("all_reduce", flat_labels.numel() * 4)
     losses = vocab_parallel_cross_entropy(flat_logits, flat_labels.where(counted, 0))
     loss_sum = losses.where(counted, 0.0).sum()
-    return loss_sum, correct, counted.sum(dtype=torch.float32)
+    return Sums(loss_sum, correct, counted.sum(dtype=torch.float32))
 
 
-def classification_sums(logits: Tensor, labels: Tensor) -> Sums:
-    """logits [..., v], labels [...] -> the sums over the labels."""
-    flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
+def classification_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
+    """Sum the cross entropy of logits [..., v], which every rank holds whole, with labels [...]."""
+    (logits,), (label,) = outputs, labels
+    flat_logits, flat_labels = logits.flatten(0, -2), label.flatten()
     loss_sum = F.cross_entropy(flat_logits.float(), flat_labels, ignore_index=IGNORE_LABEL, reduction="sum")
     correct = (flat_logits.detach().argmax(dim=-1) == flat_labels).sum(dtype=torch.float32)
     count = (flat_labels != IGNORE_LABEL).sum(dtype=torch.float32)
-    return loss_sum, correct, count
+    return Sums(loss_sum, correct, count)
 
 
 def _first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:

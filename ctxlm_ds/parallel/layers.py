@@ -2,7 +2,7 @@
 
 Without tensor parallelism they are torch's own; with it megatron-core's (parallel/megatron.py). Parameters are
 allocated and left unset (models/initialize.py gives them their values), with torch's default type and device of the
-place they are built in: the CPU, `meta`, or ZeRO-3's partitions.
+place they are built in: the CPU, `meta`, or ZeRO-3's partitions. Each declares its facts (parallel/parameters.py).
 Shape letters: i inputs, o outputs of a layer, v rows of the vocabulary, h width, t tokens, n ranks of tensor
 parallelism; `...` any leading dimensions.
 """
@@ -19,6 +19,8 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens
+from ctxlm_ds.parallel.parameters import ZEROS, Init, ParameterFacts, declare
+from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split
 
 
 class Linear(nn.Linear):
@@ -32,65 +34,104 @@ class Linear(nn.Linear):
         """Leave the values unset."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., i] -> [..., o]."""
+        """Map x [..., i] to [..., o]."""
         return self.kernel(x, self.weight, self.bias)
 
 
 def column_parallel_linear(
-    in_features: int, out_features: int, kernels: KernelSet, parallel: ParallelContext, activation: str | None = None
+    in_features: int,
+    out_features: int,
+    init: Init,
+    kernels: KernelSet,
+    parallel: ParallelContext,
+    activation: str | None = None,
+    blocks: tuple[int, ...] = (),
 ) -> nn.Module:
-    """A linear layer split by its outputs (query/key/value, the first feed-forward matrix), with its activation.
+    """Make a linear layer split by its outputs (query/key/value, the first feed-forward matrix).
 
-    Its input is whole on every rank, or under sequence parallelism this rank's tokens.
+    Args:
+        in_features: i; the input is whole on every rank, or under sequence parallelism this rank's tokens.
+        out_features: o.
+        init: initial values of the weight; the bias begins at 0.
+        kernels: compute the product and the activation.
+        parallel: this rank's share.
+        activation: name of one that follows the product.
+        blocks: outputs of each part that is split on its own; they add up to o.
     """
+    split = Split("rows", blocks) if blocks else ROWS
     if parallel.size == 1:
-        return replicated_linear(in_features, out_features, kernels, activation)
-    from ctxlm_ds.parallel.megatron import ColumnParallelLinear
+        layer: nn.Module = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
+    else:
+        from ctxlm_ds.parallel.megatron import ColumnParallelLinear
 
-    kernel: LinearKernel = column_product(kernels, parallel, parallel.splits_tokens)
-    if activation is not None:
-        kernel = partial(kernels.bias_gelu.with_linear(kernel), activation=activation)
-    return ColumnParallelLinear(in_features, out_features, kernel, parallel)
+        product = column_product(kernels, parallel, parallel.splits_tokens)
+        layer = ColumnParallelLinear(
+            in_features, out_features, _with_activation(kernels, product, activation), parallel
+        )
+    declare(layer, weight=ParameterFacts(init, decays=True, split=split))
+    declare(layer, bias=ParameterFacts(ZEROS, decays=False, split=split))
+    return layer
 
 
 def row_parallel_linear(
-    in_features: int, out_features: int, kernels: KernelSet, parallel: ParallelContext
+    in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
 ) -> nn.Module:
-    """A linear layer split by its inputs (attention's output, the second feed-forward matrix)."""
+    """Make a linear layer split by its inputs (attention's output, the second feed-forward matrix)."""
     if parallel.size == 1:
-        return Linear(in_features, out_features, kernels.linear)
-    from ctxlm_ds.parallel.megatron import RowParallelLinear
+        layer: nn.Module = Linear(in_features, out_features, kernels.linear)
+    else:
+        from ctxlm_ds.parallel.megatron import RowParallelLinear
 
-    return RowParallelLinear(in_features, out_features, kernels.linear, parallel)
+        layer = RowParallelLinear(in_features, out_features, kernels.linear, parallel)
+    declare(layer, weight=ParameterFacts(init, decays=True, split=COLUMNS))
+    declare(layer, bias=ParameterFacts(ZEROS, decays=False))
+    return layer
 
 
 def replicated_linear(
-    in_features: int, out_features: int, kernels: KernelSet, activation: str | None = None
+    in_features: int,
+    out_features: int,
+    init: Init,
+    kernels: KernelSet,
+    activation: str | None = None,
+    optional: bool = False,
 ) -> nn.Module:
-    """A linear layer that every tensor-parallel rank holds whole (the heads)."""
-    kernel: LinearKernel = kernels.linear
-    if activation is not None:
-        kernel = partial(kernels.bias_gelu, activation=activation)
-    return Linear(in_features, out_features, kernel)
+    """Make a linear layer that every tensor-parallel rank holds whole (the heads).
+
+    `optional` marks a head that the objective decides (ParameterFacts.optional).
+    """
+    layer = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
+    declare(layer, weight=ParameterFacts(init, decays=True, optional=optional))
+    declare(layer, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
+    return layer
+
+
+def _with_activation(kernels: KernelSet, product: LinearKernel, activation: str | None) -> LinearKernel:
+    if activation is None:
+        return product
+    return partial(kernels.bias_gelu.with_linear(product), activation=activation)
 
 
 def column_product(kernels: KernelSet, parallel: ParallelContext, split_tokens: bool) -> ColumnParallelProduct:
-    """The product of a layer split by its outputs, computed as the chosen linear kernel computes."""
+    """Make the product of a layer split by its outputs, computed as the chosen linear kernel computes."""
     return ColumnParallelProduct(parallel, kernels.linear is float32_linear, split_tokens)
 
 
 class VocabParallelEmbedding(nn.Module):
     """The table of word embeddings [v, h], split by rows; padding rows after the vocabulary are 0 and never chosen."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, init: Init, kernels: KernelSet, parallel: ParallelContext
+    ) -> None:
         super().__init__()
         self.parallel = parallel
         self.kernels = kernels
         self.num_rows = parallel.vocabulary_rows(vocab_size)
         self.first_row = self.num_rows * parallel.rank
         self.num_words = min(max(vocab_size - self.first_row, 0), self.num_rows)
-        """Rows of this rank that are words."""
+        """Number of this rank's rows that belong to the vocabulary."""
         self.weight = self._allocate(vocab_size, hidden_size)
+        declare(self, weight=ParameterFacts(init, decays=True, split=VOCABULARY, grows="vocabulary"))
 
     def _allocate(self, vocab_size: int, hidden_size: int) -> nn.Parameter:
         if self.parallel.size == 1:
@@ -102,7 +143,7 @@ class VocabParallelEmbedding(nn.Module):
         return VocabParallelTable(vocab_size, hidden_size, self.parallel).weight
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """ids [b, s] int -> [b, s, h], or this rank's tokens [t / n, h] under sequence parallelism."""
+        """Map ids [b, s] int to [b, s, h], or this rank's tokens [t / n, h] under sequence parallelism."""
         if self.parallel.size == 1:
             return F.embedding(ids, self.weight)
         own = ids - self.first_row
@@ -114,7 +155,7 @@ class VocabParallelEmbedding(nn.Module):
         return reduce_from_ranks(found, self.parallel)
 
     def decode(self, hidden: Tensor, split_tokens: bool = False) -> Tensor:
-        """hidden [..., h] -> scores of this rank's words [..., v / n], with the same table; padding rows -inf.
+        """Map hidden [..., h] to scores of this rank's words [..., v / n], with the same table; padding rows -inf.
 
         `split_tokens`: hidden holds this rank's tokens only, [t / n, h] -> [t, v / n].
         """
@@ -134,11 +175,12 @@ class VocabParallelBias(nn.Module):
     def __init__(self, vocab_size: int, parallel: ParallelContext) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(parallel.vocabulary_rows(vocab_size)))
+        declare(self, bias=ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary"))
         if parallel.size > 1:
             from ctxlm_ds.parallel.megatron import mark_split
 
             mark_split(self.bias, dim=0)
 
     def add(self, scores: Tensor) -> Tensor:
-        """scores [..., v / n] -> [..., v / n]."""
+        """Add to scores [..., v / n]."""
         return scores + self.bias

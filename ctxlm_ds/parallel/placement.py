@@ -1,46 +1,35 @@
-"""Which part of each parameter a tensor-parallel rank holds, by the parameter's full name: the one place that says so.
+"""Which part of a parameter a tensor-parallel rank holds, from how the parameter is declared to be split.
 
-In: full name, shape, number of ranks. Out: the rank's Shard. Not here: how the layers compute with it
-(parallel/layers.py), which parameters a pipeline stage has (models/stages.py).
-
-The cuts are Megatron-LM's (Shoeybi 2019): a rank has its heads' rows of query, key and value, its rows of the first
-feed-forward matrix, the matching columns of the matrices after them, and a run of the vocabulary's rows. All else
-(LayerNorm, position and token-type tables, heads, biases after a split sum) is whole on every rank.
+In: a Split, the full shape. Out: a Shard. The splits are Megatron-LM's (Shoeybi 2019): a rank has its heads' rows of
+query, key and value, its rows of the first feed-forward matrix, the matching columns of the matrices after them, and a
+run of the vocabulary's rows. Not here: which parameter has which split (parallel/parameters.py). Imports no torch.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.parallel.shards import Shard
 
-Axis = Literal["qkv", "rows", "columns", "vocabulary"]
-QKV_BLOCKS = 3
-_AXES: tuple[tuple[re.Pattern[str], Axis], ...] = (
-    (re.compile(r"(.*\.)?attention\.qkv\.(weight|bias)"), "qkv"),
-    (re.compile(r"(.*\.)?mlp\.up\.(weight|bias)"), "rows"),
-    (re.compile(r"(.*\.)?(attention\.output|mlp\.down)\.weight"), "columns"),
-    (re.compile(r"word_embeddings\.weight|mlm_bias\.bias"), "vocabulary"),
-)
+
+@dataclass(frozen=True)
+class Split:
+    """How tensor-parallel ranks share a parameter."""
+
+    axis: Literal["rows", "columns", "vocabulary"]
+    """`rows`: equal runs of rows (outputs); `columns`: of columns (inputs); `vocabulary`: rows, padded at the end."""
+    blocks: tuple[int, ...] = ()
+    """`rows`: rows of each block that is split on its own (query, key and value); empty for one block of all rows."""
 
 
-def split_axis(name: str) -> Axis | None:
-    """How tensor-parallel ranks share a parameter: rows of each of query, key and value, rows, columns, or rows of the
-    vocabulary; None where each holds all of it.
-    """
-    return next((axis for pattern, axis in _AXES if pattern.fullmatch(name)), None)
-
-
-def is_split(name: str) -> bool:
-    """Whether tensor-parallel ranks hold different parts of a parameter; otherwise each holds all of it."""
-    return split_axis(name) is not None
+ROWS, COLUMNS, VOCABULARY = Split("rows"), Split("columns"), Split("vocabulary")
 
 
 def vocabulary_rows_per_rank(vocab_size: int, size: int, vocab_multiple: int = 1) -> int:
-    """Rows of a rank's part of the word embeddings, the rows of padding at the end of the last ranks' included.
+    """Return the rows of a rank's part of the word embeddings, the rows of padding at the end included.
 
     Args:
         vocab_size: words of the tokenizer.
@@ -50,11 +39,14 @@ def vocabulary_rows_per_rank(vocab_size: int, size: int, vocab_multiple: int = 1
     return -(-vocab_size // (size * vocab_multiple)) * vocab_multiple
 
 
-def shard_of(name: str, shape: Sequence[int], size: int, rank: int, vocab_multiple: int = 1) -> Shard:
-    """What tensor-parallel rank `rank` of `size` holds of a parameter; padding rows are in no shard.
+def shard_of(
+    name: str, split: Split | None, shape: Sequence[int], size: int, rank: int, vocab_multiple: int = 1
+) -> Shard:
+    """Return what tensor-parallel rank `rank` of `size` holds of a parameter; padding rows are in no shard.
 
     Args:
-        name: full name of the parameter.
+        name: full name of the parameter, for messages.
+        split: how it is shared.
         shape: of the full parameter.
         size: tensor-parallel ranks.
         rank: 0..size-1.
@@ -67,19 +59,22 @@ def shard_of(name: str, shape: Sequence[int], size: int, rank: int, vocab_multip
         raise ValueError(f"rank {rank} of {size}, multiple {vocab_multiple}")
     whole = Shard.whole(shape)
     num_rows, num_columns = whole.matrix_shape
-    axis = split_axis(name)
-    if size == 1 or axis is None:
+    if size == 1 or split is None:
         return whole
-    if axis == "vocabulary":
+    if split.axis == "vocabulary":
         height = vocabulary_rows_per_rank(num_rows, size, vocab_multiple)
         return Shard(whole.shape, ((min(rank * height, num_rows), min((rank + 1) * height, num_rows)),), whole.columns)
-    if axis == "columns":
+    if split.axis == "columns":
         width = _share(name, num_columns, size)
         return Shard(whole.shape, whole.rows, (rank * width, (rank + 1) * width))
-    blocks = QKV_BLOCKS if axis == "qkv" else 1
-    height = _share(name, num_rows, size * blocks)
-    tops = [(block * size + rank) * height for block in range(blocks)]
-    return Shard(whole.shape, tuple((top, top + height) for top in tops), whole.columns)
+    ranges, top = [], 0
+    for block in split.blocks or (num_rows,):
+        height = _share(name, block, size)
+        ranges.append((top + rank * height, top + (rank + 1) * height))
+        top += block
+    if top != num_rows:
+        raise ValueError(f"{name}: blocks {split.blocks} do not add up to {num_rows} rows")
+    return Shard(whole.shape, tuple(ranges), whole.columns)
 
 
 def _share(name: str, total: int, parts: int) -> int:

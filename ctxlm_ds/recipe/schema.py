@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.recipe.pipeline_schema import PipelineConfig
 from ctxlm_ds.recipe.section import (
     NonNegativeFloat,
@@ -22,43 +23,19 @@ PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
 DECODER_FAMILIES = ("gpt2", "gpt1")
 
 
-class ModelConfig(Section):
-    """The shape of an encoder (Devlin 2018; Liu 2019) or of a decoder (Radford 2018, 2019)."""
+class ModelConfig(TransformerSection):
+    """Interim."""
 
     family: Literal["bert", "roberta", "gpt2", "gpt1"] = "bert"
-    """`bert`: token types, pooler, next-sentence head. `roberta`: none of them, positions start at 2. `gpt2`, `gpt1`:
-    decoders whose positions see earlier ones only, LayerNorm before each block (gpt2) or after it (gpt1)."""
-    vocab_size: PositiveInt | None = None
-    """Rows of the embedding; null takes the tokenizer's size. Larger than the tokenizer is allowed, smaller is not."""
-    hidden_size: PositiveInt = 768
-    """Width of the residual stream."""
-    num_layers: PositiveInt = 12
-    """Number of transformer layers."""
-    num_attention_heads: PositiveInt = 12
-    """Attention heads; must divide hidden_size."""
-    intermediate_size: PositiveInt = 3072
-    """Width of the feed-forward layer."""
-    max_position_embeddings: PositiveInt = 512
-    """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
+    """Family."""
     type_vocab_size: PositiveInt = 2
-    """Number of token types (BERT only)."""
-    hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
-    """Activation of the feed-forward layer; `gelu` is the exact erf form of the published models."""
-    layer_norm_eps: PositiveFloat = 1e-12
-    """Epsilon of every LayerNorm (BERT 1e-12, RoBERTa 1e-5)."""
-    hidden_dropout: Probability = 0.1
-    """Dropout on embeddings and on the output of attention and feed-forward."""
-    attention_dropout: Probability = 0.1
-    """Dropout on attention probabilities."""
-    initializer_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
+    """Types."""
     pre_layer_norm: bool = False
-    """LayerNorm before each block instead of after. true for `gpt2`, false for `gpt1`; an encoder with true is not the
-    published model and is exported only within this project."""
+    """Pre."""
 
     @property
     def is_decoder(self) -> bool:
-        """A causal language model: positions see earlier ones only, and each predicts the next token."""
+        """Interim."""
         return self.family in DECODER_FAMILIES
 
 

@@ -6,6 +6,7 @@ Not here: the passes (passes.py, pipeline.py), the update (update.py), the loop,
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,23 +18,29 @@ from torch import nn
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.layer_list import LayerDescription
-from ctxlm_ds.parallel.placement import is_split, shard_of
+from ctxlm_ds.kernels.dispatch import DTYPES
+from ctxlm_ds.models.build import describe_layers as describe_whole
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.parameters import ParameterFacts
+from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
 from ctxlm_ds.training.cpu_adam import round_alike
-from ctxlm_ds.training.figures import format_terms, means, perplexity
+from ctxlm_ds.training.figures import FIGURES, format_terms, means, perplexity, weighted_total
 from ctxlm_ds.training.fragments import Fragment, Holding, list_fragments, refresh_model_weights
 from ctxlm_ds.training.gradients import clip_gradients
 from ctxlm_ds.training.lamb import Lamb
+from ctxlm_ds.training.losses import TermLosses
 from ctxlm_ds.training.model_setup import (
     DescribeLayers,
     build_whole_model,
     engine_settings,
     parallel_context,
-    whole_shapes,
 )
 from ctxlm_ds.training.nvme import is_moment, loaded_owners, prepare_folders
 from ctxlm_ds.training.optimizer import (
@@ -45,7 +52,7 @@ from ctxlm_ds.training.optimizer import (
     parameter_groups,
     restore_state,
 )
-from ctxlm_ds.training.passes import LossFunction, PassSettings, PlainPasses
+from ctxlm_ds.training.passes import PassSettings, PlainPasses
 from ctxlm_ds.training.runtime import (
     check_precision,
     deepspeed_adam,
@@ -53,9 +60,10 @@ from ctxlm_ds.training.runtime import (
     load_async_io,
     model_parallel_unit,
 )
-from ctxlm_ds.training.stage_plan import plan_stages
+from ctxlm_ds.training.stage_timing import measured_costs
 from ctxlm_ds.training.update import Update, Updater, loss_scaler
 
+logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -85,10 +93,21 @@ class Engine:
         config: RunConfig,
         deepspeed_config: dict[str, Any],
         describe_layers: DescribeLayers,
-        objective: LossFunction,
+        objective: Objective,
         topology: Topology,
     ) -> None:
-        """`describe_layers` lists the model's layers for a rank's share of them (models/build.py)."""
+        """Build the model and DeepSpeed's engine around it; weights are still unset.
+
+        Args:
+            config: the resolved recipe.
+            deepspeed_config: DeepSpeed's settings, complete.
+            describe_layers: lists the model's layers for a rank's share of them (models/build.py).
+            objective: what is learnt: its terms, and the fields of its batches.
+            topology: the ranks.
+
+        Raises:
+            ConfigError, KernelError: what the user can fix, on every rank.
+        """
         check_precision(config)
         self.config = config
         self.before_update: Callable[[], None] = lambda: None
@@ -102,9 +121,13 @@ class Engine:
             )
         topology.run_together(lambda: _prepare_nvme(deepspeed_config))
         self.parallel = parallel_context(config, topology)
-        self.passes = PassSettings(objective, self.parallel, topology, config.training.precision == "fp16")
+        self.objective = objective
+        self.terms = objective.terms
+        losses = TermLosses(self.terms, self.parallel)
+        self.passes = PassSettings(losses, self.parallel, topology, config.training.precision == "fp16")
         self._mpu = self._find_mpu()
-        self._shapes = whole_shapes(describe_layers)
+        self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
+        self._shapes, self._facts = self.whole_model.shapes, self.whole_model.facts
         self.parameter_names = list(self._shapes)
         model = self._build_model(deepspeed_config, describe_layers(self.parallel))
         self._named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
@@ -121,20 +144,28 @@ class Engine:
         return model_parallel_unit(self.topology) if needed else None
 
     def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
+        outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:
-            return build_whole_model(descriptions, self.parallel.dropout, deepspeed_config, self.zero_stage, self._mpu)
+            return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
         from ctxlm_ds.training.pipeline import PipelineStage
 
-        self.stage_bounds = plan_stages(self.config, descriptions, self._shapes, self.topology)
+        def measure() -> list[float]:
+            fields = self.objective.example(self.config.data, self.config.training.micro_batch_size)
+            return measured_costs(self.config, descriptions, fields, self.topology)
+
+        self.stage_bounds = plan_stages(self.config.parallel, descriptions, self._shapes, measure)
+        counts = ", ".join(map(str, blocks_per_stage(descriptions, self.stage_bounds)))
+        logger.info("pipeline: %s transformer layers on stages 0 to %d", counts, len(self.stage_bounds) - 2)
         with without_known_prints():
-            return PipelineStage(descriptions, self.stage_bounds, self.topology, self.parallel.dropout)
+            dtype = DTYPES[self.config.training.precision]
+            return PipelineStage(descriptions, outputs, self.stage_bounds, self.topology, streams, dtype)
 
     def _holding(self, name: str, parameter: nn.Parameter) -> Holding:
-        parallel = self.parallel
-        shard = shard_of(name, self._shapes[name], parallel.size, parallel.rank, parallel.vocab_multiple)
+        parallel, split = self.parallel, self._facts[name].split
+        shard = shard_of(name, split, self._shapes[name], parallel.size, parallel.rank, parallel.vocab_multiple)
         return Holding(
             shard,
-            tensor_duplicate=parallel.rank > 0 and not is_split(name),
+            tensor_duplicate=parallel.rank > 0 and split is None,
             stage_duplicate=getattr(parameter, "ds_pipe_replicated", False),
         )
 
@@ -146,8 +177,11 @@ class Engine:
         place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
         settings, kernel = self.config.optimizer, self.config.kernels.optimizer
         return self.topology.run_together(
-            lambda: build_optimizer(settings, kernel, self._named, place, deepspeed_adam)
+            lambda: build_optimizer(settings, kernel, self._groups(), place, deepspeed_adam)
         )
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self._named, self._facts, self.config.optimizer.weight_decay)
 
     def _initialize(
         self, deepspeed_config: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer | None
@@ -156,12 +190,11 @@ class Engine:
 
         # A module global, which an earlier engine of this process may have left behind.
         deepspeed.utils.groups.mpu = None
-        groups = parameter_groups(self._named, self.config.optimizer.weight_decay)
         with without_known_prints():
             self._deepspeed, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizer,
-                model_parameters=groups if optimizer is None else None,
+                model_parameters=self._groups() if optimizer is None else None,
                 config=engine_settings(deepspeed_config, self.zero_stage, self._is_pipeline),
                 mpu=self._mpu,
                 dist_init_required=False,
@@ -199,11 +232,6 @@ class Engine:
         return add
 
     @property
-    def objective(self) -> LossFunction:
-        """What is learnt."""
-        return self.passes.objective
-
-    @property
     def module(self) -> nn.Module:
         """The model as built, its parameters in the layout of the ZeRO stage."""
         return self._deepspeed.module
@@ -213,6 +241,10 @@ class Engine:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Whole shape of every parameter of the model, by name, in the order of the layers."""
         return dict(self._shapes)
+
+    def parameter_facts(self) -> dict[str, ParameterFacts]:
+        """Return the facts of every parameter of the model by name."""
+        return dict(self._facts)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters under their full names."""
@@ -300,8 +332,8 @@ class Engine:
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
         sums = self._run.train(step, step_index, factors)
-        terms, accuracy = means(self.objective.terms, self._reduce(sums))
-        total = sum(terms.values())
+        terms, accuracy = means(self.terms, self._reduce(sums))
+        total = weighted_total(self.terms, terms)
         anomaly = self._find_fault(total, terms, step_index, judge)
         self.before_update()
         update = self._updater.refuse() if anomaly else self._updater.apply()
@@ -342,7 +374,7 @@ class Engine:
 
     def _global_counts(self, step: Step) -> tuple[list[float], int]:
         """Predictions of each term and non-padding tokens, over all data-parallel ranks."""
-        local = [float(step.counts[term]) for term in self.objective.terms] + [float(step.num_tokens)]
+        local = [float(step.counts[term.name]) for term in self.terms] + [float(step.num_tokens)]
         own = torch.tensor(local, dtype=torch.float64) * self.topology.speaks_for_data
         summed = self.topology.all_reduce_sum(own).tolist()
         return summed[:-1], int(summed[-1])
@@ -350,12 +382,13 @@ class Engine:
     def _factors(self, counts: Sequence[float], num_micro_batches: int) -> torch.Tensor:
         """What each term's sum is multiplied by, so that DeepSpeed's averaging yields the exact global mean."""
         averaging = num_micro_batches * self.topology.data_parallel_size
-        values = [averaging / count if count else 0.0 for count in counts]
+        weights = [term.weight for term in self.terms]
+        values = [weight * (averaging / count) if count else 0.0 for weight, count in zip(weights, counts, strict=True)]
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def _reduce(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
         """Add the objective's sums over the data-parallel ranks; of a model's ranks one speaks."""
-        names = [f"{term}/{figure}" for term in self.objective.terms for figure in ("loss_sum", "correct", "count")]
+        names = [f"{term.name}/{figure}" for term in self.terms for figure in FIGURES]
         local = torch.zeros(len(names), dtype=torch.float64)
         if sums and self.topology.speaks_for_losses:
             local = torch.stack([sums[name].double() for name in names]).cpu()
@@ -368,12 +401,12 @@ class Engine:
         """Mean loss and accuracy of each term over the batches of all ranks: `loss`, `TERM_loss`, `TERM_accuracy`, and
         `perplexity` of a causal model.
         """
-        ones = torch.ones(len(self.objective.terms), dtype=torch.float32, device=self.device)
-        terms, accuracy = means(self.objective.terms, self._reduce(self._run.evaluate(batches, ones)))
-        figures = {"loss": sum(terms.values())}
+        ones = torch.ones(len(self.terms), dtype=torch.float32, device=self.device)
+        terms, accuracy = means(self.terms, self._reduce(self._run.evaluate(batches, ones)))
+        figures = {"loss": weighted_total(self.terms, terms)}
         figures.update({f"{term}_loss": value for term, value in terms.items()})
         figures.update({f"{term}_accuracy": value for term, value in accuracy.items()})
-        figures.update(perplexity(terms))
+        figures.update(perplexity(self.terms, terms))
         return figures
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ctxlm_ds.data.stream.collate import CAUSAL_LM
+from ctxlm_ds.objectives.base import LossTerm
 
 LARGEST_EXPONENT = 700.0
 """Beyond it exp() leaves the range of a double."""
@@ -23,21 +23,30 @@ def add_into(sums: dict[str, torch.Tensor], stats: Mapping[str, torch.Tensor]) -
         sums[name] = sums[name] + value.double() if name in sums else value.double()
 
 
-def means(terms: Sequence[str], figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Loss and accuracy of each term over its own predictions; 0 for a term without any."""
+FIGURES = ("loss_sum", "correct", "count")
+
+
+def means(terms: Sequence[LossTerm], figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return loss and accuracy of each term over its own predictions; 0 for a term without any."""
     losses, accuracy = {}, {}
     for term in terms:
-        count = figures[f"{term}/count"]
-        losses[term] = figures[f"{term}/loss_sum"] / count if count else 0.0
-        accuracy[term] = figures[f"{term}/correct"] / count if count else 0.0
+        count = figures[f"{term.name}/count"]
+        losses[term.name] = figures[f"{term.name}/loss_sum"] / count if count else 0.0
+        if term.has_accuracy:
+            accuracy[term.name] = figures[f"{term.name}/correct"] / count if count else 0.0
     return losses, accuracy
 
 
-def perplexity(losses: Mapping[str, float]) -> dict[str, float]:
-    """exp of causal_lm's mean loss a token, under its name; nothing for other objectives."""
-    if CAUSAL_LM not in losses:
+def weighted_total(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> float:
+    """Return the step's loss: the terms' means added with their weights."""
+    return sum(term.weight * losses[term.name] for term in terms)
+
+
+def perplexity(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> dict[str, float]:
+    """Return exp of the mean loss per token of the term that has a perplexity, if one has."""
+    loss = next((losses[term.name] for term in terms if term.has_perplexity), None)
+    if loss is None:
         return {}
-    loss = losses[CAUSAL_LM]
     return {"perplexity": math.inf if loss > LARGEST_EXPONENT else math.exp(loss)}
 
 

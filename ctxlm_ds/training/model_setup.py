@@ -1,6 +1,6 @@
 """The model an engine is made of, and DeepSpeed's settings as the engine needs them.
 
-In: layer descriptions, the recipe, the topology. Out: a module whose weights are unset, settings, shapes by name.
+In: layer descriptions, the recipe, the topology. Out: a module whose weights are unset, settings.
 Not here: pipeline stages (pipeline.py), values (models/initialize.py).
 """
 
@@ -10,9 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
@@ -25,12 +23,12 @@ DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
 
 def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:
     """This rank's share of every layer."""
-    model, layout = config.model, config.parallel
+    layout = config.parallel
     streams = DropoutStreams(
         config.training.seed,
         topology.tensor_parallel_rank,
         topology.tensor_parallel_size,
-        enabled=model.hidden_dropout > 0.0 or model.attention_dropout > 0.0,
+        enabled=config.model.drops,
     )
     return ParallelContext(
         size=topology.tensor_parallel_size,
@@ -42,15 +40,9 @@ def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:
     )
 
 
-def whole_shapes(describe_layers: DescribeLayers) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter of the whole model by its full name, found without memory (meta device)."""
-    with torch.device("meta"):
-        model = LayerSequence(describe_layers(ParallelContext()))
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
 def build_whole_model(
     descriptions: Sequence[LayerDescription],
+    outputs: Sequence[str],
     streams: DropoutStreams,
     deepspeed_config: dict[str, Any],
     zero_stage: int,
@@ -64,7 +56,7 @@ def build_whole_model(
         group = None if mpu is None else mpu.get_data_parallel_group()
         context = deepspeed.zero.Init(config_dict_or_path=deepspeed_config, data_parallel_group=group, mpu=mpu)
     with context:
-        return LayerSequence(descriptions, streams)
+        return LayerSequence(descriptions, outputs, streams)
 
 
 def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeline: bool) -> dict[str, Any]:

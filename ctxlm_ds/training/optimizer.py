@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.cpu_adam import LANES
 from ctxlm_ds.training.lamb import Lamb
@@ -30,16 +31,14 @@ class OptimizerPlace:
     """The fp32 weights lie in CPU memory while the model is on the accelerator (or ZeRO-Offload was asked for)."""
 
 
-def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: matrices and embeddings with weight decay; biases and LayerNorm weights without.
-
-    Told apart by dimension as ZeRO-3 leaves it in `ds_shape`, so that every stage groups alike.
-    """
+def parameter_groups(
+    named: Iterable[tuple[str, torch.nn.Parameter]], facts: Mapping[str, ParameterFacts], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Split the parameters into two groups: those that are decayed, and those that are not."""
     decayed: list[torch.nn.Parameter] = []
     plain: list[torch.nn.Parameter] = []
-    for _, parameter in named:
-        ndim = len(getattr(parameter, "ds_shape", parameter.shape))
-        (decayed if ndim > 1 else plain).append(parameter)
+    for name, parameter in named:
+        (decayed if facts[name].decays else plain).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -47,7 +46,7 @@ def parameter_groups(named: Iterable[tuple[str, torch.nn.Parameter]], weight_dec
 def build_optimizer(
     config: OptimizerConfig,
     kernel: str,
-    named: Iterable[tuple[str, torch.nn.Parameter]],
+    groups: list[dict[str, Any]],
     place: OptimizerPlace,
     deepspeed_adam: Callable[[bool], AdamFactory],
 ) -> tuple[torch.optim.Optimizer, str]:
@@ -59,7 +58,6 @@ def build_optimizer(
         KernelError: an implementation asked for by name cannot run here.
         ConfigError: the implementation cannot be exact under this ZeRO stage.
     """
-    groups = parameter_groups(named, config.weight_decay)
     settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
     if config.name == "lamb":
         return _build_lamb(kernel, groups, settings, place)

@@ -7,9 +7,9 @@ Not here: what the sums mean, the gate before the update (engine.py); pipelines 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,42 +18,28 @@ from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
-
-Sums = dict[str, torch.Tensor]
-
-
-class LossFunction(Protocol):
-    """The torch half of an objective."""
-
-    terms: tuple[str, ...]
-
-    def loss(
-        self,
-        outputs: tuple[torch.Tensor, ...],
-        labels: tuple[torch.Tensor, ...],
-        factors: torch.Tensor,
-        parallel: ParallelContext | None = None,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]: ...
+from ctxlm_ds.training.losses import Sums, TermLosses
 
 
 @dataclass
 class PassSettings:
-    """What every kind of pass needs beside DeepSpeed's engine."""
+    """What every kind of pass needs besides DeepSpeed's engine."""
 
-    objective: LossFunction
+    losses: TermLosses
     parallel: ParallelContext
     topology: Topology
     is_fp16: bool
 
     def micro_batch_number(self, index: int) -> int:
-        """Place in the global batch of this rank's index-th micro-batch."""
+        """Return the place in the global batch of this rank's index-th micro-batch."""
         return index * self.topology.data_parallel_size + self.topology.data_parallel_rank
 
     def loss(
-        self, outputs: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], factors: torch.Tensor
+        self, outputs: tuple[torch.Tensor, ...], labels: Mapping[str, torch.Tensor], factors: torch.Tensor
     ) -> tuple[torch.Tensor, Sums]:
-        """The micro-batch's loss to go backward from, and its sums."""
-        loss, stats = self.objective.loss(outputs, labels, factors, self.parallel)
+        """Return the micro-batch's loss to go backward from, and its sums; `outputs` in the order of losses.outputs."""
+        named = dict(zip(self.losses.outputs, outputs, strict=True))
+        loss, stats = self.losses(named, labels, factors)
         return (_overflowing(loss) if self.is_fp16 else loss), stats
 
 
@@ -63,13 +49,15 @@ class PlainPasses:
     def __init__(self, engine: Any, settings: PassSettings) -> None:
         self._deepspeed = engine
         self._settings = settings
+        self._inputs: tuple[str, ...] = engine.module.inputs
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
         """Gradients of all micro-batches; the sums of this rank's."""
         self._deepspeed.train()
         sums: Sums = {}
         for index, batch in enumerate(step.micro_batches):
-            self._settings.parallel.dropout.micro_batch = (step_index, self._settings.micro_batch_number(index))
+            number = self._settings.micro_batch_number(index)
+            self._settings.parallel.dropout.begin(step_index, number, self._deepspeed.device)
             loss, stats = self._forward(batch, factors)
             self._deepspeed.backward(loss)
             add_into(sums, stats)
@@ -92,11 +80,10 @@ class PlainPasses:
         return sums
 
     def _forward(self, batch: Batch, factors: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-        device = self._deepspeed.device
-        inputs = tuple(tensor.to(device, non_blocking=True) for tensor in batch.model_inputs())
-        terms = self._settings.objective.terms
-        labels = tuple(batch.labels[term].to(device, non_blocking=True) for term in terms)
-        return self._settings.loss(self._deepspeed(inputs), labels, factors)
+        device, inputs, labels = self._deepspeed.device, self._inputs, self._settings.losses.label_fields
+        fields = {name: batch.fields[name].to(device, non_blocking=True) for name in {*inputs, *labels}}
+        outputs = self._deepspeed(tuple(fields[name] for name in inputs))
+        return self._settings.loss(outputs, {name: fields[name] for name in labels}, factors)
 
 
 def _overflowing(loss: torch.Tensor) -> torch.Tensor:

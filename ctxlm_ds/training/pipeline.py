@@ -2,12 +2,14 @@
 
 In: layer descriptions and where to cut them; a rank's micro-batches. Out: the objective's sums on the last stage,
 gradients inside the engine. DeepSpeed's schedule (1F1B) and its transfers are used as they are; the optimizer's step is
-taken out of the schedule, so that the engine's gate stands before it as in every other layout.
+taken out of the schedule, so that the engine's gate comes before it as in every other layout, and three instructions
+are replaced (training/pipeline_instructions.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +20,16 @@ from torch import nn
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.models.layer_list import LayerDescription, Tensors, run_layer
+from ctxlm_ds.models.layers import Crossing, Flow, LayerDescription, Tensors, run_layer
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
 from ctxlm_ds.training.passes import PassSettings, Sums
+from ctxlm_ds.training.pipeline_instructions import allocate_buffer, backward_pass, reduce_tied_grads, send_grads
 from ctxlm_ds.training.runtime import pipeline_topology
+
+BIT_CAST = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+"""Integers under which floating tensors without a gradient cross a cut: DeepSpeed asks a gradient of every other."""
 
 
 class _Spec(LayerSpec):
@@ -38,10 +44,12 @@ class _Spec(LayerSpec):
 
 
 class _TiedSpec(TiedLayerSpec):
-    """DeepSpeed's specification of a layer whose weight several stages hold and keep equal."""
+    """DeepSpeed's specification of a layer whose parameters several stages hold and keep equal."""
 
     def __init__(self, description: LayerDescription) -> None:
-        super().__init__(description.tie_key, nn.Module, tied_weight_attr=["weight"])
+        with torch.device("meta"):
+            names = [name for name, _ in description.build().named_parameters()]
+        super().__init__(description.tie_key, nn.Module, tied_weight_attr=names)
         self.description = description
 
     def build(self, log: bool = False) -> nn.Module:
@@ -54,15 +62,34 @@ class PipelineStage(PipelineModule):
     def __init__(
         self,
         descriptions: Sequence[LayerDescription],
+        outputs: Sequence[str],
         bounds: Sequence[int],
         topology: Topology,
         streams: DropoutStreams,
+        dtype: torch.dtype,
     ) -> None:
-        """`bounds`: first layer of each stage, and the number of layers (models/stages.py)."""
+        """Build this rank's layers.
+
+        Args:
+            descriptions: all layers.
+            outputs: tensors that the last stage returns.
+            bounds: first layer of each stage, and the number of layers (models/stages.py).
+            topology: the ranks.
+            streams: dropout streams that the layers were described with.
+            dtype: of the activations.
+        """
         self._bounds = list(bounds)
         self._streams = streams
+        streams.num_layers = len(descriptions)
+        self._dtype = dtype
         specs = [_TiedSpec(d) if d.tie_key else _Spec(d) for d in descriptions]
         super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
+        flow = Flow(descriptions, outputs)
+        self.inputs = flow.inputs
+        self._is_first, self._is_last = self._local_start == 0, self._local_stop == len(descriptions)
+        self._arriving = flow.before(self._local_start)
+        self._leaving = flow.before(self._local_stop)
+        self._outputs = flow.outputs
         self._steps: list[tuple[int, LayerDescription, nn.Module]] = []
         for index in range(self._local_start, self._local_stop):
             description = descriptions[index]
@@ -75,18 +102,50 @@ class PipelineStage(PipelineModule):
         self._set_bounds(start=self._bounds[stage], stop=self._bounds[stage + 1])
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """The previous stage's tensors -> the next one's (the first: Batch.model_inputs(); the last: logits)."""
+        """Map the previous stage's tensors to the next one's.
+
+        The first stage takes the batch's fields in the order of `inputs`; the last returns the outputs in their order.
+        """
+        if self._is_first:
+            tensors = dict(zip(self.inputs, inputs, strict=True))
+        else:
+            tensors = _unpack(inputs, self._arriving, self._dtype)
         for index, description, module in self._steps:
-            inputs = run_layer(description, module, inputs, index, self._streams)
-        return inputs
+            run_layer(description, module, tensors, index, self._streams)
+        if self._is_last:
+            return tuple(tensors[name] for name in self._outputs)
+        return _pack(tensors, self._leaving)
 
     def full_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """This stage's parameters under their full names, each once."""
+        """Return this stage's parameters under their full names, each once."""
         named: dict[str, nn.Parameter] = {}
+        seen: set[int] = set()
         for _, description, module in self._steps:
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
             for name, parameter in module.named_parameters():
                 named.setdefault(f"{description.name}.{name}", parameter)
         return list(named.items())
+
+
+def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:
+    """Put the tensors that later stages need into one tuple: those with a gradient first, then all others as integers.
+    """
+    floats = tuple(tensors[name] for name in leaving.with_gradient)
+    rest = (tensors[name].detach() for name in leaving.without_gradient)
+    return (*floats, *(x.view(BIT_CAST[x.dtype]) if x.is_floating_point() else x for x in rest))
+
+
+def _unpack(inputs: Tensors, arriving: Crossing, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Name the tensors of a tuple that `_pack` made; `dtype` is that of 16-bit activations."""
+    tensors = dict(zip(arriving.names, inputs, strict=True))
+    casts = {torch.int32: torch.float32, torch.int16: dtype}
+    for name in arriving.without_gradient:
+        integers = tensors[name]
+        if integers.dtype in casts:
+            tensors[name] = integers.view(casts[integers.dtype])
+    return tensors
 
 
 class PipelinePasses:
@@ -99,10 +158,13 @@ class PipelinePasses:
         self._forward_index = 0
         self._step_index = 0
         engine.module.loss_fn = self._loss
+        engine._allocate_or_extend_buffers = partial(allocate_buffer, engine)
         engine._INSTRUCTION_MAP = {
             **engine._INSTRUCTION_MAP,
             schedule.ForwardPass: self._seeded_forward_pass(),
-            schedule.ReduceTiedGrads: _exec_reduce_tied_grads,
+            schedule.BackwardPass: backward_pass,
+            schedule.SendGrad: send_grads,
+            schedule.ReduceTiedGrads: reduce_tied_grads,
             schedule.OptimizerStep: _wait_for_update,
         }
 
@@ -142,8 +204,9 @@ class PipelinePasses:
         device, engine = self._deepspeed.device, self._deepspeed
         for batch in batches:
             assert batch is not None  # stages between the first and the last ask for nothing
-            inputs = batch.model_inputs() if engine.is_first_stage() else ()
-            labels = [batch.labels[term] for term in self._settings.objective.terms] if engine.is_last_stage() else []
+            inputs = [batch.fields[name] for name in engine.module.inputs] if engine.is_first_stage() else []
+            names = self._settings.losses.label_fields if engine.is_last_stage() else ()
+            labels = [batch.fields[name] for name in names]
             yield (
                 tuple(tensor.to(device, non_blocking=True) for tensor in inputs),
                 (*(tensor.to(device, non_blocking=True) for tensor in labels), factors),
@@ -151,16 +214,17 @@ class PipelinePasses:
 
     def _loss(self, outputs: Tensors, labels: Tensors) -> torch.Tensor:
         *label_tensors, factors = labels
-        loss, stats = self._settings.loss(outputs, tuple(label_tensors), factors)
+        named = dict(zip(self._settings.losses.label_fields, label_tensors, strict=True))
+        loss, stats = self._settings.loss(outputs, named, factors)
         add_into(self._sums, stats)
         return loss
 
     def _seeded_forward_pass(self) -> Callable[[PipelineEngine, int], None]:
-        """The forward instruction, which first names the micro-batch to the dropout streams."""
+        """The forward instruction, which first makes the micro-batch's dropout keys."""
 
         def run(engine: PipelineEngine, buffer_id: int) -> None:
             number = self._settings.micro_batch_number(self._forward_index)
-            self._settings.parallel.dropout.micro_batch = (self._step_index, number)
+            self._settings.parallel.dropout.begin(self._step_index, number, engine.device)
             self._forward_index += 1
             PipelineEngine._exec_forward_pass(engine, buffer_id)
             if engine.is_last_stage():
@@ -168,22 +232,6 @@ class PipelinePasses:
                 engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
 
         return run
-
-
-def _exec_reduce_tied_grads(engine: PipelineEngine) -> None:
-    """Add up the tied weight's gradients of its stages, wherever this wrapper keeps them.
-
-    PipelineEngine looks at `weight.grad`, but stage 1 in 16 bits accumulates in fp32 elsewhere: the copies of the
-    weight would drift apart (deepspeed 0.19.8, pipe/engine.py _exec_reduce_tied_grads).
-    """
-    find = getattr(engine.optimizer, "get_gradient_for_reduction", None)
-    if find is None or engine.using_bf16_optimizer:
-        PipelineEngine._exec_reduce_tied_grads(engine)
-        return
-    for weight, group in engine.module.get_tied_weights_and_groups():
-        gradient = find(weight)
-        if gradient is not None:
-            torch.distributed.all_reduce(gradient, group=group)
 
 
 def _wait_for_update(engine: PipelineEngine, lr_kwargs: Any = None) -> None:

@@ -11,16 +11,12 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
+from ctxlm_ds import run_builder
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_layer_list
-from ctxlm_ds.models.initialize import initial_value
-from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.training.engine import Engine
@@ -140,17 +136,12 @@ def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bo
     init_process_group()
     layout = config.parallel
     topology = build_topology(0, 1, layout.tensor_parallel_size, layout.pipeline_parallel_size)
-    objective = build_objective(config.objective, FakeTokenizer())
-    is_causal = config.model.is_decoder
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32, config.data.shares_rows, causal=is_causal)
-
-    def describe_layers(parallel: ParallelContext) -> list[LayerDescription]:
-        return build_layer_list(config.model, objective.terms, kernels, checkpointing, parallel=parallel)
-
+    if checkpointing:
+        recomputed = config.training.model_copy(update={"activation_checkpointing": True})
+        config = config.model_copy(update={"training": recomputed})
     settings = build_deepspeed_config(config, user_json, topology.world_size)
-    engine = Engine(config, settings, describe_layers, objective, topology)
-    shapes = engine.parameter_shapes()
-    engine.load_weights((n, initial_value(n, shape, config.model, config.training.seed)) for n, shape in shapes.items())
+    engine = run_builder.build_engine(config, settings, build_objective(config.objective, FakeTokenizer()), topology)
+    run_builder.initialize_weights(config, engine)
     return engine
 
 

@@ -89,7 +89,7 @@ class BatchBuilder:
         self.rows = rows
         self.objective = objective
         self.config = config
-        self.shape: BatchShape = batch_shape(config.data, config.objective, objective.terms, rows.pad_id)
+        self.shape: BatchShape = batch_shape(config.data, config.objective, tuple(t.name for t in objective.terms), rows.pad_id)
         self._key = stream_key(seed, purpose)
 
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:

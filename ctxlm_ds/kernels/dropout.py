@@ -1,0 +1,50 @@
+"""Dropout keyed on the device: the mask is a hash of a key and each element's place, no generator is involved.
+
+So an eager layer, a compiled one, a recomputed one and a CUDA graph drop the same elements. The hash is splitmix64
+(Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16 drops its element.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GAMMA = 0x9E3779B97F4A7C15
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+LANES_PER_WORD = 4
+LANE_VALUES = 1 << 16
+
+
+def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
+    """Zero elements of x with probability p and scale the others so that the mean stays.
+
+    Args:
+        x: any shape, floating.
+        p: probability, rounded to a multiple of 2^-16.
+        key: 0-d int64 on x's device; two keys must be hashes themselves (parallel/random.py), not neighbours.
+        first: place of x's first element in the whole tensor, if x is a share of one.
+    """
+    threshold = round(p * LANE_VALUES)
+    keep = _lanes(x.numel(), key, first).view(x.shape) >= threshold - LANE_VALUES // 2
+    return torch.where(keep, x * (LANE_VALUES / (LANE_VALUES - threshold)), 0.0)
+
+
+def _lanes(count: int, key: Tensor, first: int) -> Tensor:
+    """Hash places first to first + count - 1 to int16 numbers, all values equally likely."""
+    begin, end = first // LANES_PER_WORD, -(-(first + count) // LANES_PER_WORD)
+    z = torch.arange(begin + 1, end + 1, device=key.device) * _signed(GAMMA) + key
+    z = (z ^ _shift_right(z, 30)) * _signed(MIX_1)
+    z = (z ^ _shift_right(z, 27)) * _signed(MIX_2)
+    lanes = (z ^ _shift_right(z, 31)).view(torch.int16)
+    skipped = first - begin * LANES_PER_WORD
+    return lanes[skipped : skipped + count]
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Shift as unsigned numbers: int64 >> copies the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the bits of a 64-bit unsigned number."""
+    return value - (1 << 64) if value >> 63 else value

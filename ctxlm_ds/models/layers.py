@@ -1,0 +1,217 @@
+"""A model as one ordered list of layers with named tensors, and the module that runs such a list.
+
+Each description says which tensors its layer reads and which it writes; what nobody wrote before is a field of the
+batch. One pass over the list finds what is alive before each layer, so the list can be cut anywhere into pipeline
+stages: a tensor crosses a cut only if a later layer reads it. A layer that occurs several times (a tied one) has the
+same tie key each time and is one module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ctxlm_ds.parallel.random import DropoutStreams
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class LayerDescription:
+    """One layer of a model, not built yet."""
+
+    name: str
+    """Prefix of its parameters' names; dots make nested names (`encoder.0`)."""
+    factory: Callable[..., nn.Module]
+    """Makes the module from `kwargs`."""
+    reads: tuple[str, ...]
+    """Tensors that its forward takes, in this order."""
+    writes: tuple[str, ...]
+    """Tensors that its forward returns: one tensor, or a tuple in this order."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tie_key: str | None = None
+    """Layers with the same key are one module (built from the first of them)."""
+    call_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of its forward at this place in the list."""
+    no_gradient: frozenset[str] = frozenset()
+    """Those of `writes` through which no gradient flows (ids, masks, a teacher's outputs)."""
+    recompute: bool = False
+    """Keep only its inputs and compute it again in the backward pass."""
+    compile: bool = False
+    """Run it through torch.compile."""
+    block: bool = False
+    """One of the model's repeated layers, before which a pipeline may be cut."""
+
+    def computes_like(self, other: LayerDescription) -> bool:
+        """Return whether both layers do the same work on tensors of the same shapes."""
+        return (
+            self.factory is other.factory
+            and self.kwargs == other.kwargs
+            and self.call_kwargs == other.call_kwargs
+            and (self.recompute, self.compile) == (other.recompute, other.compile)
+        )
+
+    def build(self) -> nn.Module:
+        """Make the module, its parameters allocated and unset."""
+        module = self.factory(**self.kwargs)
+        if self.compile:
+            module.compile(dynamic=False)
+        return module
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The tensors that are alive before a layer, in the order in which they cross a cut there."""
+
+    with_gradient: tuple[str, ...]
+    """Written by a layer, floating, and sent back a gradient."""
+    without_gradient: tuple[str, ...]
+    """Fields of the batch, and what layers write without a gradient."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.with_gradient + self.without_gradient
+
+
+class Flow:
+    """Which tensor is needed where in a list of layers."""
+
+    def __init__(self, descriptions: Sequence[LayerDescription], outputs: Sequence[str]) -> None:
+        """Follow the tensors from the last layer back.
+
+        Args:
+            descriptions: the layers in order.
+            outputs: tensors that are needed after the last layer.
+
+        Raises:
+            ValueError: no layer writes an output.
+        """
+        self.outputs = tuple(outputs)
+        written = {name for description in descriptions for name in description.writes}
+        unknown = [name for name in self.outputs if name not in written]
+        if unknown:
+            raise ValueError(f"no layer writes {', '.join(unknown)}; the layers write {', '.join(sorted(written))}")
+        alive: tuple[str, ...] = self.outputs
+        before = [alive]
+        for description in reversed(descriptions):
+            kept = [name for name in alive if name not in description.writes]
+            alive = tuple(dict.fromkeys([*description.reads, *kept]))
+            before.append(alive)
+        self._before = before[::-1]
+        self._gradient: list[frozenset[str]] = [frozenset()]
+        for description in descriptions:
+            written_here = frozenset(description.writes)
+            flowing = (self._gradient[-1] - written_here) | (written_here - description.no_gradient)
+            self._gradient.append(flowing)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Fields of the batch that the layers read, in a fixed order."""
+        return tuple(sorted(self._before[0]))
+
+    def before(self, index: int) -> Crossing:
+        """Return the tensors that layer `index` and those after it need from the layers before."""
+        alive = sorted(self._before[index])
+        flowing = self._gradient[index]
+        return Crossing(
+            tuple(name for name in alive if name in flowing), tuple(name for name in alive if name not in flowing)
+        )
+
+
+def run_layer(
+    description: LayerDescription,
+    module: nn.Module,
+    tensors: dict[str, Tensor],
+    index: int,
+    streams: DropoutStreams,
+) -> None:
+    """Run one layer: take what it reads from `tensors`, put what it writes there.
+
+    `module` was built from `description`, which is number `index` of the list. In training the layer has dropout keys
+    of its own, and the same ones when it is recomputed.
+    """
+    inputs = tuple(tensors[name] for name in description.reads)
+    if not module.training:
+        outputs = module(*inputs, **description.call_kwargs)
+    else:
+        keys = streams.layer(index)
+
+        def call(*arguments: Tensor) -> Any:
+            streams.use(keys)
+            return module(*arguments, **description.call_kwargs)
+
+        if description.recompute:
+            outputs = checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=not streams.enabled)
+        else:
+            outputs = call(*inputs)
+    written = outputs if isinstance(outputs, tuple) else (outputs,)
+    tensors.update(zip(description.writes, written, strict=True))
+
+
+class LayerSequence(nn.Module):
+    """Runs a list of layers one after the other in one process."""
+
+    def __init__(
+        self,
+        descriptions: Sequence[LayerDescription],
+        outputs: Sequence[str],
+        streams: DropoutStreams | None = None,
+    ) -> None:
+        """Build the layers.
+
+        Args:
+            descriptions: the layers in order.
+            outputs: tensors to return.
+            streams: those that the layers were made with; None if they drop nothing.
+        """
+        super().__init__()
+        self.flow = Flow(descriptions, outputs)
+        self.streams = streams or DropoutStreams()
+        self.streams.num_layers = len(descriptions)
+        tied: dict[str, nn.Module] = {}
+        self._steps: list[tuple[LayerDescription, nn.Module, frozenset[str]]] = []
+        for index, description in enumerate(descriptions):
+            module = tied.get(description.tie_key) if description.tie_key else None
+            if module is None:
+                module = description.build()
+                self._register(description.name, module)
+                if description.tie_key:
+                    tied[description.tie_key] = module
+            self._steps.append((description, module, frozenset(self.flow.before(index + 1).names)))
+
+    def _register(self, name: str, module: nn.Module) -> None:
+        *containers, last = name.split(".")
+        parent: nn.Module = self
+        for container in containers:
+            if not hasattr(parent, container):
+                parent.add_module(container, nn.Module())
+            parent = getattr(parent, container)
+        parent.add_module(last, module)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the batch's fields that forward takes, in its order."""
+        return self.flow.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the tensors that forward returns, in its order."""
+        return self.flow.outputs
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """Run the layers on the tensors of `self.inputs`; return those of `self.outputs`."""
+        tensors = dict(zip(self.inputs, inputs, strict=True))
+        for index, (description, module, needed) in enumerate(self._steps):
+            run_layer(description, module, tensors, index, self.streams)
+            for name in [name for name in tensors if name not in needed]:
+                del tensors[name]
+        return tuple(tensors[name] for name in self.outputs)
+
+    def run(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run the model on a batch's fields by name; return its outputs by name."""
+        outputs = self(tuple(fields[name] for name in self.inputs))
+        return dict(zip(self.outputs, outputs, strict=True))

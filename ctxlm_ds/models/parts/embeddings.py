@@ -1,0 +1,138 @@
+"""From token ids to vectors and back: the tied word embedding, positions and token types.
+
+Shape letters: b rows, s positions, p prediction slots, h width, v vocabulary of this rank, t tokens (b·s), n
+tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelism this rank's tokens [t / n, h].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.parts.transformer import EMBEDDINGS, HiddenDropout, LayerNorm
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.layers import VocabParallelBias, VocabParallelEmbedding
+from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
+from ctxlm_ds.parallel.parameters import Growth, Init, ParameterFacts, declare
+
+WORD_EMBEDDINGS = "word_embeddings"
+
+
+class WordTable:
+    """Describes the word embedding where it is looked up and where the decoder tied to it reads it (Press & Wolf 2017).
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, init: Init, build: ModelBuild) -> None:
+        self._kwargs = {
+            "vocab_size": vocab_size, "hidden_size": hidden_size, "init": init, "kernels": build.kernels,
+            "parallel": build.parallel,
+        }  # fmt: skip
+
+    def look_up(self, ids: str = "input_ids", into: str = "hidden") -> LayerDescription:
+        """Describe the layer that reads `ids` [b, s] and writes `into` [b, s, h]."""
+        return LayerDescription(
+            WORD_EMBEDDINGS, WordEmbeddings, (ids,), (into,), self._kwargs, tie_key=WORD_EMBEDDINGS
+        )
+
+    def decode(self, hidden: str, into: str, split_tokens: bool = False) -> LayerDescription:
+        """Describe the layer that reads `hidden` [..., h] and writes its scores of the words, [..., v].
+
+        `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; the scores are of all, [t, v].
+        """
+        call = {"decode": True, "split_tokens": split_tokens}
+        return LayerDescription(
+            WORD_EMBEDDINGS, WordEmbeddings, (hidden,), (into,), self._kwargs, WORD_EMBEDDINGS, call
+        )
+
+
+class WordEmbeddings(VocabParallelEmbedding):
+    """The word table as a layer, called through forward for both uses, so that hooks which gather its weight run."""
+
+    def forward(self, x: Tensor, decode: bool = False, split_tokens: bool = False) -> Tensor:
+        """Map ids [b, s] to vectors, or with `decode` vectors [..., h] to scores of this rank's words [..., v]."""
+        return self.decode(x, split_tokens) if decode else self.look_up(x)
+
+
+class VocabularyBias(VocabParallelBias):
+    """The decoder's bias, one number a word, as a layer."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Map scores [..., v] to logits [..., v]."""
+        return self.add(scores)
+
+
+class PositionEmbeddings(nn.Module):
+    """Adds learnt positions to the words, then dropout (GPT: no LayerNorm, no token types)."""
+
+    def __init__(self, num_positions: int, width: int, dropout: float, init: Init, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.position_embeddings = SharedEmbedding(num_positions, width, init, parallel, "position table")
+        self.dropout = HiddenDropout(dropout, parallel)
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
+        """Map words' vectors and position_ids [b, s] to hidden states."""
+        return self.dropout(hidden + self.position_embeddings(position_ids), EMBEDDINGS)
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """What a family decides about an encoder's embeddings."""
+
+    num_positions: int
+    width: int
+    norm_eps: float
+    dropout: float
+    init: Init
+    position_offset: int = 0
+    """Row of the position table that holds position 0."""
+    num_token_types: int = 0
+    """Rows of the token-type table; 0 for none."""
+
+
+class EncoderEmbeddings(nn.Module):
+    """Adds positions, and token types if there are any, to the words, then LayerNorm and dropout (BERT, RoBERTa)."""
+
+    def __init__(self, settings: EmbeddingSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        width, init = settings.width, settings.init
+        self.position_offset = settings.position_offset
+        rows = settings.num_positions + settings.position_offset
+        self.position_embeddings = SharedEmbedding(rows, width, init, parallel, "position table")
+        self.token_type_embeddings = (
+            SharedEmbedding(settings.num_token_types, width, init, parallel) if settings.num_token_types else None
+        )
+        self.layer_norm = LayerNorm(width, settings.norm_eps, kernels, parallel)
+        self.dropout = HiddenDropout(settings.dropout, parallel)
+
+    def forward(self, hidden: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Map words' vectors, position_ids and token_type_ids [b, s] to hidden states."""
+        if self.token_type_embeddings is not None:
+            hidden = hidden + self.token_type_embeddings(token_type_ids)
+        hidden = hidden + self.position_embeddings(position_ids + self.position_offset)
+        return self.dropout(self.layer_norm(hidden), EMBEDDINGS)
+
+
+class SharedEmbedding(nn.Embedding):
+    """A small table that every rank holds; under sequence parallelism each looks up its own tokens."""
+
+    def __init__(
+        self, num_rows: int, width: int, init: Init, parallel: ParallelContext, grows: Growth | None = None
+    ) -> None:
+        super().__init__(num_rows, width)
+        declare(self, weight=ParameterFacts(init, decays=True, grows=grows))
+        self.parallel = parallel
+
+    def reset_parameters(self) -> None:
+        """Leave the values unset."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map ids [b, s] to [b, s, h], or this rank's tokens [t / n, h]."""
+        if not self.parallel.splits_tokens:
+            return super().forward(ids)
+        (weight,) = share_parameters(self.parallel, self.weight)
+        return functional.embedding(own_tokens(ids.flatten(), self.parallel), weight)

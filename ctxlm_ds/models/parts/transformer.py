@@ -1,0 +1,161 @@
+"""The transformer layer: self-attention and feed-forward, LayerNorm after each or before.
+
+Shape letters: b rows, s positions, h width, n heads of this rank, d size of a head, m sequences of a row. `hidden` is
+[b, s, h], or under sequence parallelism this rank's share of the flattened tokens [b·s / ranks, h].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.kernels.attention import AttentionSpec
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.dropout import keyed_dropout
+from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
+from ctxlm_ds.parallel.mappings import share_parameters
+from ctxlm_ds.parallel.parameters import ONES, ZEROS, Init, ParameterFacts, declare
+
+EMBEDDINGS, ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(4)
+"""Places of dropout in a layer."""
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """What a family decides about its transformer layers."""
+
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    norm_eps: float
+    hidden_dropout: float
+    attention: AttentionSpec
+    pre_layer_norm: bool
+    """LayerNorm before attention and feed-forward instead of after."""
+    init: Init
+    residual_init: Init
+    """Of the matrices that end on the residual stream."""
+
+
+def transformer_blocks(
+    prefix: str, num_layers: int, settings: BlockSettings, build: ModelBuild
+) -> list[LayerDescription]:
+    """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`."""
+    kwargs = {"settings": settings, "kernels": build.kernels, "parallel": build.parallel}
+    return [
+        LayerDescription(
+            f"{prefix}.{index}", TransformerLayer, ("hidden", "sequence_ids", "sequence_starts"), ("hidden",), kwargs,
+            recompute=build.recompute, compile=build.compile, block=True,
+        )  # fmt: skip
+        for index in range(num_layers)
+    ]
+
+
+def final_layer_norm(hidden_size: int, eps: float, build: ModelBuild) -> LayerDescription:
+    """Describe the LayerNorm after the last layer of a pre-LN model."""
+    kwargs = {"width": hidden_size, "eps": eps, "kernels": build.kernels, "parallel": build.parallel}
+    return LayerDescription("final_layer_norm", LayerNorm, ("hidden",), ("hidden",), kwargs)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the width, computed by a kernel."""
+
+    def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
+        """`parallel` is given if the tokens may be split over ranks; None if every rank sees them all."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+        declare(self, weight=ParameterFacts(ONES, decays=False), bias=ParameterFacts(ZEROS, decays=False))
+        self.eps = eps
+        self.kernel = kernels.layer_norm
+        self.parallel = parallel or ParallelContext()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., h]."""
+        weight, bias = share_parameters(self.parallel, self.weight, self.bias)
+        return self.kernel(x, weight, bias, self.eps)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention inside each sequence (Vaswani 2017); each rank computes its heads."""
+
+    def __init__(self, settings: BlockSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        width = settings.hidden_size
+        self.num_heads = settings.num_heads // parallel.size
+        self.dropout = settings.attention.dropout
+        self.qkv = column_parallel_linear(width, 3 * width, settings.init, kernels, parallel, blocks=(width,) * 3)
+        self.output = row_parallel_linear(width, width, settings.residual_init, kernels, parallel)
+        self.kernel = kernels.attention(settings.attention)
+        self.streams = parallel.dropout
+        self.streams.uses_generators |= self.dropout > 0.0
+
+    def forward(self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor) -> Tensor:
+        """Attend: hidden, sequence_ids [b, s], sequence_starts [b, m + 1] -> as hidden."""
+        heads = self.qkv(hidden).view(*sequence_ids.shape, 3, self.num_heads, -1)
+        query, key, value = heads.unbind(2)
+        dropout_p = self.dropout if self.training else 0.0
+        if dropout_p > 0.0:
+            self.streams.seed_generators(ATTENTION)
+        context = self.kernel(query, key, value, sequence_ids, sequence_starts, dropout_p)
+        return self.output(context.flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, settings: BlockSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        width, inner = settings.hidden_size, settings.intermediate_size
+        self.up = column_parallel_linear(width, inner, settings.init, kernels, parallel, settings.activation)
+        self.down = row_parallel_linear(inner, width, settings.residual_init, kernels, parallel)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map hidden to the same shape."""
+        return self.down(self.up(hidden))
+
+
+class HiddenDropout(nn.Module):
+    """Dropout of hidden states, which drops the same elements whichever share of them a rank holds."""
+
+    def __init__(self, p: float, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.p = p
+        self.parallel = parallel
+
+    def forward(self, x: Tensor, place: int) -> Tensor:
+        """Drop from x [..., h]; `place` is the number of the place in the layer."""
+        if not self.training or self.p == 0.0:
+            return x
+        first = self.parallel.rank * x.numel() if self.parallel.splits_tokens else 0
+        return keyed_dropout(x, self.p, self.parallel.dropout.key(place, x), first)
+
+
+class TransformerLayer(nn.Module):
+    """One layer: self-attention and feed-forward, dropout on the output of both, each with a residual connection."""
+
+    def __init__(self, settings: BlockSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        width, eps = settings.hidden_size, settings.norm_eps
+        self.attention = SelfAttention(settings, kernels, parallel)
+        self.attention_layer_norm = LayerNorm(width, eps, kernels, parallel)
+        self.mlp = FeedForward(settings, kernels, parallel)
+        self.mlp_layer_norm = LayerNorm(width, eps, kernels, parallel)
+        self.dropout = HiddenDropout(settings.hidden_dropout, parallel)
+        self.pre_layer_norm = settings.pre_layer_norm
+
+    def forward(self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor) -> Tensor:
+        """Map hidden to the same shape; sequence_ids [b, s], sequence_starts [b, m + 1]."""
+        if self.pre_layer_norm:
+            attended = self.attention(self.attention_layer_norm(hidden), sequence_ids, sequence_starts)
+            hidden = hidden + self.dropout(attended, ATTENTION_OUTPUT)
+            return hidden + self.dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
+        attended = self.attention(hidden, sequence_ids, sequence_starts)
+        hidden = self.attention_layer_norm(hidden + self.dropout(attended, ATTENTION_OUTPUT))
+        return self.mlp_layer_norm(hidden + self.dropout(self.mlp(hidden), MLP_OUTPUT))
