@@ -24,8 +24,7 @@ from ctxlm_ds.export.key_maps import (
 )
 from ctxlm_ds.export.safetensors_files import SafetensorsFolder
 from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_layer_list
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.build import ModelBuild, build_model, describe_model
 from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 
@@ -45,18 +44,18 @@ def terms_of(objective: ObjectiveConfig) -> tuple[str, ...]:
     return objective_terms(objective)
 
 
-def model_shapes(model: ModelConfig, terms: Sequence[str]) -> dict[str, Shape]:
-    """Name and shape of every parameter of the model, built without memory (meta device)."""
-    module = build_module(model, terms, "meta")
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+def model_shapes(model, terms):
+    return describe_model(model, _outputs(terms)).shapes
 
 
-def build_module(model: ModelConfig, terms: Sequence[str], device: str) -> torch.nn.Module:
-    """The plain module of the model with uninitialised parameters, in evaluation mode."""
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False, causal=model.is_decoder)
+def _outputs(terms):
+    named = {"masked_lm": "predicted_logits", "next_sentence": "sentence_logits", "causal_lm": "logits"}
+    return tuple(named.get(t, t) for t in terms)
+
+
+def build_module(model, terms, device):
     with torch.device(device):
-        module = LayerSequence(build_layer_list(model, tuple(terms), kernels, False))
-    return module.eval()
+        return build_model(model, ModelBuild(_outputs(terms), choose_kernels(KernelsConfig(), "cpu", torch.float32))).eval()
 
 
 class HuggingFaceWeights:

@@ -39,6 +39,9 @@ class Family:
     """Makes the `model`, `objective` and `data` sections of a recipe small enough for tests."""
     export: str | None = None
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
+    frozen: str | None = None
+    """`module:function` from the section to a function from the name of a parameter that no step changes (a teacher's)
+    to its whole fp32 value; None draws initial values."""
 
 
 class TransformerSection(ModelSection):
