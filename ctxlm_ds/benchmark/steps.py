@@ -13,10 +13,11 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.key_maps import build_key_map
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.objectives.build import objective_terms
-from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -96,7 +97,7 @@ def _hugging_face_model(config: RunConfig, terms: tuple[str, ...]) -> nn.Module:
     return getattr(transformers, name)(hf_config)
 
 
-def _hugging_face_decoder(model: ModelConfig, terms: tuple[str, ...]) -> nn.Module:
+def _hugging_face_decoder(model: TransformerSection, terms: tuple[str, ...]) -> nn.Module:
     import transformers
 
     settings: dict[str, Any] = {

@@ -23,11 +23,13 @@ from ctxlm_ds.export.key_maps import (
     our_shape,
 )
 from ctxlm_ds.export.safetensors_files import SafetensorsFolder
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.build import objective_terms
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.recipe.sections import ObjectiveSection
 
 
 class WeightSource(Protocol):
@@ -40,18 +42,18 @@ class WeightSource(Protocol):
     def read_full(self, name: str) -> torch.Tensor: ...
 
 
-def terms_of(objective: ObjectiveConfig) -> tuple[str, ...]:
+def terms_of(objective: ObjectiveSection) -> tuple[str, ...]:
     """Loss terms, which decide the heads."""
     return objective_terms(objective)
 
 
-def model_shapes(model: ModelConfig, terms: Sequence[str]) -> dict[str, Shape]:
+def model_shapes(model: TransformerSection, terms: Sequence[str]) -> dict[str, Shape]:
     """Name and shape of every parameter of the model, built without memory (meta device)."""
     module = build_module(model, terms, "meta")
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
 
 
-def build_module(model: ModelConfig, terms: Sequence[str], device: str) -> torch.nn.Module:
+def build_module(model: TransformerSection, terms: Sequence[str], device: str) -> torch.nn.Module:
     """The plain module of the model with uninitialised parameters, in evaluation mode."""
     kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False, causal=model.is_decoder)
     with torch.device(device):
@@ -110,7 +112,7 @@ class HuggingFaceWeights:
                 )  # fmt: skip
 
 
-def _terms_in(model: ModelConfig, file_names: Sequence[str]) -> tuple[str, ...]:
+def _terms_in(model: TransformerSection, file_names: Sequence[str]) -> tuple[str, ...]:
     """Loss terms whose heads the files hold; config.json is no guide (bert-base-uncased declares BertForMaskedLM)."""
     if model.is_decoder:
         return (CAUSAL_LM,)

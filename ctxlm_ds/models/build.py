@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.decoder import decoder_layers
 from ctxlm_ds.models.encoder import encoder_layers
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.recipe.schema import ModelConfig
 
 
 def build_layer_list(
-    config: ModelConfig,
+    config: TransformerSection,
     terms: Sequence[str],
     kernels: KernelSet,
     activation_checkpointing: bool = False,
@@ -42,7 +42,7 @@ def build_layer_list(
 
 
 def build_model(
-    config: ModelConfig,
+    config: TransformerSection,
     terms: Sequence[str],
     kernels: KernelSet,
     seed: int,

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from torch import nn
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.embeddings import SharedEmbedding, WordEmbeddings
 from ctxlm_ds.models.encoder import WORD_EMBEDDINGS
 from ctxlm_ds.models.layer_list import LayerDescription, Tensors
 from ctxlm_ds.models.transformer import FinalLayerNorm, HiddenDropout, TransformerLayer
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.recipe.schema import ModelConfig
 
 
 def decoder_layers(
-    config: ModelConfig,
+    config: TransformerSection,
     kernels: KernelSet,
     parallel: ParallelContext,
     activation_checkpointing: bool,
@@ -55,7 +55,7 @@ def decoder_layers(
 class DecoderEmbeddings(nn.Module):
     """Adds positions to the words, then dropout; there is no LayerNorm and there are no token types."""
 
-    def __init__(self, config: ModelConfig, parallel: ParallelContext) -> None:
+    def __init__(self, config: TransformerSection, parallel: ParallelContext) -> None:
         super().__init__()
         self.position_embeddings = SharedEmbedding(config.max_position_embeddings, config.hidden_size, parallel)
         self.dropout = HiddenDropout(config.hidden_dropout, parallel)

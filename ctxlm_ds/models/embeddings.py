@@ -9,14 +9,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.models.transformer import HiddenDropout, LayerNorm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
-from ctxlm_ds.recipe.schema import ModelConfig
-from ctxlm_ds.recipe.shapes import position_offset
 
 
 class WordEmbeddings(VocabParallelEmbedding):
@@ -37,9 +36,9 @@ class WordEmbeddings(VocabParallelEmbedding):
 class InputEmbeddings(nn.Module):
     """Adds positions (and token types, BERT) to the words, then LayerNorm and dropout."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, config: TransformerSection, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()
-        self.position_offset = position_offset(config)
+        self.position_offset = config.position_offset
         num_positions = config.max_position_embeddings + self.position_offset
         self.position_embeddings = SharedEmbedding(num_positions, config.hidden_size, parallel)
         self.token_type_embeddings = (

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.embeddings import InputEmbeddings, WordEmbeddings
 from ctxlm_ds.models.heads import EncoderHeads, VocabularyBias
 from ctxlm_ds.models.layer_list import LayerDescription
 from ctxlm_ds.models.transformer import FinalLayerNorm, TransformerLayer
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.recipe.schema import ModelConfig
 
 WORD_EMBEDDINGS = "word_embeddings"
 
 
 def encoder_layers(
-    config: ModelConfig,
+    config: TransformerSection,
     terms: Sequence[str],
     kernels: KernelSet,
     parallel: ParallelContext,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.models.transformer import LayerNorm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelBias, replicated_linear
 from ctxlm_ds.parallel.mappings import gather_tokens
-from ctxlm_ds.recipe.schema import ModelConfig
 
 
 def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class EncoderHeads(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext, next_sentence: bool
+        self, config: TransformerSection, kernels: KernelSet, parallel: ParallelContext, next_sentence: bool
     ) -> None:
         """`next_sentence` adds BERT's pooler and classifier over the first position of each sequence."""
         super().__init__()

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.families.base import TransformerSection
 
 STREAM_PURPOSE = "ctxlm_ds initial value"
 RESIDUAL_PROJECTIONS = ("attention.output.weight", "mlp.down.weight")
 
 
-def initial_value(name: str, shape: Sequence[int], config: ModelConfig, seed: int) -> Tensor:
+def initial_value(name: str, shape: Sequence[int], config: TransformerSection, seed: int) -> Tensor:
     """The full parameter's fp32 value on the CPU, whatever rank, device or layout asks for it.
 
     Biases are 0, LayerNorm weights 1, matrices and embeddings normal with standard deviation initializer_range (the
@@ -35,7 +35,7 @@ def initial_value(name: str, shape: Sequence[int], config: ModelConfig, seed: in
     return value.normal_(0.0, deviation, generator=generator)
 
 
-def initialize_parameters(module: nn.Module, config: ModelConfig, seed: int) -> None:
+def initialize_parameters(module: nn.Module, config: TransformerSection, seed: int) -> None:
     """Give every parameter of a whole model its initial value, rounded to its type; `meta` parameters stay empty."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():

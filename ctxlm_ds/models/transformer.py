@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layer_list import Tensors
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.mappings import share_parameters
-from ctxlm_ds.recipe.schema import ModelConfig
 
 
 class LayerNorm(nn.Module):
     """LayerNorm over the width, computed by a kernel."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
+    def __init__(self, config: TransformerSection, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
         """`parallel` where the tokens may be split over ranks; None where every rank sees them all."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.hidden_size))
@@ -48,7 +48,7 @@ class FinalLayerNorm(LayerNorm):
 class SelfAttention(nn.Module):
     """Multi-head self-attention inside each sequence (Vaswani 2017); each rank computes its heads."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, config: TransformerSection, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()
         self.num_heads = config.num_attention_heads // parallel.size
         self.dropout = config.attention_dropout
@@ -71,7 +71,7 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, config: TransformerSection, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
         self.up = column_parallel_linear(width, inner, kernels, parallel, config.hidden_activation)
@@ -100,7 +100,7 @@ class HiddenDropout(nn.Module):
 class TransformerLayer(nn.Module):
     """One layer: self-attention and feed-forward, dropout on the output of both, each with a residual connection."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, config: TransformerSection, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()
         self.attention = SelfAttention(config, kernels, parallel)
         self.attention_layer_norm = LayerNorm(config, kernels, parallel)

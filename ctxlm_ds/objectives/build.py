@@ -8,7 +8,7 @@ from ctxlm_ds.data.stream.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
 from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
 from ctxlm_ds.objectives.masked_lm_old import MaskedLM
-from ctxlm_ds.recipe.schema import ObjectiveConfig
+from ctxlm_ds.recipe.sections import ObjectiveSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -23,12 +23,12 @@ TERMS: dict[str, tuple[str, ...]] = {
 """Loss terms by objective name, in the order of the model's outputs."""
 
 
-def objective_terms(config: ObjectiveConfig) -> tuple[str, ...]:
+def objective_terms(config: ObjectiveSection) -> tuple[str, ...]:
     """Loss terms of an objective; the model has a head for each."""
     return TERMS[config.name]
 
 
-def build_objective(config: ObjectiveConfig, tokenizer: Tokenizer) -> TrainingObjective:
+def build_objective(config: ObjectiveSection, tokenizer: Tokenizer) -> TrainingObjective:
     """The objective for one tokenizer; raises ConfigError and TokenizerError as MaskedTokenCorruption does."""
     if config.name == "causal_lm":
         return CausalLM()
