@@ -37,8 +37,8 @@ def make_config(
     family = "bert" if kind == "bert_nsp" else kind
     eps = 1e-12 if family == "bert" else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
-    if family in DECODER_FAMILIES:
-        model |= {"pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", "intermediate_size": 128}
+    if family in ("gpt1", "gpt2"):
+        model |= {"hidden_activation": "gelu_tanh", "intermediate_size": 128}
         objective, sample_format = "causal_lm", "blocks"
     elif kind == "bert_nsp":
         objective, sample_format = "masked_lm_nsp", "segment_pair"

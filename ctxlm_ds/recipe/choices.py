@@ -16,6 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import nearest_name, show_value
 from ctxlm_ds.recipe.section import Section
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, Registry
 
 
@@ -26,6 +27,8 @@ class Choice:
     section: str
     key: str
     """Setting of the section that names the registry's entry."""
+    base: type[Section]
+    """What the section has whichever entry it names."""
     registry: Registry
     default: str
     """Name of the entry if a recipe gives none."""
@@ -91,9 +94,9 @@ class Choice:
         return section
 
 
-MODEL = Choice("model", "family", FAMILIES, "bert")
-OBJECTIVE = Choice("objective", "name", OBJECTIVES, "masked_lm_nsp")
-DATA = Choice("data", "sample_format", FORMATS, "segment_pair")
+MODEL = Choice("model", "family", ModelSection, FAMILIES, "bert")
+OBJECTIVE = Choice("objective", "name", ObjectiveSection, OBJECTIVES, "masked_lm_nsp")
+DATA = Choice("data", "sample_format", DataSection, FORMATS, "segment_pair")
 CHOICES = {choice.section: choice for choice in (MODEL, OBJECTIVE, DATA)}
 
 

@@ -58,7 +58,7 @@ def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> R
             family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2,
             intermediate_size=64 if family == "gpt1" else 32, max_position_embeddings=SEQ_LENGTH,
             hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
-            pre_layer_norm=family == "gpt2", hidden_activation="gelu_tanh" if is_decoder else "gelu",
+            hidden_activation="gelu_tanh" if is_decoder else "gelu",
         ),
         "data": blocks if is_decoder else data_section(seq_length=SEQ_LENGTH),
         "objective": objective_section(name=OBJECTIVES[family]),

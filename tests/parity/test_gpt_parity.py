@@ -24,7 +24,7 @@ from tests.sections import model_section
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
 TERMS = ("causal_lm",)
-GPT2 = {"family": "gpt2", "pre_layer_norm": True, "layer_norm_eps": 1e-5, "intermediate_size": 128}
+GPT2 = {"family": "gpt2", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 GPT1 = {"family": "gpt1", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 MODELS = {
     "gpt2": tiny_model(hidden_activation="gelu_tanh", **GPT2),
@@ -182,7 +182,7 @@ def test_published_sizes(
     """The sizes of openai-community's gpt2, gpt2-medium and openai-gpt."""
     config = model_section(**{
             "family": family, "vocab_size": vocab_size, "max_position_embeddings": positions,
-            "pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", **size,
+            "hidden_activation": "gelu_tanh", **size,
         }
     )  # fmt: skip
     with torch.device("meta"):

@@ -21,7 +21,7 @@ from tests.ragged import collate, text_examples
 TERMS = ("causal_lm",)
 SEQ_LENGTH = 12
 CONFIGS = {
-    "gpt2": tiny_model(family="gpt2", pre_layer_norm=True, hidden_activation="gelu_tanh"),
+    "gpt2": tiny_model(family="gpt2", hidden_activation="gelu_tanh"),
     "gpt1": tiny_model(family="gpt1", hidden_activation="gelu_tanh"),
 }
 
