@@ -24,7 +24,7 @@ from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layer_list import LayerDescription
-from ctxlm_ds.objectives.build import TrainingObjective, build_objective
+from ctxlm_ds.objectives.build import TrainingObjective, build_objective, objective_terms
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import StopSignal
@@ -227,9 +227,11 @@ def build_engine(
 ) -> Engine:
     """Layers listed, the engine around them; weights are still unset."""
 
+    terms = objective_terms(config.objective)
+
     def describe_layers(parallel: ParallelContext) -> list[LayerDescription]:
         recompute, compile_layers = config.training.activation_checkpointing, config.training.compile
-        return build_layer_list(config.model, objective.terms, kernels, recompute, compile_layers, parallel)
+        return build_layer_list(config.model, terms, kernels, recompute, compile_layers, parallel)
 
     engine = Engine(config, deepspeed_config, describe_layers, objective, topology)
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
@@ -248,7 +250,7 @@ def initialize_weights(config: RunConfig, engine: Engine, objective: TrainingObj
     if config.initialize_from is not None:
         source = config.initialize_from
         values = engine.topology.run_on_rank_0_first(
-            lambda: load_initial_weights(source, config.model, objective.terms, fresh)
+            lambda: load_initial_weights(source, config.model, objective_terms(config.objective), fresh)
         )
         logger.info("weights taken from %s", source)
     engine.load_weights(values)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.fields import IGNORE_LABEL as IGNORE_LABEL
+
 if TYPE_CHECKING:
     import torch
 
-IGNORE_LABEL = -100
 NO_LABEL = -1
 
 
@@ -27,7 +28,8 @@ NO_LABEL = -1
 class Sample:
     """One input sequence before corruption, special tokens in place.
 
-    For causal_lm the last token is no input: it is what the last input predicts, and may be another sample's first.
+    If the sample format is shifted, the last token is no input: it is what the last input predicts, and may be another
+    sample's first.
     """
 
     input_ids: NDArray[np.int32]
@@ -35,9 +37,9 @@ class Sample:
     token_type_ids: NDArray[np.int32]
     """[n], 0 for [CLS] A [SEP], 1 for B [SEP]."""
     special_mask: NDArray[np.bool_]
-    """[n], True where a special token was inserted by the sample builder (CLS, SEP, separators)."""
-    is_random_next: int
-    """0 B follows A, 1 B is from another document, NO_LABEL where the format has no such label."""
+    """[n], True at a special token that was inserted by the sample builder (CLS, SEP, separators)."""
+    sequence_label: int
+    """Of the sequence, such as whether B follows A; NO_LABEL if the sample format has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Example:
     """[k], ascending."""
     prediction_labels: NDArray[np.int32]
     """[k], the original ids."""
-    is_random_next: int
+    sequence_label: int
 
 
 class Samples(NamedTuple):
@@ -65,8 +67,8 @@ class Samples(NamedTuple):
     starts: NDArray[np.int64]
     """[c + 1]"""
     second_starts: NDArray[np.int64]
-    """[c], position in the sequence from which token types are 1, its length where none is."""
-    is_random_next: NDArray[np.int8]
+    """[c], position in the sequence from which token types are 1, its length if none is."""
+    sequence_labels: NDArray[np.int8]
     """[c]"""
     keys: NDArray[np.uint64]
     """[c, 3], the integers that a sequence's random words are keyed by: sample number, epoch, index."""
@@ -80,7 +82,7 @@ class Samples(NamedTuple):
         """Sequence `number` on its own."""
         begin, end = int(self.starts[number]), int(self.starts[number + 1])
         types = token_types(end - begin, int(self.second_starts[number]))
-        return Sample(self.input_ids[begin:end], types, self.special_mask[begin:end], int(self.is_random_next[number]))
+        return Sample(self.input_ids[begin:end], types, self.special_mask[begin:end], int(self.sequence_labels[number]))
 
 
 class Examples(NamedTuple):
@@ -92,7 +94,7 @@ class Examples(NamedTuple):
     """[c + 1]"""
     second_starts: NDArray[np.int64]
     """[c], as in Samples."""
-    is_random_next: NDArray[np.int8]
+    sequence_labels: NDArray[np.int8]
     """[c]"""
     prediction_positions: NDArray[np.int32]
     """[q], within the sequence, ascending in each."""
@@ -110,7 +112,7 @@ class Examples(NamedTuple):
             token_types(end - begin, int(self.second_starts[number])),
             self.prediction_positions[predictions],
             self.prediction_labels[predictions],
-            int(self.is_random_next[number]),
+            int(self.sequence_labels[number]),
         )
 
 
@@ -128,7 +130,7 @@ def empty_samples(lengths: NDArray[np.int64]) -> Samples:
         special_mask=np.empty(total, dtype=np.bool_),
         starts=starts,
         second_starts=np.empty(count, dtype=np.int64),
-        is_random_next=np.empty(count, dtype=np.int8),
+        sequence_labels=np.empty(count, dtype=np.int8),
         keys=np.zeros((count, 3), dtype=np.uint64),
     )
 
@@ -140,7 +142,7 @@ def empty_examples(lengths: NDArray[np.int64], prediction_counts: NDArray[np.int
         input_ids=np.empty(int(starts[-1]), dtype=np.int32),
         starts=starts,
         second_starts=np.empty(len(lengths), dtype=np.int64),
-        is_random_next=np.empty(len(lengths), dtype=np.int8),
+        sequence_labels=np.empty(len(lengths), dtype=np.int8),
         prediction_positions=np.empty(int(prediction_starts[-1]), dtype=np.int32),
         prediction_labels=np.empty(int(prediction_starts[-1]), dtype=np.int32),
         prediction_starts=prediction_starts,
@@ -156,33 +158,23 @@ def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class Batch:
-    """One micro-batch of constant shape; every tensor int64 unless said otherwise."""
+    """One micro-batch: tensors [b, columns] of constant shape by the name of their field.
 
-    input_ids: torch.Tensor
-    """[b, s], pad id where empty."""
-    token_type_ids: torch.Tensor
-    """[b, s]"""
-    position_ids: torch.Tensor
-    """[b, s], 0-based, restarting in each packed sequence; 0 at padding."""
-    sequence_ids: torch.Tensor
-    """[b, s], 1..m for the sequences of a row, 0 at padding."""
-    sequence_starts: torch.Tensor
-    """[b, m + 1], first position of each sequence and of the padding; s where there is none."""
-    prediction_positions: torch.Tensor
-    """[b, p], 0 in empty slots."""
-    cls_positions: torch.Tensor
-    """[b, m], first position of each sequence, 0 in empty slots."""
-    labels: dict[str, torch.Tensor]
-    """By loss term: masked_lm [b, p], causal_lm [b, s], next_sentence [b, m]; IGNORE_LABEL in empty slots."""
+    An objective says which fields there are (objectives/base.Objective.fields). Names that several have, all int64:
 
-    def model_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that the first layer takes, in its order."""
-        return (
-            self.input_ids,
-            self.token_type_ids,
-            self.position_ids,
-            self.sequence_ids,
-            self.sequence_starts,
-            self.prediction_positions,
-            self.cls_positions,
-        )
+        input_ids             [b, s], the padding token in empty places
+        token_type_ids        [b, s]
+        position_ids          [b, s], from 0 on in each sequence of a row; 0 at padding
+        sequence_ids          [b, s], 1..m for the sequences of a row, 0 at padding
+        sequence_starts       [b, m + 1], first position of each sequence and of the padding; s if there is none
+        prediction_positions  [b, p], 0 in empty slots
+        cls_positions         [b, m], first position of each sequence, 0 in empty slots
+        ..._labels            IGNORE_LABEL if there is nothing to predict
+    """
+
+    fields: dict[str, torch.Tensor]
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that are not padding."""
+        return int(self.fields["sequence_ids"].count_nonzero())

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.data.stream.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
-from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
-from ctxlm_ds.recipe.schema import ObjectiveConfig
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.recipe.sections import ObjectiveSection
+from ctxlm_ds.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-TrainingObjective = MaskedLM | CausalLM
 
-TERMS: dict[str, tuple[str, ...]] = {
-    "masked_lm": (MASKED_LM,),
-    "masked_lm_nsp": (MASKED_LM, NEXT_SENTENCE),
-    "causal_lm": (CAUSAL_LM,),
-}
-"""Loss terms by objective name, in the order of the model's outputs."""
+def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> Objective:
+    """Build the objective that a section names; without a tokenizer it tells terms and fields, and corrupts nothing.
 
-
-def objective_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    """Loss terms of an objective; the model has a head for each."""
-    return TERMS[config.name]
+    Raises:
+        ConfigError, TokenizerError: the section does not go with the tokenizer.
+    """
+    built: Objective = OBJECTIVES.get(section.name)(section, tokenizer)
+    return built
 
 
-def build_objective(config: ObjectiveConfig, tokenizer: Tokenizer) -> TrainingObjective:
-    """The objective for one tokenizer; raises ConfigError and TokenizerError as MaskedTokenCorruption does."""
-    if config.name == "causal_lm":
-        return CausalLM()
-    return MaskedLM(MaskedTokenCorruption(config, tokenizer), objective_terms(config))
+TrainingObjective = Objective
+
+
+def objective_terms(section: ObjectiveSection) -> tuple[str, ...]:
+    """Names of the terms, for callers that do not take LossTerms yet."""
+    return tuple(term.name for term in build_objective(section).terms)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.losses import weighted_loss
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
@@ -22,10 +24,30 @@ from ctxlm_ds.training.figures import add_into
 Sums = dict[str, torch.Tensor]
 
 
-class LossFunction(Protocol):
+MODEL_INPUTS = (
+    "input_ids", "token_type_ids", "position_ids", "sequence_ids", "sequence_starts", "prediction_positions",
+    "cls_positions",
+)  # fmt: skip
+
+
+def model_inputs(batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Return what the first layer takes, zeros for fields that the objective has not."""
+    rows = len(batch.fields["input_ids"])
+    absent = {"token_type_ids": torch.zeros_like(batch.fields["input_ids"])}
+    zeros = torch.zeros(rows, 1, dtype=torch.int64)
+    return tuple(batch.fields.get(name, absent.get(name, zeros)) for name in MODEL_INPUTS)
+
+
+class LossFunction:
     """The torch half of an objective."""
 
-    terms: tuple[str, ...]
+    def __init__(self, objective: Objective) -> None:
+        self._terms = objective.terms
+        self.terms = tuple(term.name for term in objective.terms)
+
+    def labels(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the labels of each term."""
+        return tuple(batch.fields[term.labels[0]] for term in self._terms)
 
     def loss(
         self,
@@ -33,17 +55,27 @@ class LossFunction(Protocol):
         labels: tuple[torch.Tensor, ...],
         factors: torch.Tensor,
         parallel: ParallelContext | None = None,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]: ...
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss and its sums (losses.weighted_loss)."""
+        return weighted_loss(self.terms, outputs, labels, factors, parallel)
 
 
 @dataclass
 class PassSettings:
     """What every kind of pass needs beside DeepSpeed's engine."""
 
-    objective: LossFunction
+    objective: Any
     parallel: ParallelContext
     topology: Topology
     is_fp16: bool
+
+    def __post_init__(self) -> None:
+        self.objective = LossFunction(self.objective)
+
+    def labels(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """Return the labels of each term."""
+        labels: tuple[torch.Tensor, ...] = self.objective.labels(batch)
+        return labels
 
     def micro_batch_number(self, index: int) -> int:
         """Place in the global batch of this rank's index-th micro-batch."""
@@ -93,9 +125,8 @@ class PlainPasses:
 
     def _forward(self, batch: Batch, factors: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         device = self._deepspeed.device
-        inputs = tuple(tensor.to(device, non_blocking=True) for tensor in batch.model_inputs())
-        terms = self._settings.objective.terms
-        labels = tuple(batch.labels[term].to(device, non_blocking=True) for term in terms)
+        inputs = tuple(tensor.to(device, non_blocking=True) for tensor in model_inputs(batch))
+        labels = tuple(tensor.to(device, non_blocking=True) for tensor in self._settings.labels(batch))
         return self._settings.loss(self._deepspeed(inputs), labels, factors)
 
 

@@ -22,7 +22,7 @@ from ctxlm_ds.models.layer_list import LayerDescription, Tensors, run_layer
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
-from ctxlm_ds.training.passes import PassSettings, Sums
+from ctxlm_ds.training.passes import PassSettings, Sums, model_inputs
 from ctxlm_ds.training.runtime import pipeline_topology
 
 
@@ -142,8 +142,8 @@ class PipelinePasses:
         device, engine = self._deepspeed.device, self._deepspeed
         for batch in batches:
             assert batch is not None  # stages between the first and the last ask for nothing
-            inputs = batch.model_inputs() if engine.is_first_stage() else ()
-            labels = [batch.labels[term] for term in self._settings.objective.terms] if engine.is_last_stage() else []
+            inputs = model_inputs(batch) if engine.is_first_stage() else ()
+            labels = self._settings.labels(batch) if engine.is_last_stage() else ()
             yield (
                 tuple(tensor.to(device, non_blocking=True) for tensor in inputs),
                 (*(tensor.to(device, non_blocking=True) for tensor in labels), factors),
