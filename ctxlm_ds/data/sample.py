@@ -10,13 +10,15 @@ a row (1 without packing).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import IGNORE_LABEL as IGNORE_LABEL
+from ctxlm_ds.data.fields import Field
 
 if TYPE_CHECKING:
     import torch
@@ -178,3 +180,33 @@ class Batch:
     def num_tokens(self) -> int:
         """Positions that are not padding."""
         return int(self.fields["sequence_ids"].count_nonzero())
+
+    @classmethod
+    def example(cls, fields: Sequence[Field], rows: int, rng: np.random.Generator, vocab_size: int) -> Batch:
+        """Make up rows of one full sequence each, for measurements and tests.
+
+        Tokens are any ids below `vocab_size`, every prediction slot is used, float fields lie between 0 and 1; labels
+        are 0 or 1, which every vocabulary and every classifier has.
+        """
+        import torch
+
+        def values(field: Field) -> NDArray[Any]:
+            shape = (rows, field.columns)
+            if field.dtype == "float32":
+                return rng.random(shape, dtype=np.float32)
+            if field.name == "input_ids":
+                return rng.integers(vocab_size, size=shape)
+            if field.name == "position_ids":
+                return np.tile(np.arange(field.columns), (rows, 1))
+            if field.name == "sequence_ids":
+                return np.ones(shape, dtype=np.int64)
+            if field.name == "sequence_starts":
+                return np.where(np.arange(field.columns) == 0, 0, np.full(shape, field.fill)).astype(np.int64)
+            if field.name == "prediction_positions":
+                length = next(other.columns for other in fields if other.name == "input_ids")
+                return np.sort(np.argsort(rng.random((rows, length)), axis=1)[:, : field.columns], axis=1)
+            if field.name.endswith("_labels"):
+                return rng.integers(2, size=shape)
+            return np.zeros(shape, dtype=np.int64)
+
+        return cls({field.name: torch.from_numpy(values(field)) for field in fields})

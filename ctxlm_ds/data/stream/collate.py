@@ -86,6 +86,8 @@ def to_batches(
     offset = 0
     for is_float in (False, True):
         group = [field for field in fields if (field.dtype == FLOAT) == is_float]
+        if not group:
+            continue
         values = flat[offset : offset + num_rows * _row_size(group)]
         dtype = torch.float32 if is_float else torch.int64
         buffer = torch.empty(len(values), dtype=dtype, pin_memory=pin_memory)
