@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.key_maps import build_key_map
 from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
 from ctxlm_ds.models.build import build_model
-from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.objectives.build import build_objective, objective_terms
 from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
+from ctxlm_ds.training.passes import model_inputs
 
 
 def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
@@ -39,16 +40,17 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
     )  # fmt: skip
     ours = build_model(config.model, terms, kernels, config.training.seed).to(device, dtype).train()
     theirs = _hugging_face_model(config, terms).to(device, dtype).train()
-    batch = _random_batch(config, terms, device)
-    labels, tokens = _dense_labels(batch), batch.input_ids.numel()
+    batch = _random_batch(config, device)
+    fields = batch.fields
+    labels, tokens = _dense_labels(fields), fields["input_ids"].numel()
+    wanted_labels = [fields[term.labels[0]] for term in build_objective(config.objective).terms]
 
     def our_loss() -> Tensor:
-        outputs = ours(batch.model_inputs())
-        pairs = zip(outputs, batch.labels.values(), strict=True)
+        pairs = zip(ours(model_inputs(batch)), wanted_labels, strict=True)
         return torch.stack([_mean_loss(logits, wanted) for logits, wanted in pairs]).sum()
 
     def their_loss() -> Tensor:
-        inputs: dict[str, Tensor] = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids}
+        inputs: dict[str, Tensor] = {"input_ids": fields["input_ids"], "attention_mask": fields["sequence_ids"]}
         return theirs(**inputs, **labels).loss
 
     return in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
@@ -116,41 +118,20 @@ def _hugging_face_decoder(model: ModelConfig, terms: tuple[str, ...]) -> nn.Modu
     return getattr(transformers, build_key_map(model, terms, 0).hf_class)(hf_config)
 
 
-def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Batch:
-    """Full rows of ordinary words, every prediction slot used."""
-    rows, length = config.training.micro_batch_size, config.data.seq_length
-    slots = prediction_slots(config.data, config.objective)
-    generator = torch.Generator().manual_seed(config.training.seed)
+def _random_batch(config: RunConfig, device: str) -> Batch:
+    """Make full rows of any words, every prediction slot used."""
     assert config.model.vocab_size is not None
-    ids = torch.randint(5, config.model.vocab_size, (rows, length), generator=generator)
-    positions = torch.stack([torch.randperm(length, generator=generator)[:slots].sort().values for _ in range(rows)])
-    labels = {
-        "masked_lm": ids.gather(1, positions),
-        "next_sentence": torch.zeros(rows, 1, dtype=torch.long),
-        "causal_lm": ids.roll(-1, dims=1),
-    }
-    batch = Batch(
-        input_ids=ids,
-        token_type_ids=torch.zeros_like(ids),
-        position_ids=torch.arange(length).expand(rows, length).contiguous(),
-        sequence_ids=torch.ones_like(ids),
-        sequence_starts=torch.tensor([[0, length]]).repeat(rows, 1),
-        prediction_positions=positions,
-        cls_positions=torch.zeros(rows, 1, dtype=torch.long),
-        labels={term: labels[term] for term in terms},
-    )
-    for name in Batch.__slots__:
-        value = getattr(batch, name)
-        moved = {k: v.to(device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
-        setattr(batch, name, moved)
-    return batch
+    fields = build_objective(config.objective).fields(config.data)
+    rng = np.random.default_rng(config.training.seed)
+    batch = Batch.example(fields, config.training.micro_batch_size, rng, config.model.vocab_size)
+    return Batch({name: tensor.to(device) for name, tensor in batch.fields.items()})
 
 
-def _dense_labels(batch: Batch) -> dict[str, Tensor]:
-    """The same predictions as transformers takes them: a label at every position, a causal model's its own inputs."""
-    if "causal_lm" in batch.labels:
-        return {"labels": batch.input_ids}
-    labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
-    labels.scatter_(1, batch.prediction_positions, batch.labels["masked_lm"])
-    pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
+def _dense_labels(fields: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same predictions as transformers takes them: a label at every position, a decoder's its own inputs."""
+    if "prediction_positions" not in fields:
+        return {"labels": fields["input_ids"]}
+    labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
+    labels.scatter_(1, fields["prediction_positions"], fields["masked_lm_labels"])
+    pairs = {"next_sentence_label": fields["next_sentence_labels"][:, 0]} if "next_sentence_labels" in fields else {}
     return {"labels": labels} | pairs

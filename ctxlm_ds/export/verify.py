@@ -23,6 +23,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.weights import WeightSource, build_module
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.training.passes import model_inputs
 
 BOUND = 1e-4
 """Largest difference of logits computed in fp32 from the same weights, relative to the largest logit."""
@@ -108,8 +109,8 @@ def compare_generation(
     words is none of the conversion's doing). By induction a loop of our own writes the same.
     """
     length = min(GENERATED_TOKENS, model.max_position_embeddings - 1)
-    lengths = (prompts.sequence_ids > 0).sum(dim=1).clamp(max=model.max_position_embeddings - length)
-    texts = [row[:end] for row, end in zip(prompts.input_ids, lengths.tolist(), strict=True)]
+    lengths = (prompts.fields["sequence_ids"] > 0).sum(dim=1).clamp(max=model.max_position_embeddings - length)
+    texts = [row[:end] for row, end in zip(prompts.fields["input_ids"], lengths.tolist(), strict=True)]
     written = _generated(folder, texts, length)
     module = filled_module(source, model, (CAUSAL_LM,), dtype)
     largest, scale = 0.0, 0.0
@@ -117,7 +118,7 @@ def compare_generation(
         row = torch.cat([prompt, tokens])
         batch = make_batch([row.tolist()], [[0] * len(row)], 0, np.random.default_rng(SEED))
         with torch.no_grad():
-            logits = module(batch.model_inputs())[0][0, len(prompt) - 1 : -1]
+            logits = module(model_inputs(batch))[0][0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, tokens[:, None])[:, 0]
         largest = max(largest, float((logits.amax(dim=1) - chosen).max()))
         scale = max(scale, float(logits.abs().max()))
@@ -234,14 +235,15 @@ def make_batch(rows: list[list[int]], types: list[list[int]], pad_id: int, rng: 
 
     chosen = [sorted(rng.choice(len(row), predictions, replace=False).tolist()) for row in rows]
     return Batch(
-        input_ids=padded(rows, pad_id),
-        token_type_ids=padded(types, 0),
-        position_ids=padded([range(len(row)) for row in rows], 0),
-        sequence_ids=padded([[1] * len(row) for row in rows], 0),
-        sequence_starts=torch.tensor([[0, len(row)] for row in rows]),
-        prediction_positions=torch.tensor(chosen),
-        cls_positions=torch.zeros(len(rows), 1, dtype=torch.int64),
-        labels={},
+        {
+            "input_ids": padded(rows, pad_id),
+            "token_type_ids": padded(types, 0),
+            "position_ids": padded([range(len(row)) for row in rows], 0),
+            "sequence_ids": padded([[1] * len(row) for row in rows], 0),
+            "sequence_starts": torch.tensor([[0, len(row)] for row in rows]),
+            "prediction_positions": torch.tensor(chosen),
+            "cls_positions": torch.zeros(len(rows), 1, dtype=torch.int64),
+        }
     )
 
 
@@ -253,7 +255,7 @@ def our_logits(
     logits: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, batch in inputs.items():
-            for term, value in zip(terms, module(batch.model_inputs()), strict=True):
+            for term, value in zip(terms, module(model_inputs(batch)), strict=True):
                 picked = at_predictions(value, batch) if term == CAUSAL_LM else value
                 logits[f"{name}/{term}"] = picked.float()
     return logits
@@ -271,7 +273,7 @@ def filled_module(source: WeightSource, model: TransformerSection, terms: Sequen
 
 def at_predictions(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Logits of every position [b, s, V] -> those of the predicted positions [b, p, V]."""
-    return logits.gather(1, batch.prediction_positions[:, :, None].expand(-1, -1, logits.shape[-1]))
+    return logits.gather(1, batch.fields["prediction_positions"][:, :, None].expand(-1, -1, logits.shape[-1]))
 
 
 def transformers_logits(folder: Path, inputs: dict[str, Batch], terms: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -283,9 +285,10 @@ def transformers_logits(folder: Path, inputs: dict[str, Batch], terms: Sequence[
     logits: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, batch in inputs.items():
-            arguments = {"input_ids": batch.input_ids, "attention_mask": (batch.sequence_ids > 0).long()}
+            mask = (batch.fields["sequence_ids"] > 0).long()
+            arguments = {"input_ids": batch.fields["input_ids"], "attention_mask": mask}
             if module.config.model_type == "bert":
-                arguments["token_type_ids"] = batch.token_type_ids
+                arguments["token_type_ids"] = batch.fields["token_type_ids"]
             output = module(**arguments)
             predictions = output.prediction_logits if NEXT_SENTENCE in terms else output.logits
             logits[f"{name}/{terms[0]}"] = at_predictions(predictions, batch)
