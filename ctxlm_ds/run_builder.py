@@ -32,6 +32,7 @@ from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.anomalies import AnomalyPolicy
@@ -246,9 +247,9 @@ def initialize_weights(config: RunConfig, engine: Engine, objective: TrainingObj
     held = engine.held_names()
     values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in shapes if name in held)
     if config.initialize_from is not None:
-        source = config.initialize_from
+        source, outputs = config.initialize_from, OBJECTIVES.get(config.objective.name).outputs
         values = engine.topology.run_on_rank_0_first(
-            lambda: load_initial_weights(source, config.model, objective.terms, fresh)
+            lambda: load_initial_weights(source, config.model, outputs, fresh)
         )
         logger.info("weights taken from %s", source)
     engine.load_weights(values)

@@ -21,6 +21,7 @@ import torch
 
 from ctxlm_ds.checkpoint.checkpoint_copy import WORD_EMBEDDINGS, check_new, new_run, require_space
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.parameter_check import check_parameters
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.checkpoint.universal import CLIENT_KEY, LATEST_NAME, PARAM, STEP_FILE, WEIGHT_FILE
 from ctxlm_ds.console import byte_progress, logger
@@ -132,11 +133,10 @@ def _shapes(config: RunConfig, source: Path) -> dict[str, tuple[int, ...]]:
             f"{source}: {table.numel()} word embeddings, the recipe's model has {config.model.vocab_size} x "
             f"{config.model.hidden_size}; give the recipe of this checkpoint"
         )
-    found = {path.name for path in (source / "zero").iterdir() if path.is_dir()}
-    problems = [f"{name} is missing" for name in shapes if name not in found]
-    problems += [f"{name} is unknown" for name in sorted(found - shapes.keys())]
-    if problems:
-        raise CheckpointError(f"{source} does not hold the recipe's model: {'; '.join(problems)}")
+    names = sorted(path.name for path in (source / "zero").iterdir() if path.is_dir())
+    # The folders' names alone are known here.
+    found = {name: shapes.get(name, ()) for name in names}
+    check_parameters(found, shapes, f"{source} does not hold the recipe's model")
     return shapes
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
-from ctxlm_ds.export.key_maps import build_key_map, convert
+from ctxlm_ds.export._interim import TERMS as TERM_OF_OUTPUT
 from tests.dist.runner import run_ranks
 from tests.dist.training import build_engine, global_batch, step_for_rank, tiny_config
 from tests.encoder_batches import PAD_ID
@@ -76,7 +76,7 @@ def test_fifty_steps_and_the_first_gradients(family: str) -> None:
         theirs.roberta.embeddings.token_type_embeddings.weight.requires_grad_(False).zero_()
     key_map = build_key_map(config.model, TERMS[family], PAD_ID)
     values = {name: value.clone() for name, value in theirs.state_dict().items()}
-    weights = {row.ours: convert(key_map, values.__getitem__, row) for row in key_map.rows}
+    weights = {row.ours: row.to_ours(values.__getitem__) for row in key_map.rows}
     # In a process of its own: a parent that has computed with threads must not fork.
     wanted, their_gradients = run_ranks(train_theirs, 1, theirs, config, timeout_s=100)[0]
     assert wanted[-1] < 0.8 * wanted[0]
