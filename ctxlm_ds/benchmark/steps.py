@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,15 @@ from ctxlm_ds.benchmark.timing import Comparison, in_turn
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.export.key_maps import build_key_map
+from ctxlm_ds.export._interim import section_of
+from ctxlm_ds.export.base import export_of
+from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.objectives.build import objective_terms
-from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.registry import OBJECTIVES
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -40,7 +44,8 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
         config.model.hidden_size // config.model.num_attention_heads, causal=config.model.is_decoder,
     )  # fmt: skip
     ours = build_model(config.model, terms, kernels, config.training.seed).to(device, dtype).train()
-    theirs = _hugging_face_model(config, terms).to(device, dtype).train()
+    outputs = OBJECTIVES.get(config.objective.name).outputs
+    theirs = _hugging_face_model(section_of(config.model), outputs).to(device, dtype).train()
     batch = _random_batch(config, terms, device)
     labels, tokens = _dense_labels(batch), batch.input_ids.numel()
 
@@ -72,50 +77,21 @@ def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE_LABEL)
 
 
-def _hugging_face_model(config: RunConfig, terms: tuple[str, ...]) -> nn.Module:
+class _Ids(NamedTuple):
+    """Special tokens of the random rows, which hold none of them."""
+
+    pad_id: int = 1
+    cls_id: int = 0
+    sep_id: int = 2
+
+
+def _hugging_face_model(model: ModelSection, outputs: Sequence[str]) -> nn.Module:
+    """Build the class that the model is exported as, with the kernels that transformers chooses."""
     import transformers
 
-    model = config.model
-    if model.is_decoder:
-        return _hugging_face_decoder(model, terms)
-    roberta = model.family == "roberta"
-    settings: dict[str, Any] = {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "intermediate_size": model.intermediate_size,
-        "max_position_embeddings": model.max_position_embeddings + (2 if roberta else 0),
-        "type_vocab_size": 1 if roberta else model.type_vocab_size,
-        "hidden_dropout_prob": model.hidden_dropout,
-        "attention_probs_dropout_prob": model.attention_dropout,
-    }
-    hf_config = (transformers.RobertaConfig if roberta else transformers.BertConfig)(**settings)
-    hf_config._attn_implementation = "sdpa"
-    name = build_key_map(model, terms, 1 if roberta else 0).hf_class
-    return getattr(transformers, name)(hf_config)
-
-
-def _hugging_face_decoder(model: ModelConfig, terms: tuple[str, ...]) -> nn.Module:
-    import transformers
-
-    settings: dict[str, Any] = {
-        "vocab_size": model.vocab_size,
-        "n_positions": model.max_position_embeddings,
-        "n_embd": model.hidden_size,
-        "n_layer": model.num_layers,
-        "n_head": model.num_attention_heads,
-        "resid_pdrop": model.hidden_dropout,
-        "embd_pdrop": model.hidden_dropout,
-        "attn_pdrop": model.attention_dropout,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if model.family == "gpt2":
-        hf_config = transformers.GPT2Config(n_inner=model.intermediate_size, **settings)
-    else:
-        hf_config = transformers.OpenAIGPTConfig(**settings)
-    return getattr(transformers, build_key_map(model, terms, 0).hf_class)(hf_config)
+    export, ids = export_of(model.family), _Ids()
+    name = export.key_map(model, outputs, ids.pad_id).hf_class
+    return getattr(transformers, name)(to_hf_config(export, model, name, ids, "fp32"))
 
 
 def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Batch:

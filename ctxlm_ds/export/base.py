@@ -27,9 +27,14 @@ Fields = dict[str, Tensor]
 class TokenIds(Protocol):
     """The ids that a Hugging Face config names; a Tokenizer has them."""
 
-    pad_id: int
-    cls_id: int
-    sep_id: int
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def cls_id(self) -> int: ...
+
+    @property
+    def sep_id(self) -> int: ...
 
 
 class Rows(NamedTuple):
@@ -109,7 +114,7 @@ class FamilyExport(ABC):
         Raises:
             ExportError: the config's activation is none of ours.
         """
-        known = {theirs: ours for ours, theirs in self.activations.items()} | self.further_activations
+        known = {**{theirs: ours for ours, theirs in self.activations.items()}, **self.further_activations}
         activation = getattr(config, self.activation_key)
         if activation not in known:
             raise ExportError(

@@ -9,15 +9,13 @@ import torch
 from torch import nn
 
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
-from ctxlm_ds.export._interim import TERMS as TERM_OF_OUTPUT
 from tests.dist.runner import run_ranks
 from tests.dist.training import build_engine, global_batch, step_for_rank, tiny_config
-from tests.encoder_batches import PAD_ID
-from tests.parity.mapping import hf_inputs, hf_labels, hf_model, randomize
+from tests.parity.mapping import hf_inputs, hf_labels, hf_model, key_map_of, randomize
 
 pytestmark = pytest.mark.dist
 STEPS = 50
-TERMS = {"bert": ("masked_lm", "next_sentence"), "roberta": ("masked_lm",)}
+OUTPUTS = {"bert": ("predicted_logits", "sentence_logits"), "roberta": ("predicted_logits",)}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-6, weight_decay=0.1, gradient_clipping=0.0)
 
 
@@ -69,12 +67,12 @@ def train_theirs(
 def test_fifty_steps_and_the_first_gradients(family: str) -> None:
     config = tiny_config(family, optimizer=OPTIMIZER)
     torch.manual_seed(0)
-    theirs = hf_model(config.model, TERMS[family]).train()
+    theirs = hf_model(config.model, OUTPUTS[family]).train()
     randomize(theirs)
     if family == "roberta":
         # Their one token type is part of the positions in ours; a parameter of its own would be stepped twice.
         theirs.roberta.embeddings.token_type_embeddings.weight.requires_grad_(False).zero_()
-    key_map = build_key_map(config.model, TERMS[family], PAD_ID)
+    key_map = key_map_of(config.model, OUTPUTS[family])
     values = {name: value.clone() for name, value in theirs.state_dict().items()}
     weights = {row.ours: row.to_ours(values.__getitem__) for row in key_map.rows}
     # In a process of its own: a parent that has computed with threads must not fork.

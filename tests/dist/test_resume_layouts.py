@@ -16,6 +16,7 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.safetensors_files import plan_shards, write_model
 from ctxlm_ds.training.state import TrainState
+from tests.checkpoints import outputs_of
 from tests.dist.runner import run_ranks
 from tests.dist.states import (
     SAVED_STEP,
