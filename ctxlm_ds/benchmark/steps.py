@@ -12,7 +12,7 @@ from ctxlm_ds.benchmark.timing import Comparison, in_turn
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.export._interim import section_of
+from ctxlm_ds.export._interim import fields_of, section_of
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.kernels.dispatch import choose_kernels
@@ -47,7 +47,8 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
     outputs = OBJECTIVES.get(config.objective.name).outputs
     theirs = _hugging_face_model(section_of(config.model), outputs).to(device, dtype).train()
     batch = _random_batch(config, terms, device)
-    labels, tokens = _dense_labels(batch), batch.input_ids.numel()
+    export, fields, tokens = export_of(config.model.family), fields_of(batch), batch.input_ids.numel()
+    arguments = export.their_inputs(fields) | export.their_labels(fields)
 
     def our_loss() -> Tensor:
         outputs = ours(batch.model_inputs())
@@ -55,8 +56,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
         return torch.stack([_mean_loss(logits, wanted) for logits, wanted in pairs]).sum()
 
     def their_loss() -> Tensor:
-        inputs: dict[str, Tensor] = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids}
-        return theirs(**inputs, **labels).loss
+        return theirs(**arguments).loss
 
     return in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
 
@@ -122,13 +122,3 @@ def _random_batch(config: RunConfig, terms: tuple[str, ...], device: str) -> Bat
         moved = {k: v.to(device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
         setattr(batch, name, moved)
     return batch
-
-
-def _dense_labels(batch: Batch) -> dict[str, Tensor]:
-    """The same predictions as transformers takes them: a label at every position, a causal model's its own inputs."""
-    if "causal_lm" in batch.labels:
-        return {"labels": batch.input_ids}
-    labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
-    labels.scatter_(1, batch.prediction_positions, batch.labels["masked_lm"])
-    pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
-    return {"labels": labels} | pairs

@@ -3,7 +3,7 @@
 After the merge: describe_model and WholeModel come from models/build.py, plain_model is
 `build_model(section, ModelBuild(tuple(outputs), choose_kernels(KernelsConfig(), "cpu", torch.float32))).eval()` under
 `torch.device(device)`, POSITION_OFFSET is families/roberta/layers.POSITION_OFFSET, section_of and recipe_model are the
-identity, own_settings(section) is section.model_dump().
+identity, own_settings(section, …) is section.model_dump(), fields_of(batch) is batch.fields.
 """
 
 from __future__ import annotations
@@ -87,6 +87,13 @@ def describe_model(model: Any, outputs: Sequence[str]) -> WholeModel:
     named = dict(plain_model(model, outputs, "meta").named_parameters())
     facts = {name: ParameterFacts(GROWS.get(name), name.startswith(OPTIONAL)) for name in named}
     return WholeModel({name: tuple(parameter.shape) for name, parameter in named.items()}, facts)
+
+
+def fields_of(batch: Any) -> dict[str, torch.Tensor]:
+    """Batch.fields after the merge."""
+    names = [name for name in batch.__slots__ if name != "labels"]
+    labels = {f"{term}_labels": value for term, value in batch.labels.items()}
+    return {name: getattr(batch, name) for name in names} | labels
 
 
 def own_settings(section: Section, registered: type[Section]) -> dict[str, Any]:

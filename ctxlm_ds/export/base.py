@@ -167,6 +167,10 @@ class FamilyExport(ABC):
         """Return what transformers' forward gave under our names, each shaped as ours."""
 
     @abstractmethod
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return the labels of transformers' forward for a batch's fields, for the same loss as ours."""
+
+    @abstractmethod
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         """Return what a model card says; `mask_token` is empty for a tokenizer that has none."""
 

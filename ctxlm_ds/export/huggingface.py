@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,9 +31,6 @@ from ctxlm_ds.recipe.sections import DataSection, ModelSection
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-
-if TYPE_CHECKING:
-    from ctxlm_ds.families.base import Family
 
 DEFAULT_SEQ_LENGTH = DataSection.model_fields["seq_length"].default
 DEFAULT_SHARD_BYTES = 5 * 10**9
@@ -215,28 +211,28 @@ def _write_pieces(folder: Path, source: WeightSource) -> None:
 
 def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> RunConfig:
     """Make a recipe of the model's section with an objective and rows that go with its heads."""
-    family = _trained_like(source.model.family, source.outputs)
+    objective, sample_format = _training_for(source.model.family, source.outputs)
     longest = source.model.longest_sequence
     seq_length = min(DEFAULT_SEQ_LENGTH, longest or DEFAULT_SEQ_LENGTH)
-    if OBJECTIVES.get(family.objective).shifted and longest is not None:
+    if OBJECTIVES.get(objective).shifted and longest is not None:
         seq_length = longest
     return RunConfig.model_validate(
         {
             "name": folder.resolve().name,
             "model": recipe_model(source.model),
             "tokenizer": {"path": str(output / "tokenizer")},
-            "objective": {"name": family.objective},
-            "data": {"sample_format": family.sample_format, "seq_length": seq_length},
+            "objective": {"name": objective},
+            "data": {"sample_format": sample_format, "seq_length": seq_length},
         }
     )
 
 
-def _trained_like(name: str, outputs: Sequence[str]) -> Family:
-    """Return the family, or another if its objective does not train exactly these heads."""
+def _training_for(name: str, outputs: Sequence[str]) -> tuple[str, str]:
+    """Return the family's objective and sample format, or another one's if its objective needs other heads."""
     for candidate in (name, *FAMILIES.names()):
-        family: Family = FAMILIES.get(candidate)
+        family = FAMILIES.get(candidate)
         if set(OBJECTIVES.get(family.objective).outputs) == set(outputs):
-            return family
+            return family.objective, family.sample_format
     raise ExportError(
         f"a model of family {name} with {', '.join(outputs)} cannot be imported: no family has an objective for these"
     )

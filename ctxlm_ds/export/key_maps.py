@@ -9,7 +9,6 @@ unseen.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,60 +19,28 @@ from ctxlm_ds.errors import ExportError
 Shape = tuple[int, ...]
 
 
-class Change(ABC):
-    """How the values of one parameter of ours become those of their tensors, and back bit for bit."""
+@dataclass(frozen=True)
+class Change:
+    """How one parameter of ours becomes their tensors, and back bit for bit; on the meta device too."""
 
-    @abstractmethod
-    def their_shapes(self, shape: Shape, count: int) -> tuple[Shape, ...]:
-        """Return the shapes of their `count` tensors for a parameter of ours of `shape`."""
-
-    @abstractmethod
-    def our_shape(self, shapes: Sequence[Shape]) -> Shape:
-        """Return the shape of our parameter for tensors of theirs; the inverse of `their_shapes`."""
-
-    @abstractmethod
-    def to_theirs(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """Return our parameter as their `count` tensors."""
-
-    @abstractmethod
-    def to_ours(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return their tensors as our parameter; the inverse of `to_theirs`."""
+    to_theirs: Callable[[torch.Tensor, int], Sequence[torch.Tensor]]
+    """From ours and their number to theirs, in the order of the row."""
+    to_ours: Callable[[list[torch.Tensor]], torch.Tensor]
+    """From theirs to ours."""
 
 
-class Stacked(Change):
-    """Ours is theirs one below the other; with one tensor, the two are equal."""
-
-    def their_shapes(self, shape: Shape, count: int) -> tuple[Shape, ...]:
-        return ((shape[0] // count, *shape[1:]),) * count
-
-    def our_shape(self, shapes: Sequence[Shape]) -> Shape:
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-    def to_theirs(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        return tuple(value.chunk(count, dim=0)) if count > 1 else (value,)
-
-    def to_ours(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(values), dim=0) if len(values) > 1 else values[0]
+def _stack(values: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(values) if len(values) > 1 else values[0]
 
 
-class Transposed(Change):
-    """They have a matrix as [inputs, outputs]; a bias is equal."""
-
-    def their_shapes(self, shape: Shape, count: int) -> tuple[Shape, ...]:
-        return (shape[::-1],)
-
-    def our_shape(self, shapes: Sequence[Shape]) -> Shape:
-        return shapes[0][::-1]
-
-    def to_theirs(self, value: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        return (self.to_ours([value]),)
-
-    def to_ours(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        (value,) = values
-        return value.t().contiguous() if value.dim() == 2 else value
+def _transpose(value: torch.Tensor) -> torch.Tensor:
+    return value.t().contiguous() if value.dim() == 2 else value
 
 
-STACKED, TRANSPOSED = Stacked(), Transposed()
+STACKED = Change(lambda value, count: value.chunk(count), _stack)
+"""Ours is theirs one below the other; with one tensor, the two are equal."""
+TRANSPOSED = Change(lambda value, _: [_transpose(value)], lambda values: _transpose(values[0]))
+"""They have a matrix as [inputs, outputs]; a bias is equal."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +51,28 @@ class Row:
     theirs: tuple[str, ...]
     change: Change = STACKED
 
-    def their_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Return the shapes of `theirs` for a parameter of ours of `shape`."""
-        return self.change.their_shapes(shape, len(self.theirs))
-
-    def our_shape(self, shapes: Sequence[Shape]) -> Shape:
-        """Return the shape of our parameter for shapes of `theirs`."""
-        return self.change.our_shape(shapes)
-
-    def to_theirs(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def to_theirs(self, value: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return our parameter as their tensors, in the order of `theirs`."""
         return self.change.to_theirs(value, len(self.theirs))
 
     def to_ours(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Return our parameter, their tensors read with `read(name in the table)`."""
         return self.change.to_ours([read(name) for name in self.theirs])
+
+    def their_shapes(self, shape: Shape) -> list[Shape]:
+        """Return the shapes of `theirs` for a parameter of ours of `shape`."""
+        return [tuple(value.shape) for value in self.to_theirs(torch.empty(shape, device="meta"))]
+
+    def our_shape(self, shape_of: Callable[[str], Shape]) -> Shape:
+        """Return the shape of our parameter, theirs told by `shape_of(name in the table)`.
+
+        Raises:
+            ExportError: their tensors do not fit together.
+        """
+        try:
+            return tuple(self.to_ours(lambda name: torch.empty(shape_of(name), device="meta")).shape)
+        except RuntimeError as error:
+            raise ExportError(f"{', '.join(self.theirs)} do not fit together: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ class HuggingFaceWeights:
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
-        row = self._rows[name]
-        return row.our_shape([self._files.shape(self._assignment.stored[theirs]) for theirs in row.theirs])
+        return self._rows[name].our_shape(lambda theirs: self._files.shape(self._assignment.stored[theirs]))
 
     def read_full(self, name: str) -> torch.Tensor:
         """Read one of our parameters in fp32, put together from theirs."""

@@ -53,7 +53,7 @@ def train_theirs(
         if config.model.family == "roberta":
             del batch.labels["next_sentence"]
         positions = {"position_ids": batch.position_ids + 2} if config.model.family == "roberta" else {}
-        loss = model(**hf_inputs(batch, config.model), **hf_labels(batch), **positions).loss
+        loss = model(**hf_inputs(batch, config.model), **hf_labels(batch, config.model), **positions).loss
         optimizer.zero_grad()
         loss.backward()
         if step == 0:

@@ -8,8 +8,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.export._interim import TERMS, section_of
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.export._interim import TERMS, fields_of, section_of
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
@@ -68,14 +68,9 @@ def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
 
 def hf_inputs(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
     """The same rows (one sequence each) as a Hugging Face model takes them."""
-    inputs = {"input_ids": batch.input_ids, "attention_mask": (batch.sequence_ids > 0).long()}
-    return inputs | ({"token_type_ids": batch.token_type_ids} if config.family == "bert" else {})
+    return export_of(config.family).their_inputs(fields_of(batch))
 
 
-def hf_labels(batch: Batch) -> dict[str, Tensor]:
-    """The same labels as a Hugging Face model takes them: masked ones [b, s], next-sentence ones [b]."""
-    labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
-    rows, slots = (batch.labels["masked_lm"] != IGNORE_LABEL).nonzero(as_tuple=True)
-    labels[rows, batch.prediction_positions[rows, slots]] = batch.labels["masked_lm"][rows, slots]
-    pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
-    return {"labels": labels} | pairs
+def hf_labels(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
+    """The same labels as a Hugging Face model takes them."""
+    return export_of(config.family).their_labels(fields_of(batch))

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.export._interim import TERMS, section_of
+from ctxlm_ds.export._interim import TERMS, fields_of, section_of
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.layer_list import LayerSequence
@@ -55,13 +55,8 @@ def our_loss(model: LayerSequence, batch: Batch) -> Tensor:
 
 def their_logits(model: nn.Module, batch: Batch, config: ModelConfig) -> list[Tensor]:
     """Masked-LM logits at the prediction slots [b, p, v], then next-sentence logits [b, 1, 2] where there are any."""
-    output = model(**hf_inputs(batch, config))
-    scores = output["prediction_logits"] if "prediction_logits" in output else output["logits"]
-    rows = torch.arange(len(scores))[:, None]
-    logits = [scores[rows, batch.prediction_positions]]
-    if "seq_relationship_logits" in output:
-        logits.append(output["seq_relationship_logits"][:, None])
-    return logits
+    result = model(**hf_inputs(batch, config))
+    return list(export_of(config.family).their_outputs(result, fields_of(batch)).values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -74,7 +69,7 @@ def test_logits_loss_and_all_gradients(name: str) -> None:
 
     our_value = our_loss(ours, batch)
     our_value.backward()
-    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch)).loss
+    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
     their_value.backward()
     torch.testing.assert_close(our_value, their_value, rtol=1e-5, atol=0)
     compare_gradients(ours, theirs, key_map)
@@ -130,7 +125,7 @@ def test_fifty_steps_of_training_give_the_same_losses(name: str) -> None:
     batches = [random_batch([*LENGTHS[seed:], *LENGTHS[:seed]], config, SEQ_LENGTH, terms, seed) for seed in range(3)]
     for step in range(50):
         batch = batches[step % len(batches)]
-        values = our_loss(ours, batch), theirs(**hf_inputs(batch, config), **hf_labels(batch)).loss
+        values = our_loss(ours, batch), theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
         for value, optimizer in zip(values, optimizers, strict=True):
             optimizer.zero_grad()
             value.backward()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from ctxlm_ds.data.sample import IGNORE_LABEL
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, at_positions
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
@@ -115,6 +118,14 @@ class EncoderExport(FamilyExport):
         logits = result.prediction_logits if with_sentences else result.logits
         found = {"predicted_logits": at_positions(logits, fields["prediction_positions"])}
         return found | ({"sentence_logits": result.seq_relationship_logits[:, None]} if with_sentences else {})
+
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
+        labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
+        rows, slots = (fields["masked_lm_labels"] != IGNORE_LABEL).nonzero(as_tuple=True)
+        labels[rows, fields["prediction_positions"][rows, slots]] = fields["masked_lm_labels"][rows, slots]
+        pairs = fields.get("next_sentence_labels")
+        return {"labels": labels} | ({} if pairs is None else {"next_sentence_label": pairs[:, 0]})
 
 
 def fill_mask_card(kind: str, heads: str, mask_token: str) -> CardText:

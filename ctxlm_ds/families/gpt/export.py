@@ -97,6 +97,10 @@ class GptExport(FamilyExport):
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         return {"logits": result.logits}
 
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return the inputs, which transformers shifts by itself."""
+        return {"labels": fields["input_ids"]}
+
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         usage = (
             'write = pipeline("text-generation", model=folder)\n'

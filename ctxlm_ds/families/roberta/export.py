@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export._interim import POSITION_OFFSET
 from ctxlm_ds.export.base import CardText, TokenIds
-from ctxlm_ds.export.key_maps import Change, KeyMap, Row, Shape, expand
+from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, fill_mask_card, layer_rows
 from ctxlm_ds.families.roberta.config import RobertaSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -20,28 +20,22 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
 
 
-@dataclass(frozen=True)
-class OffsetPositions(Change):
-    """Their position table [their offset + n, h] and row 0 of their token types, which they add to every position."""
+def offset_positions(offset: int) -> Change:
+    """Convert the position table, and row 0 of their token types, which they add to every position.
 
-    offset: int
-    """Rows before position 0 in their table: their pad_token_id + 1."""
+    `offset` is the number of rows before position 0 in their table [offset + n, h]: their pad_token_id + 1.
+    """
 
-    def their_shapes(self, shape: Shape, count: int) -> tuple[Shape, ...]:
-        return ((shape[0] - POSITION_OFFSET + self.offset, shape[1]), (1, shape[1]))
+    def to_theirs(value: Tensor, _: int) -> list[Tensor]:
+        return [_moved(value, POSITION_OFFSET, offset), value.new_zeros(1, value.shape[1])]
 
-    def our_shape(self, shapes: Sequence[Shape]) -> Shape:
-        rows, width = shapes[0]
-        return (rows - self.offset + POSITION_OFFSET, width)
-
-    def to_theirs(self, value: Tensor, count: int) -> tuple[Tensor, ...]:
-        return _moved(value, POSITION_OFFSET, self.offset), value.new_zeros(1, value.shape[1])
-
-    def to_ours(self, values: Sequence[Tensor]) -> Tensor:
+    def to_ours(values: list[Tensor]) -> Tensor:
         positions, token_types = values
-        moved = _moved(positions, self.offset, POSITION_OFFSET)
-        # Adding a row of zeros would turn -0.0 into 0.0: a round trip stays bitwise without it.
-        return moved + token_types[0] if bool(token_types[0].any()) else moved
+        # Adding 0.0 would turn -0.0 into 0.0; adding -0.0 keeps every bit.
+        addend = torch.where(token_types[0] == 0, -0.0, token_types[0])
+        return _moved(positions, offset, POSITION_OFFSET) + addend
+
+    return Change(to_theirs, to_ours)
 
 
 def _moved(table: Tensor, offset: int, new_offset: int) -> Tensor:
@@ -59,7 +53,7 @@ def _rows(pad_id: int) -> tuple[Row, ...]:
     return (
         Row("word_embeddings.weight", (f"{embeddings}.word_embeddings.weight",)),
         Row("embeddings.position_embeddings.weight", (f"{embeddings}.position_embeddings.weight", TOKEN_TYPES),
-            OffsetPositions(pad_id + 1)),
+            offset_positions(pad_id + 1)),
         Row("embeddings.layer_norm.{p}", (f"{embeddings}.LayerNorm.{{p}}",)),
         *layer_rows("roberta"),
         Row("heads.mlm_transform.{p}", ("lm_head.dense.{p}",)),

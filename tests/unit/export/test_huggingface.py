@@ -167,7 +167,7 @@ def test_shards_hold_every_tensor_once_and_load(tmp_path: Path, wordpiece_folder
     from_hf(tmp_path / "many", tmp_path / "ours")
 
 
-def test_a_run_uses_latest_and_falls_back_past_a_damaged_one(tmp_path: Path, wordpiece_folder: Path) -> None:
+def test_a_run_gives_its_newest_and_falls_back_past_a_damaged_one(tmp_path: Path, wordpiece_folder: Path) -> None:
     config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
     weights = random_weights(config)
     run = write_run(tmp_path / "run", config, weights, steps=(100, 200))

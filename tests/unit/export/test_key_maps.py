@@ -71,7 +71,7 @@ def test_every_tensor_of_the_hugging_face_class_is_in_exactly_one_row_or_tied(ki
     state = module.state_dict()
     assert theirs + Counter(key_map.tied.keys()) == Counter(state.keys())
     for row in key_map.rows:
-        assert [tuple(state[name].shape) for name in row.theirs] == list(row.their_shapes(shapes[row.ours]))
+        assert [tuple(state[name].shape) for name in row.theirs] == row.their_shapes(shapes[row.ours])
     for alias, name in key_map.tied.items():
         assert state[alias].data_ptr() == state[name].data_ptr()
 
@@ -83,10 +83,11 @@ def test_values_go_there_and_back_bitwise(kind: str) -> None:
         value = torch.randn(shapes[row.ours])
         value.view(-1)[0] = -0.0
         theirs = row.to_theirs(value)
-        assert tuple(tuple(part.shape) for part in theirs) == row.their_shapes(tuple(value.shape))
-        back = row.to_ours(dict(zip(row.theirs, theirs, strict=True)).__getitem__)
+        assert [tuple(part.shape) for part in theirs] == row.their_shapes(tuple(value.shape))
+        stored = dict(zip(row.theirs, theirs, strict=True))
+        back = row.to_ours(stored.__getitem__)
         assert torch.equal(back.view(torch.int32), value.view(torch.int32)), row.ours
-        assert row.our_shape([tuple(part.shape) for part in theirs]) == tuple(value.shape)
+        assert row.our_shape(lambda name, stored=stored: tuple(stored[name].shape)) == tuple(value.shape)
 
 
 def test_fused_rows_are_query_then_key_then_value() -> None:
@@ -129,7 +130,7 @@ def test_roberta_token_types_are_zeros_going_out_and_added_to_positions_coming_i
     positions, token_types = row.to_theirs(table)
     assert positions.equal(table) and token_types.shape == (1, HIDDEN) and not token_types.any()
     addend = torch.randn(1, HIDDEN)
-    assert row.change.to_ours((positions, addend)).equal(table + addend)
+    assert row.change.to_ours([positions, addend]).equal(table + addend)
 
 
 @pytest.mark.parametrize("pad_id", [0, 1, 3])
@@ -140,7 +141,7 @@ def test_roberta_positions_begin_after_the_padding_id(pad_id: int) -> None:
     positions, _ = row.to_theirs(table)
     assert positions.shape[0] == 40 + pad_id + 1
     assert positions[pad_id + 1 :].equal(table[2:])
-    assert row.change.to_ours((positions, torch.zeros(1, HIDDEN)))[2:].equal(table[2:])
+    assert row.change.to_ours([positions, torch.zeros(1, HIDDEN)])[2:].equal(table[2:])
 
 
 def hub_names(kind: str) -> list[str]:
