@@ -87,6 +87,10 @@ class TransformerSection(ModelSection):
         return self.max_position_embeddings
 
     @property
+    def width(self) -> int | None:
+        return self.hidden_size
+
+    @property
     def drops(self) -> bool:
         return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
 
