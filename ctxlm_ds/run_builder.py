@@ -242,7 +242,8 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Give the parameters fresh values by (seed, name), or the weights that `initialize_from` names."""
     fresh = partial(fresh_value, engine, config.training.seed)
     held = engine.held_names()
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in engine.parameter_names if name in held)
+    names = [name for name in engine.parameter_names if name in held]
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)
     if config.initialize_from is not None:
         source = config.initialize_from
         values = engine.topology.run_on_rank_0_first(

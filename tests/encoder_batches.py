@@ -8,21 +8,22 @@ import numpy as np
 
 from ctxlm_ds.data.sample import Batch, Example
 from ctxlm_ds.data.stream.collate import BatchShape
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.families.base import TransformerSection
 from tests.ragged import collate
+from tests.sections import model_section
 
 PAD_ID = 1
 FIRST_WORD_ID = 5
 TERMS = ("masked_lm", "next_sentence")
 
 
-def tiny_model(**changes: object) -> ModelConfig:
+def tiny_model(**changes: object) -> TransformerSection:
     """A model small enough for a test of its values: no dropout unless asked for."""
     settings = {
         "vocab_size": 61, "hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
         "max_position_embeddings": 24, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2,
     }  # fmt: skip
-    return ModelConfig.model_validate(settings | changes)
+    return model_section(**settings | changes)
 
 
 def random_example(length: int, vocab_size: int, rng: np.random.Generator) -> Example:
@@ -53,7 +54,7 @@ def batch_of(
 
 def random_batch(
     lengths: Sequence[Sequence[int]],
-    config: ModelConfig,
+    config: TransformerSection,
     seq_length: int,
     terms: tuple[str, ...] = TERMS,
     seed: int = 0,

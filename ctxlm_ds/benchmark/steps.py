@@ -19,7 +19,6 @@ from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
 
 
-
 def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
     """Training steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
 

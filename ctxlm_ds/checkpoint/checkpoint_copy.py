@@ -18,7 +18,7 @@ from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import Manifest, hash_files, list_files, read_manifest, verify, write_manifest
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 
 METRICS_NAME = "metrics.jsonl"
@@ -44,7 +44,7 @@ def find_verified(path: Path) -> tuple[Path, Manifest]:
 
 def saved_config(folder: Path, reader: CheckpointReader) -> RunConfig:
     """The recipe in a checkpoint, its vocabulary as large as the table that was saved."""
-    config = load_config(folder / "config.yaml")
+    config = load_saved_config(folder / "config.yaml")
     if WORD_EMBEDDINGS not in reader:
         raise CheckpointError(f"{folder} has no {WORD_EMBEDDINGS}, so it is not a model of this project")
     model = config.model.model_copy(update={"vocab_size": reader.shape(WORD_EMBEDDINGS)[0]})

@@ -17,8 +17,9 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, hash_files, verify
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.weights import terms_of
-from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.recipe.schema import RunConfig
 
 MOMENTS_PATTERN = "moments-*"
 WORD_EMBEDDINGS = "word_embeddings.weight"
@@ -30,7 +31,7 @@ class CheckpointSource:
 
     folder: Path
     config: RunConfig
-    model: ModelConfig
+    model: TransformerSection
     """The shape, vocab_size set."""
     terms: tuple[str, ...]
     train_state: dict[str, Any]
@@ -84,7 +85,7 @@ def _newest_first(checkpoints: Path) -> list[Path]:
 
 def _open_step(folder: Path) -> CheckpointSource:
     verify_weights(folder)
-    config = load_config(folder / "config.yaml")
+    config = load_saved_config(folder / "config.yaml")
     reader = CheckpointReader(folder)
     model = config.model.model_copy(update={"vocab_size": reader.shape(WORD_EMBEDDINGS)[0]})
     return CheckpointSource(folder, config, model, terms_of(config.objective), _train_state(folder), reader)

@@ -1,6 +1,6 @@
 """The shape of a model as a Hugging Face config and back.
 
-In: `ModelConfig` and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here: weights.
+In: the model section and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here: weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.registry import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,7 +53,7 @@ GPT1_ACTIVATIONS = {"gelu_tanh": "gelu", "relu": "relu"}
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def to_hf_config(model: ModelConfig, hf_class: str, tokenizer: Tokenizer, dtype: str) -> PretrainedConfig:
+def to_hf_config(model: TransformerSection, hf_class: str, tokenizer: Tokenizer, dtype: str) -> PretrainedConfig:
     """The config of `hf_class` for `model`, with vocab_size set; `dtype` is fp32, bf16 or fp16."""
     if model.is_decoder:
         return _to_gpt_config(model, hf_class, tokenizer, dtype)
@@ -78,7 +79,7 @@ def to_hf_config(model: ModelConfig, hf_class: str, tokenizer: Tokenizer, dtype:
     )
 
 
-def _to_gpt_config(model: ModelConfig, hf_class: str, tokenizer: Tokenizer, dtype: str) -> PretrainedConfig:
+def _to_gpt_config(model: TransformerSection, hf_class: str, tokenizer: Tokenizer, dtype: str) -> PretrainedConfig:
     from transformers import GPT2Config, OpenAIGPTConfig
 
     values = {theirs: getattr(model, ours) for ours, theirs in GPT_FIELDS.items()}
@@ -110,7 +111,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def from_hf_config(folder: Path) -> tuple[ModelConfig, int]:
+def from_hf_config(folder: Path) -> tuple[TransformerSection, int]:
     """Our shape and the padding id for a local BERT, RoBERTa, GPT-2 or GPT folder.
 
     Raises ExportError where the model computes something that ours cannot.
@@ -135,9 +136,9 @@ def from_hf_config(folder: Path) -> tuple[ModelConfig, int]:
     return _validated(fields, folder), pad_id
 
 
-def _validated(fields: dict[str, Any], folder: Path) -> ModelConfig:
+def _validated(fields: dict[str, Any], folder: Path) -> TransformerSection:
     try:
-        return ModelConfig.model_validate(fields)
+        return FAMILIES.get(fields["family"]).section.model_validate(fields)
     except ValueError as error:
         raise ExportError(f"{folder}/config.json describes no model that can be trained here: {error}") from error
 
@@ -157,7 +158,6 @@ def _gpt_fields(config: PretrainedConfig, folder: Path) -> dict[str, Any]:
         )  # fmt: skip
     return {ours: getattr(config, theirs) for ours, theirs in GPT_FIELDS.items()} | {
         "family": "gpt2" if is_gpt2 else "gpt1",
-        "pre_layer_norm": is_gpt2,
         "hidden_activation": known[activation],
         "intermediate_size": (config.n_inner if is_gpt2 else None) or 4 * config.n_embd,
     }

@@ -22,9 +22,11 @@ from ctxlm_ds.export.model_card import CARD_MARK, CardFacts, read_dataset_metada
 from ctxlm_ds.export.safetensors_files import TensorSpec, plan_shards, write_model
 from ctxlm_ds.export.verify import Comparison, verify_folder
 from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, model_shapes
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, TokenizerConfig
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.registry import FORMATS, OBJECTIVES
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -91,7 +93,7 @@ def _is_export(output: Path) -> bool:
     return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
 
 
-def _check_tokenizer(tokenizer: Tokenizer, model: ModelConfig) -> None:
+def _check_tokenizer(tokenizer: Tokenizer, model: TransformerSection) -> None:
     assert model.vocab_size is not None
     if tokenizer.vocab_size > model.vocab_size:
         raise ExportError(
@@ -199,14 +201,14 @@ def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> 
     """A recipe with the model's section and an objective and rows that go with it."""
     seq_length = min(128, source.model.max_position_embeddings)
     if source.model.is_decoder:
-        objective = ObjectiveConfig(name="causal_lm")
-        data = DataConfig(sample_format="blocks", seq_length=source.model.max_position_embeddings)
+        objective = OBJECTIVES.get("causal_lm").section()
+        data = FORMATS.get("blocks").section(seq_length=source.model.max_position_embeddings)
     elif "next_sentence" in source.terms:
-        objective = ObjectiveConfig(name="masked_lm_nsp")
-        data = DataConfig(sample_format="segment_pair", seq_length=seq_length)
+        objective = OBJECTIVES.get("masked_lm_nsp").section()
+        data = FORMATS.get("segment_pair").section(seq_length=seq_length)
     else:
-        objective = ObjectiveConfig(name="masked_lm")
-        data = DataConfig(sample_format="full_sentences", seq_length=seq_length)
+        objective = OBJECTIVES.get("masked_lm").section()
+        data = FORMATS.get("full_sentences").section(seq_length=seq_length)
     return RunConfig(
         name=folder.resolve().name,
         model=source.model,

@@ -16,7 +16,7 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.checkpoint_source import is_checkpoint, open_checkpoint
 from ctxlm_ds.export.key_maps import Shape
 from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, model_shapes
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.families.base import TransformerSection
 
 EXTENDABLE = {
     "word_embeddings.weight": "vocabulary",
@@ -32,7 +32,7 @@ SAME_SETTINGS = ("family", "num_attention_heads", "hidden_activation", "layer_no
 
 def load_initial_weights(
     path: str | Path,
-    model: ModelConfig,
+    model: TransformerSection,
     terms: Sequence[str],
     fresh: Callable[[str], torch.Tensor],
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -55,7 +55,7 @@ def load_initial_weights(
     return _values(source, expected, fresh)
 
 
-def _open(folder: Path) -> tuple[WeightSource, ModelConfig]:
+def _open(folder: Path) -> tuple[WeightSource, TransformerSection]:
     if not folder.is_dir():
         raise CheckpointError(
             f"initialize_from: {folder} is no folder; give a run, a checkpoint or a local Hugging Face model folder "
@@ -69,7 +69,11 @@ def _open(folder: Path) -> tuple[WeightSource, ModelConfig]:
 
 
 def _check_fit(
-    folder: Path, source: WeightSource, source_model: ModelConfig, model: ModelConfig, expected: dict[str, Shape]
+    folder: Path,
+    source: WeightSource,
+    source_model: TransformerSection,
+    model: TransformerSection,
+    expected: dict[str, Shape],
 ) -> None:
     found = {name: source.shape(name) for name in source.names()}
     problems = [

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.recipe.schema import ModelConfig
-from ctxlm_ds.recipe.shapes import ROBERTA_POSITION_OFFSET
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.families.roberta.config import RobertaSection
 
 Kind = Literal["same", "stacked", "offset_positions", "transposed"]
 Shape = tuple[int, ...]
@@ -45,7 +45,7 @@ class KeyMap:
     """Second name of a tensor -> the name under which it is written."""
     unused: tuple[str, ...] = ()
     """Patterns of tensors that files hold although the class has no such parameter."""
-    position_offset: int = ROBERTA_POSITION_OFFSET
+    position_offset: int = RobertaSection.position_offset
     """RoBERTa: rows before position 0 in their position table (their pad_token_id + 1)."""
     optional_prefix: str = ""
     """Beginning of their names that a file saved from the bare model leaves out (openai-community/gpt2)."""
@@ -141,7 +141,7 @@ def expand(rows: Sequence[Row], num_layers: int) -> tuple[Row, ...]:
     return tuple(expanded)
 
 
-def build_key_map(model: ModelConfig, terms: Sequence[str], pad_id: int) -> KeyMap:
+def build_key_map(model: TransformerSection, terms: Sequence[str], pad_id: int) -> KeyMap:
     """The table for a model with these loss terms.
 
     `terms` decides the class: BertForPreTraining with `next_sentence`, BertForMaskedLM without; RobertaForMaskedLM;
@@ -163,13 +163,13 @@ def build_key_map(model: ModelConfig, terms: Sequence[str], pad_id: int) -> KeyM
     return KeyMap("BertForMaskedLM", rows, BERT_TIED, BERT_BUFFERS + BERT_NEXT_SENTENCE_TENSORS)
 
 
-def _decoder_key_map(model: ModelConfig) -> KeyMap:
+def _decoder_key_map(model: TransformerSection) -> KeyMap:
     hf_class, rows = ("GPT2LMHeadModel", GPT2_ROWS) if model.family == "gpt2" else ("OpenAIGPTLMHeadModel", GPT1_ROWS)
     tied = {"lm_head.weight": rows[0].theirs[0]}
     return KeyMap(hf_class, expand(rows, model.num_layers), tied, GPT_UNUSED, optional_prefix=GPT_PREFIX)
 
 
-def _check_decoder(model: ModelConfig) -> None:
+def _check_decoder(model: TransformerSection) -> None:
     if model.pre_layer_norm != (model.family == "gpt2"):
         raise ExportError(
             f"model.pre_layer_norm is {model.pre_layer_norm} with model.family {model.family}: GPT2LMHeadModel puts "
@@ -187,7 +187,7 @@ def _check_decoder(model: ModelConfig) -> None:
         )
 
 
-def check_exportable(model: ModelConfig, terms: Sequence[str]) -> None:
+def check_exportable(model: TransformerSection, terms: Sequence[str]) -> None:
     """Raise ExportError with the reason where no plain Hugging Face class computes this model."""
     if model.is_decoder:
         _check_decoder(model)
@@ -215,7 +215,7 @@ def their_shapes(row: Row, shape: Shape, key_map: KeyMap) -> tuple[Shape, ...]:
         part = (shape[0] // len(row.theirs), *shape[1:])
         return tuple(part for _ in row.theirs)
     if row.kind == "offset_positions":
-        rows = shape[0] - ROBERTA_POSITION_OFFSET + key_map.position_offset
+        rows = shape[0] - RobertaSection.position_offset + key_map.position_offset
         return ((rows, shape[1]), (1, shape[1]))
     return (shape[::-1],) if row.kind == "transposed" else (shape,)
 
@@ -226,7 +226,7 @@ def our_shape(row: Row, shapes: Sequence[Shape], key_map: KeyMap) -> Shape:
     if row.kind == "stacked":
         return (sum(shape[0] for shape in shapes), *first[1:])
     if row.kind == "offset_positions":
-        return (first[0] - key_map.position_offset + ROBERTA_POSITION_OFFSET, first[1])
+        return (first[0] - key_map.position_offset + RobertaSection.position_offset, first[1])
     return first[::-1] if row.kind == "transposed" else first
 
 
@@ -235,7 +235,7 @@ def to_theirs(row: Row, value: torch.Tensor, key_map: KeyMap) -> tuple[torch.Ten
     if row.kind == "stacked":
         return tuple(value.chunk(len(row.theirs), dim=0))
     if row.kind == "offset_positions":
-        shifted = _move_positions(value, ROBERTA_POSITION_OFFSET, key_map.position_offset)
+        shifted = _move_positions(value, RobertaSection.position_offset, key_map.position_offset)
         return shifted, value.new_zeros(1, value.shape[1])
     return (_transposed(value),) if row.kind == "transposed" else (value,)
 
@@ -246,7 +246,7 @@ def to_ours(row: Row, values: Sequence[torch.Tensor], key_map: KeyMap) -> torch.
         return torch.cat(list(values), dim=0)
     if row.kind == "offset_positions":
         positions, token_types = values
-        moved = _move_positions(positions, key_map.position_offset, ROBERTA_POSITION_OFFSET)
+        moved = _move_positions(positions, key_map.position_offset, RobertaSection.position_offset)
         # Adding a row of zeros would turn -0.0 into 0.0: a round trip stays bitwise without it.
         return moved + token_types[0] if bool(token_types[0].any()) else moved
     return _transposed(values[0]) if row.kind == "transposed" else values[0]

@@ -174,8 +174,6 @@ def _number(value: Any) -> str:
 
 def _model_rows(facts: CardFacts) -> dict[str, str]:
     model = facts.config.model.model_dump()
-    if facts.config.model.family != "bert":
-        model.pop("type_vocab_size")
     return {key: _number(value) for key, value in model.items()}
 
 
@@ -192,7 +190,7 @@ def _training_rows(facts: CardFacts) -> dict[str, str]:
         "seed": str(config.training.seed),
         "sequence length": _number(config.data.seq_length),
         "input format": config.data.sample_format,
-        "packing": _number(config.data.packing),
+        "packing": _number(getattr(config.data, "packing", False)),
     }
     if config.data.sample_format == "blocks":
         rows["attention and positions restart at documents"] = _number(config.data.reset_at_documents)

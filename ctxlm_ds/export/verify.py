@@ -21,7 +21,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.collate import CAUSAL_LM, NEXT_SENTENCE
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.weights import WeightSource, build_module
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 BOUND = 1e-4
@@ -71,7 +71,7 @@ class Comparison:
 def verify_folder(
     folder: Path,
     source: WeightSource,
-    model: ModelConfig,
+    model: TransformerSection,
     terms: Sequence[str],
     tokenizer: Tokenizer,
     dtype: str = "fp32",
@@ -100,7 +100,7 @@ def verify_folder(
 
 
 def compare_generation(
-    folder: Path, source: WeightSource, model: ModelConfig, prompts: Batch, dtype: str
+    folder: Path, source: WeightSource, model: TransformerSection, prompts: Batch, dtype: str
 ) -> Comparison:
     """Whether a greedy loop over our model gives the tokens of transformers' greedy generate().
 
@@ -153,7 +153,7 @@ def compare(
     return comparisons
 
 
-def build_inputs(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Batch]:
+def build_inputs(folder: Path, model: TransformerSection, tokenizer: Tokenizer) -> dict[str, Batch]:
     """Inputs by name: `random`, `longest` and `text`."""
     rng = np.random.default_rng(SEED)
     longest = model.max_position_embeddings
@@ -168,7 +168,7 @@ def build_inputs(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> dict
 
 
 def random_rows(
-    rng: np.random.Generator, model: ModelConfig, pad_id: int, lengths: Sequence[int]
+    rng: np.random.Generator, model: TransformerSection, pad_id: int, lengths: Sequence[int]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Ids over the whole vocabulary but padding, and token types 0 then 1 (RoBERTa: 0)."""
     assert model.vocab_size is not None
@@ -178,7 +178,7 @@ def random_rows(
     return [row.tolist() for row in ids], types
 
 
-def text_rows(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[list[int]], list[list[int]]]:
+def text_rows(folder: Path, model: TransformerSection, tokenizer: Tokenizer) -> tuple[list[list[int]], list[list[int]]]:
     """Real text through the folder's tokenizer as transformers loads it, every seventh token masked.
 
     Raises ExportError where it does not give the ids that the model was trained on.
@@ -212,7 +212,7 @@ def text_rows(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> tuple[l
 
 
 def _continuous_rows(
-    theirs: Any, model: ModelConfig, tokenizer: Tokenizer
+    theirs: Any, model: TransformerSection, tokenizer: Tokenizer
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The pairs as one text each, cut to the model's length; raises ExportError where a text's end is another token."""
     if theirs.eos_token_id != tokenizer.sep_id:
@@ -246,7 +246,7 @@ def make_batch(rows: list[list[int]], types: list[list[int]], pad_id: int, rng: 
 
 
 def our_logits(
-    source: WeightSource, model: ModelConfig, terms: Sequence[str], inputs: dict[str, Batch], dtype: str
+    source: WeightSource, model: TransformerSection, terms: Sequence[str], inputs: dict[str, Batch], dtype: str
 ) -> dict[str, torch.Tensor]:
     """Logits of our model by `input/term`, its weights rounded to `dtype` and computed in fp32."""
     module = filled_module(source, model, terms, dtype)
@@ -259,7 +259,7 @@ def our_logits(
     return logits
 
 
-def filled_module(source: WeightSource, model: ModelConfig, terms: Sequence[str], dtype: str) -> torch.nn.Module:
+def filled_module(source: WeightSource, model: TransformerSection, terms: Sequence[str], dtype: str) -> torch.nn.Module:
     """Our model with the source's weights, rounded to `dtype` and held in fp32."""
     rounding = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     module = build_module(model, terms, "cpu")

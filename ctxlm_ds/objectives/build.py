@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
 from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.recipe.schema import ObjectiveConfig
+from ctxlm_ds.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer

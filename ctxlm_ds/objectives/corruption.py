@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.sample import Examples, Samples
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.masking import MaskingRules, mask_samples
-from ctxlm_ds.recipe.schema import ObjectiveConfig
+from ctxlm_ds.recipe.sections import ObjectiveSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -41,7 +41,7 @@ class MaskedTokenCorruption:
         ConfigError: keep_prob and random_prob exceed 1, or the tokenizer has only special tokens to draw from.
     """
 
-    def __init__(self, config: ObjectiveConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: ObjectiveSection, tokenizer: Tokenizer) -> None:
         if config.keep_prob + config.random_prob > 1.0:
             raise ConfigError(
                 f"objective.keep_prob {config.keep_prob} and objective.random_prob {config.random_prob} add up to more "
@@ -80,7 +80,7 @@ class MaskedTokenCorruption:
         )
 
 
-def _random_ids(config: ObjectiveConfig, tokenizer: Tokenizer) -> NDArray[np.int32]:
+def _random_ids(config: ObjectiveSection, tokenizer: Tokenizer) -> NDArray[np.int32]:
     """Ids that a random replacement is drawn from, uniformly."""
     ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
     if config.special_tokens != "bert":

@@ -13,7 +13,8 @@ import torch
 
 from ctxlm_ds import run_builder
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from tests.sections import data_section, model_section, objective_section
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.objectives.build import build_objective
@@ -47,16 +48,16 @@ DOCUMENT_SLOTS = 3
 def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> RunConfig:
     """A two-layer model; `changes` are whole sections."""
     is_decoder = OBJECTIVES[family] == "causal_lm"
-    blocks = DataConfig(sample_format="blocks", seq_length=SEQ_LENGTH, max_sequences_per_row=DOCUMENT_SLOTS)
+    blocks = data_section(sample_format="blocks", seq_length=SEQ_LENGTH, max_sequences_per_row=DOCUMENT_SLOTS)
     values: dict[str, Any] = {
-        "model": ModelConfig(
+        "model": model_section(
             family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2,
             intermediate_size=64 if family == "gpt1" else 32, max_position_embeddings=SEQ_LENGTH,
             hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
-            pre_layer_norm=family == "gpt2", hidden_activation="gelu_tanh" if is_decoder else "gelu",
+            hidden_activation="gelu_tanh" if is_decoder else "gelu",
         ),
-        "data": blocks if is_decoder else DataConfig(seq_length=SEQ_LENGTH),
-        "objective": ObjectiveConfig(name=OBJECTIVES[family]),
+        "data": blocks if is_decoder else data_section(seq_length=SEQ_LENGTH),
+        "objective": objective_section(name=OBJECTIVES[family]),
         "optimizer": OptimizerConfig(learning_rate=0.01, weight_decay=0.1),
         "training": TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32"),
     }

@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map, convert
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import PAD_ID
 
 HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 
 
-def hf_config(config: ModelConfig, config_class: type) -> transformers.PretrainedConfig:
+def hf_config(config: TransformerSection, config_class: type) -> transformers.PretrainedConfig:
     """The Hugging Face configuration of the same shape."""
     offset, num_types = (2, 1) if config.family == "roberta" else (0, config.type_vocab_size)
     return config_class(
@@ -37,7 +38,7 @@ def hf_config(config: ModelConfig, config_class: type) -> transformers.Pretraine
     )
 
 
-def hf_model(config: ModelConfig, terms: tuple[str, ...]) -> nn.Module:
+def hf_model(config: TransformerSection, terms: tuple[str, ...]) -> nn.Module:
     """The class that the model is exported as, its weights drawn by transformers."""
     name = build_key_map(config, terms, PAD_ID).hf_class
     config_class = transformers.RobertaConfig if config.family == "roberta" else transformers.BertConfig
@@ -53,7 +54,7 @@ def randomize(model: nn.Module) -> None:
 
 
 def our_model(
-    config: ModelConfig, terms: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
+    config: TransformerSection, terms: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
 ) -> LayerSequence:
     """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
     kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32, packing, causal=config.is_decoder)
@@ -70,7 +71,7 @@ def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
             parameters[row.ours].copy_(convert(key_map, values.__getitem__, row))
 
 
-def hf_inputs(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
+def hf_inputs(batch: Batch, config: TransformerSection) -> dict[str, Tensor]:
     """The same rows (one sequence each) as a Hugging Face model takes them."""
     inputs = {"input_ids": batch.input_ids, "attention_mask": (batch.sequence_ids > 0).long()}
     return inputs | ({"token_type_ids": batch.token_type_ids} if config.family == "bert" else {})

@@ -11,18 +11,20 @@ from torch import Tensor, nn
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
 from ctxlm_ds.data.stream.collate import BatchShape
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.models.flops import parameter_count
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm_old import CausalLM
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, our_model, randomize
 from tests.ragged import collate, text_examples
+from tests.sections import model_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
 TERMS = ("causal_lm",)
-GPT2 = {"family": "gpt2", "pre_layer_norm": True, "layer_norm_eps": 1e-5, "intermediate_size": 128}
+GPT2 = {"family": "gpt2", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 GPT1 = {"family": "gpt1", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 MODELS = {
     "gpt2": tiny_model(hidden_activation="gelu_tanh", **GPT2),
@@ -33,7 +35,7 @@ MODELS = {
 }
 
 
-def their_model(config: ModelConfig) -> nn.Module:
+def their_model(config: TransformerSection) -> nn.Module:
     """The class that the model is exported as, its weights drawn by transformers."""
     settings = {
         "vocab_size": config.vocab_size, "n_positions": config.max_position_embeddings, "n_embd": config.hidden_size,
@@ -49,7 +51,7 @@ def their_model(config: ModelConfig) -> nn.Module:
     return transformers.GPT2LMHeadModel(gpt2)
 
 
-def pair(config: ModelConfig) -> tuple[LayerSequence, nn.Module, KeyMap]:
+def pair(config: TransformerSection) -> tuple[LayerSequence, nn.Module, KeyMap]:
     """Our model and theirs with the same weights, in evaluation mode."""
     theirs = their_model(config).eval()
     randomize(theirs)
@@ -178,10 +180,9 @@ def test_published_sizes(
     family: str, vocab_size: int, positions: int, size: dict[str, int], published: int
 ) -> None:
     """The sizes of openai-community's gpt2, gpt2-medium and openai-gpt."""
-    config = ModelConfig.model_validate(
-        {
+    config = model_section(**{
             "family": family, "vocab_size": vocab_size, "max_position_embeddings": positions,
-            "pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", **size,
+            "hidden_activation": "gelu_tanh", **size,
         }
     )  # fmt: skip
     with torch.device("meta"):

@@ -9,17 +9,19 @@ from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.key_maps import KeyMap, build_key_map
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.parallel.cross_entropy import classification_sums
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
 from tests.parity.mapping import copy_weights, hf_config, hf_inputs, hf_labels, hf_model, our_model, randomize
+from tests.sections import model_section, objective_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
-BERT = objective_terms(ObjectiveConfig(name="masked_lm_nsp"))
-MASKED_LM = objective_terms(ObjectiveConfig(name="masked_lm"))
+BERT = objective_terms(objective_section(name="masked_lm_nsp"))
+MASKED_LM = objective_terms(objective_section(name="masked_lm"))
 MODELS = {
     "bert": (tiny_model(), BERT),
     "bert without next sentence": (tiny_model(), MASKED_LM),
@@ -28,7 +30,7 @@ MODELS = {
 }
 
 
-def pair(config: ModelConfig, terms: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
+def pair(config: TransformerSection, terms: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
     """Our model and theirs with the same weights, in evaluation mode."""
     theirs = hf_model(config, terms).eval()
     randomize(theirs)
@@ -47,7 +49,7 @@ def our_loss(model: LayerSequence, batch: Batch) -> Tensor:
     return total
 
 
-def their_logits(model: nn.Module, batch: Batch, config: ModelConfig) -> list[Tensor]:
+def their_logits(model: nn.Module, batch: Batch, config: TransformerSection) -> list[Tensor]:
     """Masked-LM logits at the prediction slots [b, p, v], then next-sentence logits [b, 1, 2] where there are any."""
     output = model(**hf_inputs(batch, config))
     scores = output["prediction_logits"] if "prediction_logits" in output else output["logits"]
@@ -202,7 +204,7 @@ LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "inte
     ],
 )
 def test_published_sizes(family: str, vocab_size: int, size: dict[str, int], low: float, high: float) -> None:
-    config = ModelConfig.model_validate({"family": family, "vocab_size": vocab_size, **size})
+    config = model_section(**{"family": family, "vocab_size": vocab_size, **size})
     terms = BERT if family == "bert" else MASKED_LM
     with torch.device("meta"):
         ours = our_model(config, terms)

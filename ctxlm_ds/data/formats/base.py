@@ -32,6 +32,7 @@ class RowSection(DataSection):
     """Rows of one sequence, or with `packing` of several."""
 
     fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "packing", "max_sequences_per_row", "num_duplicates")
+    by_sentence: ClassVar[bool] = True
 
     packing: bool = False
     """Put several short sequences into one row; they never see each other and their positions restart."""
@@ -47,6 +48,14 @@ class RowSection(DataSection):
     @property
     def sequences_per_row(self) -> int:
         return self.max_sequences_per_row if self.packing else 1
+
+    @property
+    def passes(self) -> int:
+        return self.num_duplicates
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return () if self.packing else ("max_sequences_per_row",)
 
     def special_tokens(self, model: ModelSection) -> int:
         """Special tokens of a sample."""

@@ -13,6 +13,7 @@ class BlocksSection(DataSection):
     """Documents one after another, cut into full rows (a dataset made with --append-eod)."""
 
     fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "reset_at_documents", "max_sequences_per_row")
+    ends_documents: ClassVar[bool] = True
 
     sample_format: str = "blocks"
     max_sequences_per_row: PositiveInt = 8
@@ -28,6 +29,10 @@ class BlocksSection(DataSection):
     @property
     def sequences_per_row(self) -> int:
         return self.max_sequences_per_row if self.reset_at_documents else 1
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return () if self.reset_at_documents else ("max_sequences_per_row",)
 
 
 class Blocks(SampleFormat):

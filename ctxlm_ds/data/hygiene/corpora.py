@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, section_of
 from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
-from ctxlm_ds.recipe.schema import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
+from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml
 
 CORPUS_DIR = Path(__file__).resolve().parents[2] / "corpora"

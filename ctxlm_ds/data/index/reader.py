@@ -16,7 +16,7 @@ from ctxlm_ds.data.index.sentence_table import document_token_bounds
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL, Samples, empty_samples
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.recipe.schema import PAIR_FORMATS
+from ctxlm_ds.registry import FORMATS
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
@@ -35,7 +35,7 @@ class SampleReader:
     ) -> None:
         self.records = records
         self.template = template
-        self.is_pair = sample_format in PAIR_FORMATS
+        self.is_pair = FORMATS.get(sample_format).makes_pairs
         self._prefix = dataset.prefix
         self._tokens = np.asarray(dataset.tokens)
         self._is_block = sample_format == "blocks"

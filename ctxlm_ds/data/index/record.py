@@ -82,12 +82,12 @@ def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings
     Held-out data gets one pass under a fixed seed and never stored masks, so that figures compare between runs.
     """
     data = config.data
-    static = config.objective.masking == "static" and config.objective.name != "causal_lm" and not held_out
+    static = getattr(config.objective, "masking", None) == "static" and not held_out
     return SampleSettings(
         sample_format=data.sample_format,
         seq_length=data.seq_length,
-        short_seq_prob=data.short_seq_prob if data.sample_format == "segment_pair" else 0.0,
-        num_duplicates=1 if held_out else data.num_duplicates,
+        short_seq_prob=getattr(data, "short_seq_prob", 0.0),
+        num_duplicates=1 if held_out else data.passes,
         seed=HELD_OUT_SEED if held_out else config.training.seed,
         packing=data.shares_rows,
         max_sequences_per_row=data.sequences_per_row,

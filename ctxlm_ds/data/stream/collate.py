@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.sample import Batch, Examples, Samples
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.schema import DataConfig, ObjectiveConfig
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 MASKED_LM = "masked_lm"
 CAUSAL_LM = "causal_lm"
@@ -63,7 +63,7 @@ class BatchShape:
         return columns | {f"labels.{term}": label_columns[term] for term in self.terms}
 
 
-def batch_shape(data: DataConfig, objective: ObjectiveConfig, terms: tuple[str, ...], pad_id: int) -> BatchShape:
+def batch_shape(data: DataSection, objective: ObjectiveSection, terms: tuple[str, ...], pad_id: int) -> BatchShape:
     """The shape that a recipe's micro-batches have.
 
     Raises:
@@ -79,7 +79,7 @@ def batch_shape(data: DataConfig, objective: ObjectiveConfig, terms: tuple[str, 
     return BatchShape(data.seq_length, slots, sequences, pad_id, terms)
 
 
-def prediction_slots(data: DataConfig, objective: ObjectiveConfig) -> int:
+def prediction_slots(data: DataSection, objective: ObjectiveSection) -> int:
     """Prediction slots of a row: the setting, or what no row can exceed (each sequence rounds up by less than one).
 
     causal_lm predicts at every position.
@@ -91,19 +91,19 @@ def prediction_slots(data: DataConfig, objective: ObjectiveConfig) -> int:
     return _slots_needed(data, objective)
 
 
-def _slots_needed(data: DataConfig, objective: ObjectiveConfig) -> int:
-    sequences = data.max_sequences_per_row if data.packing else 1
+def _slots_needed(data: DataSection, objective: ObjectiveSection) -> int:
+    sequences = data.max_sequences_per_row if getattr(data, "packing", False) else 1
     return max(1, math.ceil(objective.mask_prob * data.seq_length)) + sequences - 1
 
 
-def prediction_budgets(lengths: NDArray[np.int64], data: DataConfig, objective: ObjectiveConfig) -> NDArray[np.int64]:
+def prediction_budgets(lengths: NDArray[np.int64], data: DataSection, objective: ObjectiveSection) -> NDArray[np.int64]:
     """[n] most predictions of sequences of `lengths`, so that no row exceeds its slots, whatever shares a row with it.
 
     Alone in a row a sequence may use every slot (BERT's max_predictions_per_seq). Where packed rows were given fewer
     slots than they can need, each sequence has one and its share by length of the others.
     """
     slots = prediction_slots(data, objective)
-    if not data.packing or slots >= _slots_needed(data, objective):
+    if not getattr(data, "packing", False) or slots >= _slots_needed(data, objective):
         return np.full(len(lengths), slots, dtype=np.int64)
     shared = slots - data.max_sequences_per_row
     return 1 + shared * np.asarray(lengths, dtype=np.int64) // data.seq_length

@@ -10,21 +10,21 @@ from torch.nn import functional
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.objectives.build import build_objective, objective_terms
 from ctxlm_ds.objectives.causal_lm_old import CausalLM
-from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import text_examples
 from tests.sample_data import FakeTokenizer
+from tests.sections import objective_section
 
 VOCAB_SIZE = 11
 
 
 def objective() -> CausalLM:
-    built = build_objective(ObjectiveConfig(name="causal_lm"), FakeTokenizer())
+    built = build_objective(objective_section(name="causal_lm"), FakeTokenizer())
     assert isinstance(built, CausalLM)
     return built
 
 
 def test_terms() -> None:
-    assert objective_terms(ObjectiveConfig(name="causal_lm")) == objective().terms == ("causal_lm",)
+    assert objective_terms(objective_section(name="causal_lm")) == objective().terms == ("causal_lm",)
 
 
 def test_inputs_are_all_but_the_last_and_labels_all_but_the_first() -> None:

@@ -13,8 +13,8 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
 from ctxlm_ds.objectives.build import build_objective, objective_terms
 from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.parallel.cross_entropy import classification_sums
-from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import KEY, each, samples_from
+from tests.sections import objective_section
 
 VOCAB_SIZE = 11
 
@@ -31,7 +31,7 @@ class Words:
 
 
 def objective(name: str = "masked_lm_nsp") -> MaskedLM:
-    return build_objective(ObjectiveConfig.model_validate({"name": name}), Words())
+    return build_objective(objective_section(**{"name": name}), Words())
 
 
 def draw(dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -57,7 +57,7 @@ def by_hand(logits: Tensor, labels: Tensor) -> tuple[float, int, int]:
 
 
 def test_terms() -> None:
-    assert objective_terms(ObjectiveConfig(name="masked_lm")) == ("masked_lm",)
+    assert objective_terms(objective_section(name="masked_lm")) == ("masked_lm",)
     assert objective().terms == ("masked_lm", "next_sentence")
 
 
@@ -125,7 +125,7 @@ def test_corruption_follows_the_recipe() -> None:
     special = np.zeros(len(ids), dtype=bool)
     special[[0, -1]] = True
     sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, is_random_next=1)
-    config = ObjectiveConfig(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
+    config = objective_section(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
     examples = build_objective(config, Words()).corrupt_batch(samples_from([sample]), KEY, np.array([40]))
     (example,) = each(examples)
     assert len(example.prediction_positions) == round(0.5 * len(ids))

@@ -26,7 +26,7 @@ from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE, SampleSett
 from ctxlm_ds.data.index.sentence_table import SentenceTable, require_pairs_possible
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.schema import PAIR_FORMATS
+from ctxlm_ds.registry import FORMATS
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,7 +53,7 @@ def sample_records(
         DataError: no pairs can be drawn from this dataset.
     """
     sample_format = settings.sample_format
-    is_pair = sample_format in PAIR_FORMATS
+    is_pair = FORMATS.get(sample_format).makes_pairs
     specials = template.pair_specials if is_pair else SINGLE_SPECIALS
     room = settings.seq_length - specials
     if room < SMALLEST_ROOM:

@@ -30,7 +30,7 @@ def config_of(seq_length: int, reset: bool = True, slots: int = 4, **sections: d
         "sample_format": "blocks", "seq_length": seq_length, "reset_at_documents": reset,
         "max_sequences_per_row": slots,
     }  # fmt: skip
-    model = {"family": "gpt2", "pre_layer_norm": True}
+    model = {"family": "gpt2"}
     values: dict[str, dict[str, object]] = {"data": data, "objective": {"name": "causal_lm"}, "model": model}
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}

@@ -27,7 +27,7 @@ def config_of(sample_format: str, **data: Any) -> RunConfig:
     return run_config(
         data={"sample_format": sample_format} | data,
         objective={"name": "causal_lm" if is_block else "masked_lm"},
-        model={"family": "gpt2", "pre_layer_norm": True} if is_block else {},
+        model={"family": "gpt2"} if is_block else {},
     )
 
 

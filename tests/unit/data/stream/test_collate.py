@@ -8,8 +8,8 @@ import pytest
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Example
 from ctxlm_ds.data.stream.collate import BatchShape, batch_shape, prediction_budgets, prediction_slots
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.schema import DataConfig, ObjectiveConfig
 from tests.ragged import collate
+from tests.sections import data_section, objective_section
 
 TERMS = ("masked_lm", "next_sentence")
 
@@ -64,7 +64,7 @@ def test_shapes_are_constant_contiguous_and_int64() -> None:
 
 @pytest.mark.parametrize(("data", "slots"), [({}, 20), ({"packing": True}, 27), ({"seq_length": 512}, 77)])
 def test_default_slots(data: dict[str, object], slots: int) -> None:
-    assert prediction_slots(DataConfig.model_validate(data), ObjectiveConfig()) == slots
+    assert prediction_slots(data_section(**data), objective_section()) == slots
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "probabilistic"])
@@ -73,8 +73,8 @@ def test_default_slots_are_always_enough(rounding: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(500):
         seq_length, most = int(rng.integers(8, 200)), int(rng.integers(1, 9))
-        data = DataConfig(seq_length=seq_length, packing=most > 1, max_sequences_per_row=most)
-        objective = ObjectiveConfig(mask_prob=float(rng.uniform(0.01, 0.5)))
+        data = data_section(seq_length=seq_length, packing=most > 1, max_sequences_per_row=most)
+        objective = objective_section(mask_prob=float(rng.uniform(0.01, 0.5)))
         cuts = np.sort(rng.integers(0, seq_length + 1, size=most - 1))
         lengths = np.diff([0, *cuts, seq_length])
         lengths = lengths[lengths > 0]
@@ -86,20 +86,20 @@ def test_default_slots_are_always_enough(rounding: str) -> None:
 
 def test_given_slots_are_never_exceeded_in_packed_rows() -> None:
     rng = np.random.default_rng(1)
-    data = DataConfig(seq_length=128, packing=True, max_sequences_per_row=8)
-    objective = ObjectiveConfig(max_predictions=12)
+    data = data_section(seq_length=128, packing=True, max_sequences_per_row=8)
+    objective = objective_section(max_predictions=12)
     for _ in range(300):
         lengths = np.diff([0, *np.sort(rng.choice(np.arange(1, 128), size=7, replace=False)), 128])
         budgets = prediction_budgets(lengths, data, objective)
         assert budgets.min() >= 1 and budgets.sum() <= 12
-    alone = DataConfig(seq_length=128)
+    alone = data_section(seq_length=128)
     assert prediction_budgets(np.array([5, 128]), alone, objective).tolist() == [12, 12]
 
 
 def test_fewer_slots_than_sequences_are_refused() -> None:
-    data = DataConfig(packing=True, max_sequences_per_row=8)
+    data = data_section(packing=True, max_sequences_per_row=8)
     with pytest.raises(ConfigError, match=r"max_predictions 7 .*max_sequences_per_row 8"):
-        batch_shape(data, ObjectiveConfig(max_predictions=7), TERMS, 0)
+        batch_shape(data, objective_section(max_predictions=7), TERMS, 0)
 
 
 @pytest.mark.parametrize(
