@@ -167,7 +167,7 @@ def build_loaders(
     size = topology.data_parallel_size
     if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
         idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
-        return IdleTrainLoader(rows.train, tuple(t.name for t in objective.terms), config, size, start_row), idle
+        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
     ranks = (topology.data_parallel_rank, size)
     held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
     return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out

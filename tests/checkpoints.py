@@ -11,11 +11,18 @@ import torch
 
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.export.weights import model_shapes, terms_of
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.recipe.schema import (
+    DECODER_FAMILIES,
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    RunConfig,
+    TokenizerConfig,
+)
+from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.sections import data_section, model_section, objective_section
 
 WORDS = ["river", "mountain", "the", "a", "walked", "slowly", "reading", "books", "unhappy", "times", "worst", "best",
          "was"]  # fmt: skip
@@ -37,8 +44,8 @@ def make_config(
     family = "bert" if kind == "bert_nsp" else kind
     eps = 1e-12 if family == "bert" else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
-    if family in ("gpt1", "gpt2"):
-        model |= {"hidden_activation": "gelu_tanh", "intermediate_size": 128}
+    if family in DECODER_FAMILIES:
+        model |= {"pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", "intermediate_size": 128}
         objective, sample_format = "causal_lm", "blocks"
     elif kind == "bert_nsp":
         objective, sample_format = "masked_lm_nsp", "segment_pair"
@@ -46,19 +53,24 @@ def make_config(
         objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(
         name=f"{kind}-test",
-        model=model_section(**{**model, **(model_settings or {})}),
+        model=ModelConfig(**{**model, **(model_settings or {})}),
         tokenizer=TokenizerConfig(path=str(tokenizer)),
-        objective=objective_section(**{"name": objective}),
-        data=data_section(**{"sample_format": sample_format, "seq_length": 32}),
+        objective=ObjectiveConfig.model_validate({"name": objective}),
+        data=DataConfig.model_validate({"sample_format": sample_format, "seq_length": 32}),
         **settings,
     )
+
+
+def outputs_of(config: RunConfig) -> tuple[str, ...]:
+    """Return what the recipe's objective needs from the model."""
+    return OBJECTIVES.get(config.objective.name).outputs
 
 
 def random_weights(config: RunConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Values that make every parameter matter: no zero bias, no LayerNorm weight of 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in model_shapes(config.model, terms_of(config.objective)).items():
+    for name, shape in describe_model(config.model, outputs_of(config)).shapes.items():
         value = torch.randn(shape, generator=generator) * 0.2
         weights[name] = value + 1.0 if name.endswith("layer_norm.weight") else value
     return weights

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctxlm_ds.data.sample import Batch, Example
-from ctxlm_ds.data.stream.collate import BatchShape
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.families.base import TransformerSection
-from tests.ragged import collate
-from tests.sections import model_section
+from tests.sections import model_section, objective_section
+from tests.ragged import Rows, collate
 
 PAD_ID = 1
 FIRST_WORD_ID = 5
@@ -34,7 +34,7 @@ def random_example(length: int, vocab_size: int, rng: np.random.Generator) -> Ex
         token_type_ids=(np.arange(length) >= length // 2).astype(np.int64),
         prediction_positions=positions,
         prediction_labels=rng.integers(FIRST_WORD_ID, vocab_size, len(positions)),
-        is_random_next=int(rng.integers(2)),
+        sequence_label=int(rng.integers(2)),
     )
 
 
@@ -49,7 +49,10 @@ def batch_of(
 ) -> Batch:
     """The rows as a Batch; as many sequence slots as the fullest row has."""
     sequences = max(1, *(len(row) for row in rows))
-    return collate(rows, BatchShape(seq_length, slots, sequences, PAD_ID, terms))
+    name = "masked_lm_nsp" if "next_sentence" in terms else "masked_lm"
+    objective = build_objective(objective_section(name=name, max_predictions=slots))
+    objective.pad_id = PAD_ID
+    return collate(rows, objective, Rows(seq_length, sequences))
 
 
 def random_batch(

@@ -8,7 +8,7 @@ Not here: what is in it (reshape.py, universal.py).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,8 +26,8 @@ WORD_EMBEDDINGS = "word_embeddings.weight"
 SPACE_SLACK_BYTES = 16 * 2**20
 
 
-def find_verified(path: Path) -> tuple[Path, Manifest]:
-    """A checkpoint's folder, or the newest one of a run; every byte has been compared with its manifest.
+def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:
+    """Find a checkpoint's folder, or the newest one of a run, that `check` has compared with its manifest.
 
     Raises:
         CheckpointError: there is none, or none that is intact.
@@ -35,8 +35,8 @@ def find_verified(path: Path) -> tuple[Path, Manifest]:
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run or a checkpoint (RUN/checkpoints/step-…)")
     if not (path / CHECKPOINTS_DIR).is_dir():
-        return path, verify(path)
-    newest = find_newest_intact(path / CHECKPOINTS_DIR).newest
+        return path, check(path)
+    newest = find_newest_intact(path / CHECKPOINTS_DIR, check).newest
     if newest is None:
         raise CheckpointError(f"{path / CHECKPOINTS_DIR} holds no checkpoint yet; wait for the run's first one")
     return newest, read_manifest(newest)
