@@ -10,7 +10,7 @@ import torch
 
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
-from tests.families.toy_runs import TOYS, train, train_plain
+from tests.families.toy_runs import train, train_plain
 
 pytestmark = pytest.mark.dist
 TENSOR, DATA_3, DATA_2 = Layout(2, 0, tensor=2), Layout(2, 3), Layout(2, 2)

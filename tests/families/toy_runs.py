@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds import run_builder
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import choose_kernels
@@ -123,10 +123,6 @@ class Toy:
     plain: tuple[Callable[[Named, Named], Figures], ...]
     frozen: str | None = None
 
-    def example(self, data: object, rows: int) -> dict[str, Tensor]:
-        """Return the fields of a micro-batch, as Objective.example."""
-        return {name: field[:rows] for name, field in global_fields(0).items()}
-
 
 HERE, LAYERS = "tests.families.toy_runs", "tests.families.toys"
 
@@ -197,13 +193,6 @@ for name, toy in TOYS.items():
 # Batches.
 
 
-@dataclass
-class ToyBatch:
-    """Some rows of a global batch."""
-
-    fields: dict[str, Tensor]
-
-
 def global_fields(step: int) -> dict[str, Tensor]:
     """Rows of two lengths, with uneven numbers of labels and of padding."""
     generator = torch.Generator().manual_seed(3000 + step)
@@ -226,15 +215,15 @@ def global_fields(step: int) -> dict[str, Tensor]:
     }
 
 
-def micro_batches(step: int, rows: int) -> list[ToyBatch]:
+def micro_batches(step: int, rows: int) -> list[Batch]:
     fields = global_fields(step)
     return [
-        ToyBatch({name: field[start : start + rows] for name, field in fields.items()})
+        Batch({name: field[start : start + rows] for name, field in fields.items()})
         for start in range(0, GLOBAL_BATCH, rows)
     ]
 
 
-def count(term: LossTerm, batch: ToyBatch) -> int:
+def count(term: LossTerm, batch: Batch) -> int:
     """Count as the loader does."""
     if term.count is not None:
         return term.count({name: field.numpy() for name, field in batch.fields.items()})
