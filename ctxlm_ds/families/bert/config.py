@@ -43,4 +43,5 @@ BERT = Family(
     sample_format="segment_pair",
     tokenizer="wordpiece",
     tiny=tiny,
+    vocab_size=30_522,
 )
