@@ -1,6 +1,7 @@
 """Which layout of ranks a recipe needs on a cluster: memory, traffic, time of each, and the command of the best one.
 
-Needs no GPU and no torch: a login node answers in seconds. What the figures rest on: docs/planning.md.
+Needs no GPU: the model is measured without memory, on a login node in seconds. What the figures rest on:
+docs/planning.md.
 """
 
 from __future__ import annotations

@@ -48,28 +48,33 @@ def with_vocabulary(model: ModelSection) -> ModelSection:
     return model.model_copy(update={"vocab_size": size})
 
 
-@dataclass(frozen=True)
 class LayerWork:
-    """What one layer, or the loss, does on one rank."""
+    """What one layer, or the loss, does on one rank, with any number of rows."""
 
-    fewer: Work
-    """With `rows` rows."""
-    more: Work
-    """With twice as many."""
-    rows: int
-    products: tuple[Product, ...]
-    """Of the forward pass with 2 x `rows` rows."""
-    fields: frozenset[str]
-    """Fields of the batch that it keeps."""
+    def __init__(self, fewer: Trace, more: Trace, rows: int) -> None:
+        """`fewer` was measured with `rows` rows, `more` with twice as many."""
+        self.fields = fewer.fields
+        """Fields of the batch that it keeps."""
+        self._fewer, self._more, self._rows = fewer, more, rows
+        self._known: dict[int, tuple[Work, list[Product]]] = {}
 
     def at(self, rows: int) -> Work:
         """Return the work with `rows` rows."""
-        return self.fewer.towards(self.more, rows - self.rows, self.rows)
+        return self._of(rows)[0]
 
-    def products_at(self, rows: int) -> Iterator[Product]:
-        """Yield the products of the forward pass with `rows` rows."""
-        for flops, tokens, width in self.products:
-            yield Product(flops * rows // (2 * self.rows), max(1, tokens * rows // (2 * self.rows)), width)
+    def products(self, rows: int) -> list[Product]:
+        """Return the products of the forward pass with `rows` rows."""
+        return self._of(rows)[1]
+
+    def _of(self, rows: int) -> tuple[Work, list[Product]]:
+        if rows not in self._known:
+            work = self._fewer.work.towards(self._more.work, rows - self._rows, self._rows)
+            products = [
+                Product(flops * rows // self._rows, max(1, tokens * rows // self._rows), width)
+                for flops, tokens, width in self._fewer.products
+            ]
+            self._known[rows] = work, products
+        return self._known[rows]
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
     def combine(first: Sequence[Trace], second: Sequence[Trace]) -> list[LayerWork]:
         made: dict[int, LayerWork] = {}
         for a, b in zip(first, second, strict=True):
-            made.setdefault(id(a), LayerWork(a.work, b.work, rows, b.products, b.fields))
+            made.setdefault(id(a), LayerWork(a, b, rows))
         return [made[id(trace)] for trace in first]
 
     return MeasuredModel(

@@ -94,6 +94,7 @@ class Planner:
         width = getattr(config.model, "hidden_size", 0)
         self.zero = {stage: ZeroSettings.of_json(data, width) for stage, data in jsons.items()}
         self._stages: dict[tuple[int, int], list[Stage]] = {}
+        self._models: dict[tuple[int, bool], MeasuredModel] = {}
 
     @cached_property
     def flops(self) -> int:
@@ -163,7 +164,10 @@ class Planner:
         return sorted({0, *first_of_size.values(), len(stages) - 1})
 
     def _measured(self, layout: Layout) -> MeasuredModel:
-        return measure(self.config, layout.tensor, layout.sequence_parallel, self.platform)
+        key = (layout.tensor, layout.sequence_parallel)
+        if key not in self._models:
+            self._models[key] = measure(self.config, *key, self.platform)
+        return self._models[key]
 
     def load(self, layout: Layout, index: int) -> StageLoad:
         """Collect layers, parameters and messages of pipeline stage `index`."""
@@ -196,7 +200,7 @@ class Planner:
         with_gradient = sum(rows * sizes[name] for name in crossing.with_gradient)
         return with_gradient, sum(rows * sizes[name] for name in crossing.without_gradient)
 
-    def _tied(self, layout: Layout, layers: slice) -> Counter[str]:
+    def _tied(self, layers: slice) -> Counter[str]:
         return Counter(layer.tie_key for layer in self.layers[layers] if layer.tie_key)
 
     def _elements(self, layout: Layout, tie_key: str) -> list[int]:
@@ -207,12 +211,12 @@ class Planner:
 
     def _used_twice(self, layout: Layout, stage: Stage) -> list[int]:
         """Count the elements of each parameter that a stage's forward pass uses twice."""
-        tied = self._tied(layout, stage.layers)
+        tied = self._tied(stage.layers)
         return [size for key, count in tied.items() if count > 1 for size in self._elements(layout, key)]
 
     def _tied_elsewhere(self, layout: Layout, stage: Stage) -> list[int]:
         """Count the elements of each layer of a stage that another stage holds too."""
-        everywhere, here = self._tied(layout, slice(None)), self._tied(layout, stage.layers)
+        everywhere, here = self._tied(slice(None)), self._tied(stage.layers)
         return [sum(self._elements(layout, key)) for key, count in here.items() if count < everywhere[key]]
 
     def _stage_memory(self, config: RunConfig, layout: Layout, stage: Stage) -> Memory:

@@ -151,7 +151,7 @@ def _layer_time(
     speed = peak_flops(config, cluster) * cluster.gpu.matrix_efficiency
     products_s = sum(
         flops / speed * (1 + HALF_FILLING_WIDTH / width) * (1 + HALF_FILLING_TOKENS / tokens)
-        for flops, tokens, width in layer.products_at(rows)
+        for flops, tokens, width in layer.products(rows)
     )
     work = layer.at(rows)
     moved = forwards * work.forward_bytes + work.backward_bytes
