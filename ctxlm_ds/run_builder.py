@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.anomalies import AnomalyPolicy
@@ -165,7 +167,7 @@ def build_loaders(
     size = topology.data_parallel_size
     if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
         idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
-        return IdleTrainLoader(rows.train, tuple(t.name for t in objective.terms), config, size, start_row), idle
+        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
     ranks = (topology.data_parallel_rank, size)
     held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
     return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
@@ -224,22 +226,28 @@ def build_engine(
 
     engine = Engine(config, deepspeed_config, list_layers, objective, topology)
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
+    family, seed = FAMILIES.get(config.model.family), config.training.seed
+    frozen = load_object(family.frozen)(config.model) if family.frozen else partial(fresh_value, engine, seed)
+    engine.load_frozen((name, frozen(name)) for name, facts in engine.parameter_facts().items() if not facts.trained)
     return engine
+
+
+def fresh_value(engine: Engine, seed: int, name: str) -> torch.Tensor:
+    """Return a parameter's whole initial value."""
+    whole = engine.whole_model
+    return initial_value(name, whole.shapes[name], whole.facts[name].init, seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Give the parameters fresh values by (seed, name), or the weights that `initialize_from` names."""
-    whole, seed = engine.whole_model, config.training.seed
-
-    def fresh(name: str) -> torch.Tensor:
-        return initial_value(name, whole.shapes[name], whole.facts[name].init, seed)
-
+    fresh = partial(fresh_value, engine, config.training.seed)
     held = engine.held_names()
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in whole.shapes if name in held)
+    names = [name for name in engine.parameter_names if name in held]
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)
     if config.initialize_from is not None:
         source = config.initialize_from
         values = engine.topology.run_on_rank_0_first(
-            lambda: load_initial_weights(source, config.model, engine.objective.terms_old, fresh)
+            lambda: load_initial_weights(source, config.model, engine.objective.outputs, fresh)
         )
         logger.info("weights taken from %s", source)
     engine.load_weights(values)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ctxlm_ds.models.carried import CarriedStates
 from ctxlm_ds.parallel.random import DropoutStreams
 
 Tensors = tuple[Tensor, ...]
@@ -39,6 +40,8 @@ class LayerDescription:
     """Further arguments of its forward at this place in the list."""
     no_gradient: frozenset[str] = frozenset()
     """Those of `writes` through which no gradient flows (ids, masks, a teacher's outputs)."""
+    carries: frozenset[str] = frozenset()
+    """Tensors of `reads` and `writes` that it carries from step to step (models/carried.py)."""
     recompute: bool = False
     """Keep only its inputs and compute it again in the backward pass."""
     compile: bool = False
@@ -54,6 +57,14 @@ class LayerDescription:
             and self.call_kwargs == other.call_kwargs
             and (self.recompute, self.compile) == (other.recompute, other.compile)
         )
+
+    def needs(self) -> tuple[str, ...]:
+        """Return what it reads from earlier layers and the batch."""
+        return tuple(name for name in self.reads if name not in self.carries)
+
+    def gives(self) -> tuple[str, ...]:
+        """Return what it writes for later layers."""
+        return tuple(name for name in self.writes if name not in self.carries)
 
     def build(self) -> nn.Module:
         """Make the module, its parameters allocated and unset."""
@@ -91,7 +102,7 @@ class Flow:
             ValueError: no layer writes an output.
         """
         self.outputs = tuple(outputs)
-        written = {name for description in descriptions for name in description.writes}
+        written = {name for description in descriptions for name in description.gives()}
         unknown = [name for name in self.outputs if name not in written]
         if unknown:
             raise ValueError(f"no layer writes {', '.join(unknown)}; the layers write {', '.join(sorted(written))}")
@@ -99,12 +110,12 @@ class Flow:
         before = [alive]
         for description in reversed(descriptions):
             kept = [name for name in alive if name not in description.writes]
-            alive = tuple(dict.fromkeys([*description.reads, *kept]))
+            alive = tuple(dict.fromkeys([*description.needs(), *kept]))
             before.append(alive)
         self._before = before[::-1]
         self._gradient: list[frozenset[str]] = [frozenset()]
         for description in descriptions:
-            written_here = frozenset(description.writes)
+            written_here = frozenset(description.gives())
             flowing = (self._gradient[-1] - written_here) | (written_here - description.no_gradient)
             self._gradient.append(flowing)
 
@@ -128,13 +139,18 @@ def run_layer(
     tensors: dict[str, Tensor],
     index: int,
     streams: DropoutStreams,
+    carried: CarriedStates,
 ) -> None:
     """Run one layer: take what it reads from `tensors`, put what it writes there.
 
     `module` was built from `description`, which is number `index` of the list. In training the layer has dropout keys
     of its own, and the same ones when it is recomputed.
     """
-    inputs = tuple(tensors[name] for name in description.reads)
+    keeps = description.carries if module.training else frozenset()
+    inputs = [
+        (carried.take(name) if name in keeps else None) if name in description.carries else tensors[name]
+        for name in description.reads
+    ]
     if not module.training:
         outputs = module(*inputs, **description.call_kwargs)
     else:
@@ -149,7 +165,11 @@ def run_layer(
         else:
             outputs = call(*inputs)
     written = outputs if isinstance(outputs, tuple) else (outputs,)
-    tensors.update(zip(description.writes, written, strict=True))
+    for name, value in zip(description.writes, written, strict=True):
+        if name not in description.carries:
+            tensors[name] = value
+        elif name in keeps:
+            carried.put(name, value)
 
 
 class LayerSequence(nn.Module):
@@ -172,6 +192,7 @@ class LayerSequence(nn.Module):
         self.flow = Flow(descriptions, outputs)
         self.streams = streams or DropoutStreams()
         self.streams.num_layers = len(descriptions)
+        self.carried = CarriedStates()
         tied: dict[str, nn.Module] = {}
         self._steps: list[tuple[LayerDescription, nn.Module, frozenset[str]]] = []
         for index, description in enumerate(descriptions):
@@ -206,7 +227,7 @@ class LayerSequence(nn.Module):
         """Run the layers on the tensors of `self.inputs`; return those of `self.outputs`."""
         tensors = dict(zip(self.inputs, inputs, strict=True))
         for index, (description, module, needed) in enumerate(self._steps):
-            run_layer(description, module, tensors, index, self.streams)
+            run_layer(description, module, tensors, index, self.streams, self.carried)
             for name in [name for name in tensors if name not in needed]:
                 del tensors[name]
         return tuple(tensors[name] for name in self.outputs)

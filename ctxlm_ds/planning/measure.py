@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet, choose_kernels
 from ctxlm_ds.models.build import ModelBuild, WholeModel, build_layer_list, describe_layers
-from ctxlm_ds.models.layers import Flow, LayerDescription, run_layer
+from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, run_layer
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.planning.fields import batch_fields
 from ctxlm_ds.planning.meter import CUDA, Meter, Platform, Product, Trace, Work
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
-from ctxlm_ds.registry import FAMILIES, OBJECTIVES, load_object
+from ctxlm_ds.registry import FAMILIES, load_object
 
 BACKWARD_FACTOR = 2
 """The backward pass multiplies twice for each product of the forward pass."""
@@ -167,7 +167,7 @@ def _kernels(config: RunConfig, platform: Platform) -> KernelSet:
 
 def _build(config: RunConfig, parallel: ParallelContext, platform: Platform) -> ModelBuild:
     return ModelBuild(
-        outputs=OBJECTIVES.get(config.objective.name).outputs,
+        outputs=build_objective(config.objective).outputs,
         kernels=_kernels(config, platform),
         parallel=parallel,
         recompute=True,
@@ -213,10 +213,11 @@ class _Run:
         self._descriptions = descriptions
         self._parallel = build.parallel
         self._dtype = DTYPES[config.training.precision]
-        self._terms = OBJECTIVES.get(config.objective.name).terms
+        objective = build_objective(config.objective)
+        self._terms = objective.terms
         self.fields = {
             field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
-            for field in batch_fields(config)
+            for field in objective.fields(config.data)
         }
         self._meter = Meter(platform, build.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)
@@ -227,19 +228,18 @@ class _Run:
 
     def measure(self) -> _Run:
         """Run everything."""
-        done: list[tuple[LayerDescription, list[torch.Size], Trace, Trace]] = []
+        done: list[tuple[LayerDescription, list[torch.Size], tuple[Trace, Trace]]] = []
         for index, description in enumerate(self._descriptions):
             self._note_sizes()
-            shapes = [self._tensors[name].shape for name in description.reads]
-            for other, seen, plain, again in done:
-                if other.computes_like(description) and seen == shapes:
-                    break
-            else:
-                plain, again = self._run_layer(index, description)
-                done.append((description, shapes, plain, again))
+            shapes = [self._tensors[name].shape for name in description.needs()]
+            traces = next((t for other, seen, t in done if other.computes_like(description) and seen == shapes), None)
+            if traces is None:
+                traces = self._run_layer(index, description)
+                done.append((description, shapes, traces))
+            plain, again = traces
             self.layers.append(plain)
             self.recomputed.append(again)
-            self._tensors.update(zip(description.writes, (x.detach() for x in plain.outputs), strict=True))
+            self._tensors.update(zip(description.gives(), (x.detach() for x in plain.outputs), strict=True))
         self._note_sizes()
         self.loss = self._run_loss()
         return self
@@ -250,14 +250,15 @@ class _Run:
     def _run_layer(self, index: int, description: LayerDescription) -> tuple[Trace, Trace]:
         """Run a layer plainly, and recomputed if the run may do that."""
         module = self._module(description)
-        inputs = [self._tensors[name] for name in description.reads]
+        inputs = [self._tensors[name] for name in description.needs()]
         parameters = list(module.parameters())
 
         def run(description: LayerDescription, remember: bool) -> Trace:
             def call(*given: Tensor) -> list[Tensor]:
-                tensors = dict(zip(description.reads, given, strict=True))
-                run_layer(description, module, tensors, index, self._parallel.dropout)
-                return [tensors[name] for name in description.writes]
+                tensors = dict(zip(description.needs(), given, strict=True))
+                carried = carried_states([description])
+                run_layer(description, module, tensors, index, self._parallel.dropout, carried)
+                return [tensors[name] for name in description.gives()]
 
             return self._meter.count(call, inputs, parameters, remember)
 

@@ -91,8 +91,7 @@ class Planner:
         self.cluster = cluster
         self.platform = platform
         self.layers, self.model = describe(config)
-        width = getattr(config.model, "hidden_size", 0)
-        self.zero = {stage: ZeroSettings.of_json(data, width) for stage, data in jsons.items()}
+        self.zero = {stage: ZeroSettings.of_json(data, config.model.width) for stage, data in jsons.items()}
         self._stages: dict[tuple[int, int], list[Stage]] = {}
         self._models: dict[tuple[int, bool], MeasuredModel] = {}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ctxlm_ds.planning.meter import Platform
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
+from ctxlm_ds.planning.meter import Platform
 from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig

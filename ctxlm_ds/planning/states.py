@@ -32,10 +32,12 @@ class StageParameters:
     """Elements of each parameter with weight decay."""
     plain: tuple[int, ...]
     """Elements of each parameter without."""
+    frozen: int = 0
+    """Elements that no step changes."""
 
     @property
     def num_elements(self) -> int:
-        """All elements, without padding."""
+        """Return all trained elements, without padding."""
         return sum(self.decayed) + sum(self.plain)
 
     @property
@@ -63,9 +65,14 @@ def stage_parameters(
 ) -> StageParameters:
     """Count what tensor-parallel rank 0 holds of the named parameters, each once."""
     groups: dict[bool, list[int]] = {True: [], False: []}
+    frozen = 0
     for name in dict.fromkeys(names):
-        groups[model.facts[name].decays].append(local_elements(model, name, tensor, vocab_multiple))
-    return StageParameters(tuple(groups[True]), tuple(groups[False]))
+        facts, size = model.facts[name], local_elements(model, name, tensor, vocab_multiple)
+        if facts.trained:
+            groups[facts.decays].append(size)
+        else:
+            frozen += size
+    return StageParameters(tuple(groups[True]), tuple(groups[False]), frozen)
 
 
 def local_elements(model: WholeModel, name: str, tensor: int, vocab_multiple: int = 1) -> int:
@@ -112,7 +119,7 @@ class BufferBytes:
 
 
 def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
-    """Say whether DeepSpeed takes its BF16_Optimizer instead of ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
+    """Say whether DeepSpeed takes its BF16_Optimizer, not ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
     training = config.training
     return (
         training.precision == "bf16"
@@ -146,7 +153,7 @@ def state_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettin
     elements = state_elements(config, parameters, zero, data_ranks)
     weight, gradient = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
     optimizer = FLOAT * (elements.master + elements.moments)
-    return StateBytes(weight * elements.parameters, gradient * elements.gradients, optimizer)
+    return StateBytes(weight * (elements.parameters + parameters.frozen), gradient * elements.gradients, optimizer)
 
 
 def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> BufferBytes:
@@ -171,8 +178,10 @@ def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSetti
 
 
 def live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:
-    """Count the most elements of stage 3's gathered parameters at once: at the end of the forward pass those whose backward pass
-    is nearer than max_reuse_distance, which are the last half of it; a model of fewer elements stays whole.
+    """Count the most elements of stage 3's gathered parameters at once.
+
+    They are, at the end of the forward pass, those whose backward pass is nearer than max_reuse_distance: the last half
+    of it; a model of fewer elements stays whole.
     """
     sizes = [size for group in parameters.groups for size in group]
     persistent = sum(size for size in sizes if size <= zero.persistence_threshold)

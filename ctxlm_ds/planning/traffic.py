@@ -72,8 +72,9 @@ def data_messages(
 
 
 def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings) -> int:
-    """Count the bytes with which ranks agree on the gradient norm and on an overflow: over the copies of a model, and once more
-    over its parts where it has several.
+    """Count the bytes with which ranks agree on the gradient norm and on an overflow.
+
+    They do so over the copies of a model, and once more over its parts if it has several.
     """
     split = layout.tensor * layout.pipeline > 1
     if uses_bf16_optimizer(config, zero):
@@ -91,8 +92,10 @@ def _stage3_messages(
     micro_batches: int,
     tied: Sequence[int],
 ) -> Iterator[Message]:
-    """Gather small (persistent) parameters once after the update, others for each micro-batch: once if the backward pass
-    comes before max_reuse_distance elements have gone by, else for every use, forward and backward.
+    """Gather small (persistent) parameters once after the update, others for each micro-batch.
+
+    Others are gathered once if the backward pass comes before max_reuse_distance elements have gone by, else for every
+    use, forward and backward.
     """
     padded = [-(-size // ranks) * ranks for group in parameters.groups for size in group]
     sizes = [size for group in parameters.groups for size in group]

@@ -6,12 +6,14 @@ Not here: the passes (passes.py, pipeline.py), the update (update.py), the loop,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -127,10 +129,13 @@ class Engine:
         self.passes = PassSettings(losses, self.parallel, topology, config.training.precision == "fp16")
         self._mpu = self._find_mpu()
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
-        self._shapes, self._facts = self.whole_model.shapes, self.whole_model.facts
+        self._facts = self.whole_model.facts
+        self._shapes = {name: shape for name, shape in self.whole_model.shapes.items() if self._facts[name].trained}
         self.parameter_names = list(self._shapes)
         model = self._build_model(deepspeed_config, describe_layers(self.parallel))
-        self._named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
+        named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
+        self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
+        self._named = [(name, parameter) for name, parameter in named if name in self._shapes]
         self._holdings = {name: self._holding(name, parameter) for name, parameter in self._named}
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config)
         self._initialize(deepspeed_config, model, optimizer)
@@ -150,7 +155,9 @@ class Engine:
         from ctxlm_ds.training.pipeline import PipelineStage
 
         def measure() -> list[float]:
-            fields = self.objective.example(self.config.data, self.config.training.micro_batch_size)
+            rows, words = self.config.training.micro_batch_size, self.config.model.vocab_size or 1
+            columns = self.objective.fields(self.config.data)
+            fields = Batch.example(columns, rows, np.random.default_rng(0), words).fields
             return measured_costs(self.config, descriptions, fields, self.topology)
 
         self.stage_bounds = plan_stages(self.config.parallel, descriptions, self._shapes, measure)
@@ -243,7 +250,7 @@ class Engine:
         return dict(self._shapes)
 
     def parameter_facts(self) -> dict[str, ParameterFacts]:
-        """Return the facts of every parameter of the model by name."""
+        """Return the facts of every parameter of the model by name, those that no step changes included."""
         return dict(self._facts)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -289,6 +296,27 @@ class Engine:
                 fragment.weight().copy_(flat.narrow(0, fragment.start, fragment.length))
         assert not missing, f"no values for {sorted(missing)}"
         self.weights_changed()
+
+    def load_frozen(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write whole parameters that no step changes; every rank of the model must be given every one of them."""
+        parallel = self.parallel
+        for name, tensor in named:
+            parameter = self._frozen.get(name)
+            split = self._facts[name].split
+            shard = shard_of(name, split, tensor.shape, parallel.size, parallel.rank, parallel.vocab_multiple)
+            if parameter is not None:
+                with gathered(parameter), torch.no_grad():
+                    parameter.view(-1)[: shard.num_elements].copy_(shard.extract(tensor))
+
+    def carried_tensors(self) -> dict[str, torch.Tensor]:
+        """Return what this rank's layers carry from step to step, by name and micro-batch."""
+        return self.module.carried.named()
+
+    def load_carried(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replace what this rank's layers carry from step to step."""
+        dtype = DTYPES[self.config.training.precision]
+        moved = {key: value.to(self.device, dtype) for key, value in named.items()}
+        self.module.carried.load(moved)
 
     def weights_changed(self) -> None:
         """Must be called on every rank after fragments' weights were written."""
@@ -408,6 +436,15 @@ class Engine:
         figures.update({f"{term}_accuracy": value for term, value in accuracy.items()})
         figures.update(perplexity(self.terms, terms))
         return figures
+
+
+def gathered(parameter: nn.Parameter) -> contextlib.AbstractContextManager[Any]:
+    """Hold a parameter whole, which ZeRO-3 keeps in pieces; what is written to it stays."""
+    if not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
 
 
 def _prepare_nvme(deepspeed_config: dict[str, Any]) -> None:

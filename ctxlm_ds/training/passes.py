@@ -58,6 +58,7 @@ class PlainPasses:
         for index, batch in enumerate(step.micro_batches):
             number = self._settings.micro_batch_number(index)
             self._settings.parallel.dropout.begin(step_index, number, self._deepspeed.device)
+            self._deepspeed.module.carried.begin(number)
             loss, stats = self._forward(batch, factors)
             self._deepspeed.backward(loss)
             add_into(sums, stats)

@@ -20,6 +20,7 @@ from torch import nn
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.models.carried import CarriedStates
 from ctxlm_ds.models.layers import Crossing, Flow, LayerDescription, Tensors, run_layer
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
@@ -81,6 +82,7 @@ class PipelineStage(PipelineModule):
         self._bounds = list(bounds)
         self._streams = streams
         streams.num_layers = len(descriptions)
+        self.carried = CarriedStates()
         self._dtype = dtype
         specs = [_TiedSpec(d) if d.tie_key else _Spec(d) for d in descriptions]
         super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
@@ -111,7 +113,7 @@ class PipelineStage(PipelineModule):
         else:
             tensors = _unpack(inputs, self._arriving, self._dtype)
         for index, description, module in self._steps:
-            run_layer(description, module, tensors, index, self._streams)
+            run_layer(description, module, tensors, index, self._streams, self.carried)
         if self._is_last:
             return tuple(tensors[name] for name in self._outputs)
         return _pack(tensors, self._leaving)
@@ -225,6 +227,7 @@ class PipelinePasses:
         def run(engine: PipelineEngine, buffer_id: int) -> None:
             number = self._settings.micro_batch_number(self._forward_index)
             self._settings.parallel.dropout.begin(self._step_index, number, engine.device)
+            engine.module.carried.begin(number)
             self._forward_index += 1
             PipelineEngine._exec_forward_pass(engine, buffer_id)
             if engine.is_last_stage():

@@ -1,0 +1,42 @@
+"""Tensors that a layer carries from step to step (truncated backpropagation over lanes of text).
+
+A layer names them in LayerDescription.carries: it reads what it wrote for the same rows in the step before, detached,
+or None in the first step. They are kept by the number of the micro-batch in the global batch, so a resume on another
+number of data-parallel ranks finds them; every tensor-parallel rank holds them whole. They are inputs of the layer, so
+a layer that is recomputed reads the same ones again.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class CarriedStates:
+    """The carried tensors of one rank's layers."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._held: dict[tuple[str, int], Tensor] = {}
+
+    def begin(self, micro_batch: int) -> None:
+        """Select the micro-batch, by its number in the global batch, whose forward pass runs next."""
+        self._number = micro_batch
+
+    def take(self, name: str) -> Tensor | None:
+        """Return the tensor of the selected micro-batch; None if no step has written it."""
+        return self._held.get((name, self._number))
+
+    def put(self, name: str, value: Tensor) -> None:
+        """Keep a tensor for the next step."""
+        self._held[name, self._number] = value.detach()
+
+    def named(self) -> dict[str, Tensor]:
+        """Return every tensor as `NAME.NUMBER`, for a checkpoint."""
+        return {f"{name}.{number}": value for (name, number), value in self._held.items()}
+
+    def load(self, named: dict[str, Tensor]) -> None:
+        """Replace all tensors by those of a checkpoint."""
+        self._held = {}
+        for key, value in named.items():
+            name, _, number = key.rpartition(".")
+            self._held[name, int(number)] = value
