@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.checkpoint.piece_coverage import Piece, ShardPieces, check_shape, group_pieces
 from ctxlm_ds.checkpoint.piece_writer import (
+    CARRIED_KIND,
     HEADER_ROOM_BYTES,
     INDEX_NAME,
     WEIGHT_KIND,
@@ -72,7 +73,11 @@ class CheckpointReader:
 
     def names(self) -> list[str]:
         """Full names of all parameters."""
-        return list(self._shapes)
+        return [name for name in self._shapes if CARRIED_KIND not in self._groups[name]]
+
+    def carried_names(self) -> list[str]:
+        """Names of what layers carry from step to step, `NAME.MICROBATCH`."""
+        return [name for name in self._shapes if CARRIED_KIND in self._groups[name]]
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -90,7 +95,7 @@ class CheckpointReader:
     def moment_kinds(self) -> list[str]:
         """Kinds of moments that any parameter has, such as `exp_avg` and `exp_avg_sq`."""
         found = {kind for kinds in self._groups.values() for kind in kinds}
-        return sorted(found - {WEIGHT_KIND})
+        return sorted(found - {WEIGHT_KIND, CARRIED_KIND})
 
     def scalars(self) -> dict[str, Any]:
         """The values that belong to no parameter, as they were saved."""

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "index.json"
 WEIGHT_KIND = "weight"
+CARRIED_KIND = "carried"
+"""Of what layers carry from step to step, named `NAME.MICROBATCH`: no parameter, and no weight beside it."""
 # Room for the header of about 2,000 pieces; a longer header costs one more copy of the file.
 HEADER_ROOM_BYTES = 1 << 18
+
+FILE_STEMS = {WEIGHT_KIND: "weights", CARRIED_KIND: "carried"}
 
 ParameterPieces = dict[str, dict[str, Any]]
 
@@ -44,7 +48,7 @@ class Flushed:
 
 
 class PieceWriter:
-    """Writes one rank's pieces: weights-RRRRR.safetensors and moments-RRRRR.safetensors in `directory`.
+    """Writes one rank's pieces: weights-RRRRR.safetensors, moments-RRRRR and carried-RRRRR in `directory`.
 
     Args:
         directory: an existing folder, the same for all ranks.
@@ -66,7 +70,7 @@ class PieceWriter:
 
         Args:
             name: the parameter's full name.
-            kind: `weight`, or a moment such as `exp_avg` and `exp_avg_sq`.
+            kind: `weight`, `carried`, or a moment such as `exp_avg` and `exp_avg_sq`.
             shape: of the whole parameter.
             start: offset of the piece in the shard's flat local order (of a whole parameter: row-major).
             values: 1-D fp32, on any device; copied to the CPU and written at once.
@@ -92,7 +96,7 @@ class PieceWriter:
             raise CheckpointError(f"{where}: shape {tuple(shape)}, before it was {tuple(parameter['shape'])}")
         if length == 0:
             return
-        file = self._file("weights" if kind == WEIGHT_KIND else "moments")
+        file = self._file(FILE_STEMS.get(kind, "moments"))
         key = _free_key(file, name if kind == WEIGHT_KIND else f"{name}#{kind}", start)
         file.append(key, values.detach().to("cpu").contiguous())
         piece = {"file": file.path.name, "key": key, "start": start, "length": length}
@@ -174,7 +178,7 @@ def merge_index(
         for kind, listed in parameter["pieces"].items():
             groups = group_pieces(f"{name} ({kind})", shape, listed)
             parameter["pieces"][kind] = [piece for group in groups for piece in group.pieces]
-        if WEIGHT_KIND not in parameter["pieces"] and Shard.whole(shape).num_elements:
+        if not {WEIGHT_KIND, CARRIED_KIND} & parameter["pieces"].keys() and Shard.whole(shape).num_elements:
             raise CheckpointError(f"{name}: no rank wrote its weight")
     index = {"parameters": dict(sorted(parameters.items())), "scalars": dict(scalars)}
     write_text(directory / INDEX_NAME, json.dumps(index, separators=(",", ":")) + "\n")

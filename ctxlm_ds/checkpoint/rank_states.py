@@ -14,10 +14,19 @@ from pathlib import Path
 
 import torch
 
+from ctxlm_ds.checkpoint.carried import carried_elements, carried_tensors
 from ctxlm_ds.checkpoint.host_copies import ELEMENT_BYTES, HostCopies
 from ctxlm_ds.checkpoint.memory import find_shortage, memory_need
-from ctxlm_ds.checkpoint.piece_writer import WEIGHT_KIND, Flushed, ParameterPieces, PieceWriter, PlannedPieceWriter
+from ctxlm_ds.checkpoint.piece_writer import (
+    CARRIED_KIND,
+    WEIGHT_KIND,
+    Flushed,
+    ParameterPieces,
+    PieceWriter,
+    PlannedPieceWriter,
+)
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.parallel.shards import Shard
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment
 
@@ -26,17 +35,18 @@ logger = logging.getLogger("ctxlm_ds")
 
 @dataclass(frozen=True)
 class _Piece:
-    """A fragment's weights or one of its moments."""
+    """A fragment's weights or one of its moments, or a carried tensor."""
 
-    fragment: Fragment
+    name: str
     kind: str
+    start: int
+    shard: Shard
     values: torch.Tensor
     """[length], in the memory in which it is trained, or a copy."""
 
     def add_to(self, writer: PieceWriter) -> None:
-        fragment = self.fragment
         values = self.values.cpu().float()
-        writer.add(fragment.name, self.kind, fragment.shape, fragment.start, values, shard=fragment.shard)
+        writer.add(self.name, self.kind, self.shard.shape, self.start, values, shard=self.shard)
 
 
 class RankStates:
@@ -46,7 +56,7 @@ class RankStates:
         self._engine = engine
         self._topology = engine.topology
         self._copies: HostCopies | None = None
-        self._kinds_looked_at = -1
+        self._bytes_looked_at = -1
         self._num_elements: int | None = None
         self._given_up = threading.Event()
 
@@ -56,7 +66,9 @@ class RankStates:
             own = sum(fragment.length for fragment in self._engine.fragments() if self._counts(fragment))
             total = self._topology.all_reduce_sum(torch.tensor([float(own)], dtype=torch.float64)).item()
             self._num_elements = int(total)
-        return self._num_elements * ELEMENT_BYTES * self._num_kinds()
+        states = self._num_elements * ELEMENT_BYTES * self._num_kinds()
+        carried = torch.tensor([float(carried_elements(self._engine))], dtype=torch.float64)
+        return states + ELEMENT_BYTES * int(self._topology.all_reduce_sum(carried).item())
 
     def write(self, folder: Path) -> ParameterPieces:
         """Write the pieces one after the other out of the memory in which they are trained; no collective."""
@@ -67,13 +79,14 @@ class RankStates:
 
     def can_be_copied(self) -> bool:
         """Whether all ranks have the memory for copies, which is taken then and kept; every rank calls it together."""
-        if self._kinds_looked_at == self._num_kinds():
+        num_bytes = self.bytes_of_all_ranks()
+        if self._bytes_looked_at == num_bytes:
             return self._copies is not None
-        self._kinds_looked_at = self._num_kinds()
+        self._bytes_looked_at = num_bytes
         self._copies = None
         fragments = self._own_fragments()
         # Also room for the moments that come with the first update.
-        own = sum(fragment.length for fragment in fragments) * self._num_kinds()
+        own = sum(fragment.length for fragment in fragments) * self._num_kinds() + carried_elements(self._engine)
         shortage = find_shortage(self._topology.all_gather_object(memory_need(own * ELEMENT_BYTES)))
         if shortage is None:
             try:
@@ -133,11 +146,14 @@ class RankStates:
     def _pieces(self) -> Iterator[_Piece]:
         kinds = self._engine.moment_kinds()
         for fragment in self._own_fragments():
-            yield _Piece(fragment, WEIGHT_KIND, fragment.weight())
+            yield _Piece(fragment.name, WEIGHT_KIND, fragment.start, fragment.shard, fragment.weight())
             optimizer_state = self._engine.optimizer_state(fragment.owner)
             # There is none before the first update.
             for kind in kinds if optimizer_state else ():
-                yield _Piece(fragment, kind, fragment.moment(optimizer_state, kind))
+                moment = fragment.moment(optimizer_state, kind)
+                yield _Piece(fragment.name, kind, fragment.start, fragment.shard, moment)
+        for name, tensor in carried_tensors(self._engine):
+            yield _Piece(name, CARRIED_KIND, 0, Shard.whole(tensor.shape), tensor.flatten())
 
     def _counts(self, fragment: Fragment) -> bool:
         """Whether the fragment counts here: each element of the model on one rank."""

@@ -21,6 +21,7 @@ from ctxlm_ds.checkpoint.checkpoint_copy import (
     total_elements,
 )
 from ctxlm_ds.checkpoint.layout_free import INDEX_NAME, CheckpointReader, ParameterPieces, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.piece_writer import CARRIED_KIND
 from ctxlm_ds.checkpoint.target_layout import Layout, PlannedPiece, plan_pieces, with_layout
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import ByteProgress, byte_progress, logger
@@ -119,4 +120,6 @@ class _Written:
                 writer.add(name, kind, shard.shape, start, values, shard)
                 self._done_bytes += length * FP32_BYTES
                 self._progress.update(self._done_bytes, f"rank {rank}")
+        for name in reader.carried_names() if rank == 0 else ():
+            writer.add(name, CARRIED_KIND, reader.shape(name), 0, reader.read(name, CARRIED_KIND))
         return writer.close()
