@@ -167,7 +167,7 @@ def build_loaders(
     size = topology.data_parallel_size
     if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
         idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
-        return IdleTrainLoader(rows.train, tuple(t.name for t in objective.terms), config, size, start_row), idle
+        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
     ranks = (topology.data_parallel_rank, size)
     held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
     return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
@@ -242,7 +242,8 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Give the parameters fresh values by (seed, name), or the weights that `initialize_from` names."""
     fresh = partial(fresh_value, engine, config.training.seed)
     held = engine.held_names()
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in engine.parameter_names if name in held)
+    names = [name for name in engine.parameter_names if name in held]
+    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)
     if config.initialize_from is not None:
         source = config.initialize_from
         values = engine.topology.run_on_rank_0_first(

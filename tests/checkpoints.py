@@ -11,7 +11,7 @@ import torch
 
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.export.weights import model_shapes, terms_of
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import (
     DECODER_FAMILIES,
@@ -21,6 +21,7 @@ from ctxlm_ds.recipe.schema import (
     RunConfig,
     TokenizerConfig,
 )
+from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.train import train_tokenizer
 
 WORDS = ["river", "mountain", "the", "a", "walked", "slowly", "reading", "books", "unhappy", "times", "worst", "best",
@@ -60,11 +61,16 @@ def make_config(
     )
 
 
+def outputs_of(config: RunConfig) -> tuple[str, ...]:
+    """Return what the recipe's objective needs from the model."""
+    return OBJECTIVES.get(config.objective.name).outputs
+
+
 def random_weights(config: RunConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Values that make every parameter matter: no zero bias, no LayerNorm weight of 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in model_shapes(config.model, terms_of(config.objective)).items():
+    for name, shape in describe_model(config.model, outputs_of(config)).shapes.items():
         value = torch.randn(shape, generator=generator) * 0.2
         weights[name] = value + 1.0 if name.endswith("layer_norm.weight") else value
     return weights

@@ -7,22 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctxlm_ds.data.sample import Batch, Example
-from ctxlm_ds.data.stream.collate import BatchShape
-from ctxlm_ds.recipe.schema import ModelConfig
-from tests.ragged import collate
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.families.base import TransformerSection
+from tests.sections import model_section, objective_section
+from tests.ragged import Rows, collate
 
 PAD_ID = 1
 FIRST_WORD_ID = 5
 TERMS = ("masked_lm", "next_sentence")
 
 
-def tiny_model(**changes: object) -> ModelConfig:
+def tiny_model(**changes: object) -> TransformerSection:
     """A model small enough for a test of its values: no dropout unless asked for."""
     settings = {
         "vocab_size": 61, "hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
         "max_position_embeddings": 24, "hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2,
     }  # fmt: skip
-    return ModelConfig.model_validate(settings | changes)
+    return model_section(**settings | changes)
 
 
 def random_example(length: int, vocab_size: int, rng: np.random.Generator) -> Example:
@@ -33,7 +34,7 @@ def random_example(length: int, vocab_size: int, rng: np.random.Generator) -> Ex
         token_type_ids=(np.arange(length) >= length // 2).astype(np.int64),
         prediction_positions=positions,
         prediction_labels=rng.integers(FIRST_WORD_ID, vocab_size, len(positions)),
-        is_random_next=int(rng.integers(2)),
+        sequence_label=int(rng.integers(2)),
     )
 
 
@@ -48,12 +49,15 @@ def batch_of(
 ) -> Batch:
     """The rows as a Batch; as many sequence slots as the fullest row has."""
     sequences = max(1, *(len(row) for row in rows))
-    return collate(rows, BatchShape(seq_length, slots, sequences, PAD_ID, terms))
+    name = "masked_lm_nsp" if "next_sentence" in terms else "masked_lm"
+    objective = build_objective(objective_section(name=name, max_predictions=slots))
+    objective.pad_id = PAD_ID
+    return collate(rows, objective, Rows(seq_length, sequences))
 
 
 def random_batch(
     lengths: Sequence[Sequence[int]],
-    config: ModelConfig,
+    config: TransformerSection,
     seq_length: int,
     terms: tuple[str, ...] = TERMS,
     seed: int = 0,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.sample import NO_LABEL, Batch, Example, Examples, Sample, Samples, starts_of
-from ctxlm_ds.data.stream.collate import BatchShape, collate_arrays, to_batches
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
+from ctxlm_ds.data.stream.collate import collate_arrays, to_batches
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.causal_lm import CausalLM, CausalLMSection
 
 CLS, SEP = 2, 3
 KEY = np.uint64(7)
@@ -40,7 +42,7 @@ def samples_from(samples: Sequence[Sample], keys: Sequence[tuple[int, int, int]]
         np.concatenate([sample.special_mask for sample in samples]),
         starts_of(lengths),
         np.array([len(sample.input_ids) - sample.token_type_ids.sum() for sample in samples], dtype=np.int64),
-        np.array([sample.is_random_next for sample in samples], dtype=np.int8),
+        np.array([sample.sequence_label for sample in samples], dtype=np.int8),
         np.array(keys or [(number, 0, 0) for number in range(len(samples))], dtype=np.uint64),
     )
 
@@ -55,7 +57,7 @@ def examples_from(examples: Sequence[Example]) -> Examples:
         joined([example.input_ids for example in examples]),
         starts_of(np.array([len(example.input_ids) for example in examples], dtype=np.int64)),
         np.array([len(example.input_ids) - example.token_type_ids.sum() for example in examples], dtype=np.int64),
-        np.array([example.is_random_next for example in examples], dtype=np.int8),
+        np.array([example.sequence_label for example in examples], dtype=np.int8),
         joined([example.prediction_positions for example in examples]),
         joined([example.prediction_labels for example in examples]),
         starts_of(np.array([len(example.prediction_positions) for example in examples], dtype=np.int64)),
@@ -71,12 +73,25 @@ def text_examples(texts: Sequence[NDArray[np.integer]]) -> list[Example]:
     """Pieces of text as causal_lm's examples, each one token shorter."""
     none = [np.zeros(len(text), dtype=np.bool_) for text in texts]
     samples = [Sample(text, np.zeros(len(text)), mask, NO_LABEL) for text, mask in zip(texts, none, strict=True)]
-    return each(CausalLM().corrupt_batch(samples_from(samples), KEY, np.full(len(texts), 1 << 16)))
+    return each(CausalLM(CausalLMSection()).corrupt_batch(samples_from(samples), KEY, np.full(len(texts), 1 << 16)))
 
 
-def collate(rows: Sequence[Sequence[Example]], shape: BatchShape) -> Batch:
+@dataclass
+class Rows:
+    """What an objective asks of a data section."""
+
+    seq_length: int
+    sequences_per_row: int = 1
+
+    @property
+    def shares_rows(self) -> bool:
+        return self.sequences_per_row > 1
+
+
+def collate(rows: Sequence[Sequence[Example]], objective: Objective, shape: Rows) -> Batch:
     """Rows of examples as one Batch [b = len(rows), ...]."""
     row_starts = starts_of(np.array([len(row) for row in rows], dtype=np.int64))
     examples = examples_from([example for row in rows for example in row])
-    (batch,) = to_batches(collate_arrays(examples, row_starts, shape), shape, len(rows))
+    fields = objective.fields(shape)
+    (batch,) = to_batches(collate_arrays(objective, fields, examples, row_starts), fields, len(rows))
     return batch

@@ -67,8 +67,7 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
     out = arguments.output
     if arguments.command == "to-hf":
         conversion = to_hf(arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
-        task = "text-generation" if conversion.hf_class.endswith("LMHeadModel") else "fill-mask"
-        return report(conversion, f'next: transformers.pipeline("{task}", model="{out}")')
+        return report(conversion, f'next: transformers.pipeline("{conversion.task}", model="{out}")')
     next_step = f"next: --set initialize_from={out} with the model section of its config.yaml"
     return report(from_hf(arguments.model, out), next_step)
 

@@ -66,10 +66,10 @@ def show(run_dir: Path, first: int, count: int) -> None:
     from ctxlm_ds.data.stream.preview import preview_planned
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.build import build_objective
-    from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.load import load_saved_config
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
-    config = load_config(run_dir / "config.yaml")
+    config = load_saved_config(run_dir / "config.yaml")
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     objective = build_objective(config.objective, tokenizer)
     rows = build_run_rows(config, tokenizer, objective).train

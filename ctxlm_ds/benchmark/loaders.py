@@ -53,17 +53,17 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096
     dataset. Both make micro-batches of the recipe's size.
 
     Raises:
-        ConfigError, DataError, TokenizerError: the recipe is a decoder's, or names no usable data or tokenizer.
+        ConfigError, DataError, TokenizerError: the recipe masks no tokens, or names no usable data or tokenizer.
     """
     from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
-    if config.model.is_decoder:
-        raise ConfigError(
-            f"model.family {config.model.family}: loaders are compared by their masking, which causal_lm has not; "
-            "give a recipe of a masked language model"
-        )
     tokenizer = load_tokenizer(config.tokenizer.path or "")
     objective = build_objective(config.objective, tokenizer)
+    if not any(field.name == "masked_lm_labels" for field in objective.fields(config.data)):
+        raise ConfigError(
+            f"objective.name {config.objective.name}: loaders are compared by their masking, which it has not; give a "
+            "recipe of a masked language model"
+        )
     rows = build_rows(train_parts(config), tokenizer, config, objective)
     in_process = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
     steps = iter(TrainLoader(rows, objective, in_process))

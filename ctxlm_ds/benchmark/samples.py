@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
-from ctxlm_ds.data.formats.loops.records import sample_records
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import usable_cores
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.registry import FORMATS
 
 SEQ_LENGTH = 512
 SENTENCES_A_DOCUMENT = 20
@@ -87,10 +87,10 @@ def table_of(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> SentenceT
 
 def _sentences_done(table: SentenceTable, sample_format: str, workers: int) -> int:
     settings = SampleSettings(
-        sample_format=sample_format, seq_length=SEQ_LENGTH, short_seq_prob=SHORT_SEQ_PROB, num_duplicates=1, seed=1,
-        packing=False, max_sequences_per_row=1, static_masking=None,
+        sample_format=sample_format, seq_length=SEQ_LENGTH, num_duplicates=1, seed=1, packing=False,
+        max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": SHORT_SEQ_PROB},
     )  # fmt: skip
-    for _ in sample_records(table, "made up", settings, TEMPLATE, 0, workers):
+    for _ in FORMATS.get(sample_format)().records(table, "made up", settings, TEMPLATE, 0, workers):
         pass
     return table.num_sentences
 

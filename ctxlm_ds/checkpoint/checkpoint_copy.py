@@ -8,7 +8,7 @@ Not here: what is in it (reshape.py, universal.py).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import Manifest, hash_files, list_files, read_manifest, verify, write_manifest
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 
 METRICS_NAME = "metrics.jsonl"
@@ -26,8 +26,8 @@ WORD_EMBEDDINGS = "word_embeddings.weight"
 SPACE_SLACK_BYTES = 16 * 2**20
 
 
-def find_verified(path: Path) -> tuple[Path, Manifest]:
-    """A checkpoint's folder, or the newest one of a run; every byte has been compared with its manifest.
+def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:
+    """Find a checkpoint's folder, or the newest one of a run, that `check` has compared with its manifest.
 
     Raises:
         CheckpointError: there is none, or none that is intact.
@@ -35,8 +35,8 @@ def find_verified(path: Path) -> tuple[Path, Manifest]:
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run or a checkpoint (RUN/checkpoints/step-…)")
     if not (path / CHECKPOINTS_DIR).is_dir():
-        return path, verify(path)
-    newest = find_newest_intact(path / CHECKPOINTS_DIR).newest
+        return path, check(path)
+    newest = find_newest_intact(path / CHECKPOINTS_DIR, check).newest
     if newest is None:
         raise CheckpointError(f"{path / CHECKPOINTS_DIR} holds no checkpoint yet; wait for the run's first one")
     return newest, read_manifest(newest)
@@ -44,7 +44,7 @@ def find_verified(path: Path) -> tuple[Path, Manifest]:
 
 def saved_config(folder: Path, reader: CheckpointReader) -> RunConfig:
     """The recipe in a checkpoint, its vocabulary as large as the table that was saved."""
-    config = load_config(folder / "config.yaml")
+    config = load_saved_config(folder / "config.yaml")
     if WORD_EMBEDDINGS not in reader:
         raise CheckpointError(f"{folder} has no {WORD_EMBEDDINGS}, so it is not a model of this project")
     model = config.model.model_copy(update={"vocab_size": reader.shape(WORD_EMBEDDINGS)[0]})

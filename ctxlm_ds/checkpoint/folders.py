@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.atomic import PARTIAL_MARK
-from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.manifest import Manifest, verify
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
 
@@ -65,10 +66,10 @@ class Search:
     """Newer ones that do not verify."""
 
 
-def find_newest_intact(directory: Path) -> Search:
+def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> Search:
     """Verify from the newest checkpoint down until one is intact, warning about each damaged one.
 
-    `latest` is a hint only: a crash between the last rename and its move leaves it behind.
+    `latest` is a hint only: a crash between the last rename and its move leaves it behind. `check` verifies one folder.
 
     Raises:
         CheckpointError: there are checkpoints and all of them are damaged.
@@ -85,7 +86,7 @@ def find_newest_intact(directory: Path) -> Search:
     for step in sorted(folders, reverse=True):
         started_s = time.monotonic()
         try:
-            manifest = verify(folders[step])
+            manifest = check(folders[step])
             if manifest.step != step:
                 raise CheckpointError(f"{folders[step]} is damaged: its manifest is that of step {manifest.step}")
         except CheckpointError as error:
@@ -97,9 +98,10 @@ def find_newest_intact(directory: Path) -> Search:
         logger.info("verified %s (%.1f MB in %s)", folders[step], manifest.total_bytes / 1e6, took)
         return Search(folders[step], tuple(damaged))
     raise CheckpointError(
-        f"no checkpoint in {directory} is intact, and a run must not start over unasked: "
+        f"no checkpoint in {directory} is intact: "
         + "; ".join(reasons)
-        + f". Restore one from a copy, or move {directory} away to start from the beginning"
+        + f". Restore one from a copy; a run must not start over unasked, so move {directory} away to start it from "
+        "the beginning"
     )
 
 

@@ -25,7 +25,7 @@ from ctxlm_ds.checkpoint.target_layout import Layout, PlannedPiece, plan_pieces,
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import ByteProgress, byte_progress, logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.load import dump_config, load_saved_config
 
 __all__ = ["Layout", "Reshaped", "reshape"]
 
@@ -91,7 +91,7 @@ def reshape(checkpoint: Path, output: Path, layout: Layout) -> Reshaped:
         reader.close()
         merge_index(folder, parts, reader.scalars())
         # The recipe itself, not what was derived from it: a resume compares its sections.
-        recipe = load_config(source / CONFIG_NAME).model_copy(update={"parallel": config.parallel})
+        recipe = load_saved_config(source / CONFIG_NAME).model_copy(update={"parallel": config.parallel})
         (folder / CONFIG_NAME).write_text(dump_config(recipe), encoding="utf-8")
         copy_run_files(source, manifest, folder, {CONFIG_NAME, INDEX_NAME})
     return Reshaped(source, output, manifest.step, layout, elements)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.checkpoint.parameter_check import check_parameters
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list
 from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
@@ -129,25 +129,13 @@ def plan_pieces(config: RunConfig, shapes: Shapes, layout: Layout) -> Iterator[t
     with torch.device("meta"):
         module = LayerSequence(descriptions)
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    _check_shapes(shapes, expected)
+    check_parameters(shapes, expected, "the parameters are not those of the recipe's model")
     multiple = config.parallel.vocab_multiple
     for stage, names in enumerate(_stage_names(config, descriptions, expected, layout)):
         for tensor in range(layout.tensor_parallel_size):
             held = [_hold(name, shapes[name], layout, tensor, multiple, duplicate) for name, duplicate in names]
             for data, pieces in enumerate(_cut(held, layout)):
                 yield layout.rank(stage, data, tensor), [part for piece in pieces for part in _parts(piece)]
-
-
-def _check_shapes(found: Shapes, expected: Shapes) -> None:
-    problems = [f"{name} is missing" for name in expected if name not in found]
-    problems += [f"{name} is unknown" for name in found if name not in expected]
-    problems += [
-        f"{name} has shape {found[name]}, expected {shape}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if problems:
-        raise CheckpointError(f"the parameters are not those of the recipe's model: {'; '.join(problems)}")
 
 
 def _stage_names(

@@ -27,8 +27,7 @@ from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.fixed_settings import FIXED_SETTINGS
-from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
@@ -212,9 +211,8 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
         CheckpointError: lists every one that differs.
     """
     # Loaded, not only parsed: settings that are younger than the checkpoint have their defaults.
-    saved_config = load_config(folder / "config.yaml")
-    saved, current = yaml.safe_load(dump_config(saved_config)), yaml.safe_load(dump_config(config))
-    before, now = _fixed_settings(saved), _fixed_settings(current)
+    saved_config = load_saved_config(folder / "config.yaml")
+    before, now = _fixed_settings(saved_config), _fixed_settings(config)
     changed = [
         f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in dict.fromkeys((*before, *now))
@@ -275,9 +273,10 @@ def _refuse(folder: Path, changed: Sequence[str]) -> None:
         )
 
 
-def _fixed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed_settings(config: RunConfig) -> dict[str, Any]:
     """What a run cannot change: every single value, by its full name."""
-    return dict(leaf for key in FIXED_SETTINGS for leaf in _leaves(_lookup(settings, key), key))
+    settings = yaml.safe_load(dump_config(config))
+    return dict(leaf for key in config.fixed_settings for leaf in _leaves(_lookup(settings, key), key))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

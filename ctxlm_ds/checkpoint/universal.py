@@ -33,7 +33,10 @@ from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.placement import QKV_BLOCKS, split_axis
+from ctxlm_ds.models.build import WholeModel, describe_model
+from ctxlm_ds.parallel.placement import Split
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.registry import OBJECTIVES
 
 LATEST_NAME = "latest_universal"
 WEIGHT_FILE = "fp32"
@@ -86,6 +89,8 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
             f"{source} holds weights alone, and DeepSpeed loads the format with optimizer states only; train a step "
             "first, or give another checkpoint"
         )
+    config = load_config(source / "config.yaml")
+    whole = describe_model(config.model, OBJECTIVES.get(config.objective.name).outputs)
     elements = total_elements(reader)
     files = sum(1 + len(reader.kinds(name)) for name in reader.names())
     require_space(output, elements * FP32_BYTES + files * BYTES_PER_FILE)
@@ -96,7 +101,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
     tag = f"global_step{manifest.step}"
     logger.info("writing %s in DeepSpeed's universal format", source)
     with output_folder(output) as folder:
-        _write_parameters(reader, folder / tag / "zero", step, elements)
+        _write_parameters(reader, whole, folder / tag / "zero", step, elements)
         torch.save(_optimizer_state(updates), folder / tag / "zero" / "optimizer_state.pt")
         for name in STATE_FILES:
             torch.save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
@@ -105,31 +110,39 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
     return Exported(source, output, manifest.step, sum(reader.num_elements(name) for name in reader.names()))
 
 
-def _write_parameters(reader: CheckpointReader, zero: Path, step: object, elements: int) -> None:
+def _write_parameters(
+    reader: CheckpointReader, whole: WholeModel, zero: Path, step: object, elements: int
+) -> None:
     done = 0
     with byte_progress("to-universal", elements * FP32_BYTES) as progress:
         for name in reader.names():
             place = zero / name
             place.mkdir(parents=True)
+            marks = cut_marks(whole.facts[name].split, len(whole.shapes[name]))
             torch.save(step, place / f"{STEP_FILE}.pt")
             for kind in reader.kinds(name):
                 value = reader.read_full(name, kind)
                 file = WEIGHT_FILE if kind == WEIGHT_KIND else kind
-                torch.save({PARAM: value, **cut_marks(name)}, place / f"{file}.pt")
+                torch.save({PARAM: value, **marks}, place / f"{file}.pt")
                 done += value.numel() * FP32_BYTES
                 progress.update(done, name)
 
 
-def cut_marks(name: str) -> dict[str, Any]:
-    """How DeepSpeed is to cut a whole parameter for tensor-parallel ranks."""
-    axis = split_axis(name)
-    if axis == "columns":
+def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
+    """Return how DeepSpeed is to cut a whole parameter of so many dimensions for tensor-parallel ranks.
+
+    Raises:
+        CheckpointError: the parameter's blocks are not equal, which the format cannot say.
+    """
+    if split is None or split.axis == "rows" and not split.blocks:
+        return {"cat_dim": 0}
+    if split.axis == "columns":
         return {"cat_dim": 1}
-    if axis == "qkv":
-        return {"cat_dim": 0, "param_n_sub_params": QKV_BLOCKS}
-    if axis == "vocabulary" and name.endswith(".weight"):
-        return {"cat_dim": 0, "vocab_tensor": True}
-    return {"cat_dim": 0}
+    if split.axis == "vocabulary":
+        return {"cat_dim": 0, "vocab_tensor": True} if num_dims > 1 else {"cat_dim": 0}
+    if len(set(split.blocks)) > 1:
+        raise CheckpointError(f"DeepSpeed's universal format has no parameter made of unequal blocks {split.blocks}")
+    return {"cat_dim": 0, "param_n_sub_params": len(split.blocks)}
 
 
 def _optimizer_state(updates: int) -> dict[str, Any]:

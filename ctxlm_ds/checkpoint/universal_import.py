@@ -1,7 +1,7 @@
 """A checkpoint in DeepSpeed's universal format as one of this project.
 
 In: what deepspeed/checkpoint/ds_to_universal.py wrote (of ZeRO 1, 2 or 3) or universal.py did, and the recipe of its
-model; the parameters must bear this project's names (an engine over models/layer_list.LayerSequence). Out: a run folder
+model; the parameters must bear this project's names (an engine over models/layers.LayerSequence). Out: a run folder
 with weights and moments. One of a run of this project goes on where it stood; of any other run the place in the data is
 unknown, so it serves initialize_from and exports. The files are pickles: they are read as tensors and plain values, and
 one that holds more is refused unread.
@@ -19,18 +19,16 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.checkpoint.checkpoint_copy import WORD_EMBEDDINGS, check_new, new_run, require_space
+from ctxlm_ds.checkpoint.checkpoint_copy import check_new, new_run, require_space
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.checkpoint.universal import CLIENT_KEY, LATEST_NAME, PARAM, STEP_FILE, WEIGHT_FILE
 from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError, ConfigError
-from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_layer_list
-from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.build import objective_terms
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.load import dump_config, load_config
-from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
 STATE_PATTERN = "*mp_rank_00_model_states.pt"
@@ -121,17 +119,19 @@ def _find_step(checkpoint: Path) -> Path:
 
 def _shapes(config: RunConfig, source: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter of the recipe's model, which must be those of the folder."""
-    table = _load_tensor(source / "zero" / WORD_EMBEDDINGS / f"{WEIGHT_FILE}.pt")
-    model = config.model.model_copy(update={"vocab_size": table.numel() // config.model.hidden_size})
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False)
-    with torch.device("meta"):
-        module = LayerSequence(build_layer_list(model, objective_terms(config.objective), kernels))
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    if config.model.vocab_size not in (None, model.vocab_size):
+    outputs = OBJECTIVES.get(config.objective.name).outputs
+    probe = config.model if config.model.vocab_size else config.model.model_copy(update={"vocab_size": 1})
+    whole = describe_model(probe, outputs)
+    tables = (name for name, facts in whole.facts.items() if facts.grows == "vocabulary")
+    table = max(tables, key=lambda name: len(whole.shapes[name]))
+    width = math.prod(whole.shapes[table][1:])
+    rows = _load_tensor(source / "zero" / table / f"{WEIGHT_FILE}.pt").numel() // width
+    if config.model.vocab_size not in (None, rows):
         raise CheckpointError(
-            f"{source}: {table.numel()} word embeddings, the recipe's model has {config.model.vocab_size} x "
-            f"{config.model.hidden_size}; give the recipe of this checkpoint"
+            f"{source}: {rows} rows of {table}, the recipe's model has {config.model.vocab_size}; give the recipe of "
+            "this checkpoint"
         )
+    shapes = describe_model(config.model.model_copy(update={"vocab_size": rows}), outputs).shapes
     found = {path.name for path in (source / "zero").iterdir() if path.is_dir()}
     problems = [f"{name} is missing" for name in shapes if name not in found]
     problems += [f"{name} is unknown" for name in sorted(found - shapes.keys())]

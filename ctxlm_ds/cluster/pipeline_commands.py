@@ -10,12 +10,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctxlm_ds.recipe.pipeline_rules import appends_eod, splits_sentences
-from ctxlm_ds.recipe.pipeline_schema import PipelineConfig, PipelineTokenizer
+from ctxlm_ds.recipe.pipeline_rules import appends_eod, splits_sentences, tokenizer_type
+from ctxlm_ds.recipe.pipeline_schema import PipelineConfig
 from ctxlm_ds.recipe.schema import RunConfig
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-TOKENIZER_TYPES = {"bert": "wordpiece", "roberta": "bpe", "gpt2": "gpt2", "gpt1": "gpt2"}
 HF_SCHEME = "hf://"
 
 
@@ -39,11 +38,6 @@ def _tool(name: str, *words: object) -> str:
     return " ".join(["python", quoted(from_checkout("tools", name)), *map(quoted, words)])
 
 
-def tokenizer_type(wanted: PipelineTokenizer, family: str) -> str:
-    """The kind to train."""
-    return wanted.type or TOKENIZER_TYPES[family]
-
-
 def _reading(pipeline: PipelineConfig, patterns: Sequence[str]) -> list[object]:
     words: list[object] = ["--input", *patterns, "--json-keys", *pipeline.json_keys]
     if pipeline.input_format != "auto":
@@ -57,7 +51,7 @@ def train_tokenizer(config: RunConfig, pipeline: PipelineConfig, patterns: Seque
     """tools/train_tokenizer.py."""
     wanted = pipeline.tokenizer
     assert wanted is not None
-    words = [*_reading(pipeline, patterns), "--type", tokenizer_type(wanted, config.model.family)]
+    words = [*_reading(pipeline, patterns), "--type", tokenizer_type(config, wanted)]
     if wanted.vocab_size is not None:
         words += ["--vocab-size", wanted.vocab_size]
     if not wanted.lowercase:

@@ -16,13 +16,11 @@ from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, lo
 from ctxlm_ds.recipe.load import find_recipe, load_config
 from ctxlm_ds.recipe.pipeline_schema import PipelineConfig, StepResources
 from ctxlm_ds.recipe.problems import Problem, ProblemsError
-from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig, TrainSource, ValidationSource
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.recipe.sections import TrainSource, ValidationSource
 
 SHARED_DATA = ("train", "validation", "split", "blend", "temperature")
 """Of the section `data`, what every phase has from the first."""
-SAME_MODEL = ("family", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size", "type_vocab_size",
-              "hidden_activation", "layer_norm_eps", "pre_layer_norm")  # fmt: skip
-"""What a phase cannot change of the model of the one before."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +136,14 @@ def _own_problems(error: ProblemsError, told: Sequence[Problem], here: str) -> I
 
 
 def _model_problems(first: RunConfig, own: RunConfig, here: str) -> Iterator[Problem]:
-    for name in SAME_MODEL:
-        before, now = getattr(first.model, name), getattr(own.model, name)
+    """Yield what a phase cannot change of the model of the one before."""
+    for name in dict.fromkeys((*first.model.same_function, *first.model.same_shape)):
+        before, now = getattr(first.model, name), getattr(own.model, name, None)
         if before != now:
             text = f"its model.{name} is {now}, that of the first phase {before}; weights cannot be taken over"
             yield Problem(here, text, ("pipeline.phases", f"model.{name}"))
+        if type(own.model) is not type(first.model):
+            return
 
 
 def _pretrain_resources(pipeline: PipelineConfig, index: int) -> StepResources:

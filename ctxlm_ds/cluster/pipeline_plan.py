@@ -20,7 +20,13 @@ from ctxlm_ds.cluster.pipeline_steps import Plan, Step, flatten
 from ctxlm_ds.data.sources.reading import find_sources, source_signature
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.load import dump_config, load_config
-from ctxlm_ds.recipe.pipeline_rules import appends_eod, fill_placeholders, pipeline_problems, splits_sentences
+from ctxlm_ds.recipe.pipeline_rules import (
+    appends_eod,
+    fill_placeholders,
+    pipeline_problems,
+    splits_sentences,
+    tokenizer_type,
+)
 from ctxlm_ds.recipe.pipeline_schema import PipelineCommand, PipelineConfig, StepResources
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -32,10 +38,6 @@ HOW_NOT_WHAT = (
     "training.micro_batch_size", "training.compile", "training.activation_checkpointing", "training.deterministic",
 )  # fmt: skip
 """Settings of a recipe that do not make another model of it."""
-SAMPLE_SETTINGS = (
-    "data.sample_format", "data.seq_length", "data.short_seq_prob", "data.num_duplicates", "data.packing",
-    "data.max_sequences_per_row", "data.reset_at_documents", "data.split", "training.seed", "objective",
-)  # fmt: skip
 
 
 def make_plan(recipe: str, overrides: Sequence[str] = ()) -> Plan:
@@ -115,7 +117,7 @@ class _Planner:
         texts = self._texts(self.pipeline.input, "tokenizer")
         settings = {
             **self._reading(texts),
-            "type": commands.tokenizer_type(wanted, self.config.model.family),
+            "type": tokenizer_type(self.config, wanted),
             **wanted.model_dump(mode="json", exclude={"type"}),
         }
         command = commands.train_tokenizer(self.config, self.pipeline, texts.patterns, self._tokenizer_folder)
@@ -163,7 +165,9 @@ class _Planner:
             facts["folder"] = os.path.abspath(config.data.sample_index_dir)
         prefixes = [source.path for source in config.data.train] + [source.path for source in config.data.validation]
         outputs = tuple(Output(SAMPLES, os.path.abspath(prefix), facts) for prefix in prefixes)
-        settings = {key: value for key, value in flat.items() if _below(key, SAMPLE_SETTINGS)}
+        decides = [f"data.{setting}" for setting in config.data.fixed if setting not in ("blend", "temperature")]
+        wanted = (*decides, "training.seed", "objective")
+        settings = {key: value for key, value in flat.items() if _below(key, wanted)}
         needs = self._dataset_needs() + (("preprocess-heldout",) if self.pipeline.heldout else ())
         command = commands.build_samples(recipe, self._resources(name).cpus)
         return self._step(

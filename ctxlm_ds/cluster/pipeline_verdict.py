@@ -17,12 +17,11 @@ from ctxlm_ds.cluster.pipeline_outputs import Output, join_fingerprints, need_fi
 from ctxlm_ds.cluster.pipeline_records import DONE, FAILED, Record, all_records, read_order, read_record, record_path
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step, flatten
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.recipe.fixed_settings import FIXED_SETTINGS
+from ctxlm_ds.recipe.choices import CHOICES, DATA
 from ctxlm_ds.recipe.problems import show_value
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import FIXED_WHATEVER_THE_ROWS, RunConfig
+from ctxlm_ds.recipe.section import Section
 
-NOT_CONTINUED = (*FIXED_SETTINGS, "initialize_from", "data.train", "tokenizer")
-"""A run with others of these is another run, also before its end."""
 CONTENTS = {"input": "the texts", "tokenizer": "the tokenizer", "data.train": "the datasets"}
 """Settings that are fingerprints, in words."""
 
@@ -165,7 +164,7 @@ def _judge_run(record: Record, whole: str | None, settings: Mapping[str, str], s
     why = "; ".join([*settings.values(), *stale])
     if whole is not None:
         return _Finding(State.CHANGED, why, True, record) if why else _Finding(State.DONE, record=record)
-    another = stale or [key for key in settings if key.startswith(NOT_CONTINUED)]
+    another = stale or [key for key in settings if key.startswith(_not_continued())]
     if another:
         return _Finding(State.CHANGED, why, True, record)
     # Complete by the limits of then: what was made of it will be made of another state.
@@ -199,15 +198,42 @@ def _other_layouts(plan: Plan, step: Step) -> list[str]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """A text for each setting that is not what it was. One that is younger than the record had its default."""
+    """Return a text for each setting that is not what it was. One that is younger than the record had its default.
+
+    One that only other families, objectives or formats have counts for nothing: earlier versions recorded all of them.
+    """
     texts = {}
     for key in dict.fromkeys((*before, *now)):
-        old = before[key] if key in before else _defaults().get(key)
+        old = before[key] if key in before else _default(key, now)
         new = now.get(key)
-        if old == new:
+        if old == new or (key not in now and _is_of_others(key, now)):
             continue
         texts[key] = f"{CONTENTS[key]} changed" if key in CONTENTS else f"{key} {show_value(old)} -> {show_value(new)}"
     return texts
+
+
+def _default(key: str, now: Mapping[str, Any]) -> Any:
+    section = _section(key, now)
+    field = None if section is None else section.model_fields.get(key.split(".")[1])
+    return _defaults().get(key) if field is None else field.default
+
+
+def _is_of_others(key: str, now: Mapping[str, Any]) -> bool:
+    section = _section(key, now)
+    return section is not None and key.split(".")[1] not in section.model_fields
+
+
+def _section(key: str, now: Mapping[str, Any]) -> type[Section] | None:
+    """Return the class of a setting's section, if it depends on a name."""
+    choice = CHOICES.get(key.split(".")[0]) if "." in key else None
+    return None if choice is None else choice.find({choice.key: now.get(choice.path, choice.default)})
+
+
+@cache
+def _not_continued() -> tuple[str, ...]:
+    """Return the settings that make another run, also before its end."""
+    rows = {f"data.{name}" for entry in DATA.entries().values() for name in entry.section.fixed}
+    return (*FIXED_WHATEVER_THE_ROWS, *rows, "initialize_from", "data.train", "tokenizer")
 
 
 @cache

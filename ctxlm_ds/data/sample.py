@@ -10,16 +10,19 @@ a row (1 without packing).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.fields import IGNORE_LABEL as IGNORE_LABEL
+from ctxlm_ds.data.fields import Field
+
 if TYPE_CHECKING:
     import torch
 
-IGNORE_LABEL = -100
 NO_LABEL = -1
 
 
@@ -27,7 +30,8 @@ NO_LABEL = -1
 class Sample:
     """One input sequence before corruption, special tokens in place.
 
-    For causal_lm the last token is no input: it is what the last input predicts, and may be another sample's first.
+    If the sample format is shifted, the last token is no input: it is what the last input predicts, and may be another
+    sample's first.
     """
 
     input_ids: NDArray[np.int32]
@@ -35,9 +39,9 @@ class Sample:
     token_type_ids: NDArray[np.int32]
     """[n], 0 for [CLS] A [SEP], 1 for B [SEP]."""
     special_mask: NDArray[np.bool_]
-    """[n], True where a special token was inserted by the sample builder (CLS, SEP, separators)."""
-    is_random_next: int
-    """0 B follows A, 1 B is from another document, NO_LABEL where the format has no such label."""
+    """[n], True at a special token that was inserted by the sample builder (CLS, SEP, separators)."""
+    sequence_label: int
+    """Of the sequence, such as whether B follows A; NO_LABEL if the sample format has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Example:
     """[k], ascending."""
     prediction_labels: NDArray[np.int32]
     """[k], the original ids."""
-    is_random_next: int
+    sequence_label: int
 
 
 class Samples(NamedTuple):
@@ -65,8 +69,8 @@ class Samples(NamedTuple):
     starts: NDArray[np.int64]
     """[c + 1]"""
     second_starts: NDArray[np.int64]
-    """[c], position in the sequence from which token types are 1, its length where none is."""
-    is_random_next: NDArray[np.int8]
+    """[c], position in the sequence from which token types are 1, its length if none is."""
+    sequence_labels: NDArray[np.int8]
     """[c]"""
     keys: NDArray[np.uint64]
     """[c, 3], the integers that a sequence's random words are keyed by: sample number, epoch, index."""
@@ -80,7 +84,7 @@ class Samples(NamedTuple):
         """Sequence `number` on its own."""
         begin, end = int(self.starts[number]), int(self.starts[number + 1])
         types = token_types(end - begin, int(self.second_starts[number]))
-        return Sample(self.input_ids[begin:end], types, self.special_mask[begin:end], int(self.is_random_next[number]))
+        return Sample(self.input_ids[begin:end], types, self.special_mask[begin:end], int(self.sequence_labels[number]))
 
 
 class Examples(NamedTuple):
@@ -92,7 +96,7 @@ class Examples(NamedTuple):
     """[c + 1]"""
     second_starts: NDArray[np.int64]
     """[c], as in Samples."""
-    is_random_next: NDArray[np.int8]
+    sequence_labels: NDArray[np.int8]
     """[c]"""
     prediction_positions: NDArray[np.int32]
     """[q], within the sequence, ascending in each."""
@@ -110,7 +114,7 @@ class Examples(NamedTuple):
             token_types(end - begin, int(self.second_starts[number])),
             self.prediction_positions[predictions],
             self.prediction_labels[predictions],
-            int(self.is_random_next[number]),
+            int(self.sequence_labels[number]),
         )
 
 
@@ -128,7 +132,7 @@ def empty_samples(lengths: NDArray[np.int64]) -> Samples:
         special_mask=np.empty(total, dtype=np.bool_),
         starts=starts,
         second_starts=np.empty(count, dtype=np.int64),
-        is_random_next=np.empty(count, dtype=np.int8),
+        sequence_labels=np.empty(count, dtype=np.int8),
         keys=np.zeros((count, 3), dtype=np.uint64),
     )
 
@@ -140,7 +144,7 @@ def empty_examples(lengths: NDArray[np.int64], prediction_counts: NDArray[np.int
         input_ids=np.empty(int(starts[-1]), dtype=np.int32),
         starts=starts,
         second_starts=np.empty(len(lengths), dtype=np.int64),
-        is_random_next=np.empty(len(lengths), dtype=np.int8),
+        sequence_labels=np.empty(len(lengths), dtype=np.int8),
         prediction_positions=np.empty(int(prediction_starts[-1]), dtype=np.int32),
         prediction_labels=np.empty(int(prediction_starts[-1]), dtype=np.int32),
         prediction_starts=prediction_starts,
@@ -156,27 +160,53 @@ def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class Batch:
-    """One micro-batch of constant shape; every tensor int64 unless said otherwise."""
+    """One micro-batch: tensors [b, columns] of constant shape by the name of their field.
 
-    input_ids: torch.Tensor
-    """[b, s], pad id where empty."""
-    token_type_ids: torch.Tensor
-    """[b, s]"""
-    position_ids: torch.Tensor
-    """[b, s], 0-based, restarting in each packed sequence; 0 at padding."""
-    sequence_ids: torch.Tensor
-    """[b, s], 1..m for the sequences of a row, 0 at padding."""
-    sequence_starts: torch.Tensor
-    """[b, m + 1], first position of each sequence and of the padding; s where there is none."""
-    prediction_positions: torch.Tensor
-    """[b, p], 0 in empty slots."""
-    cls_positions: torch.Tensor
-    """[b, m], first position of each sequence, 0 in empty slots."""
-    labels: dict[str, torch.Tensor]
-    """By loss term: masked_lm [b, p], causal_lm [b, s], next_sentence [b, m]; IGNORE_LABEL in empty slots."""
+    An objective says which fields there are (objectives/base.Objective.fields). Names that several have, all int64:
+
+        input_ids             [b, s], the padding token in empty places
+        token_type_ids        [b, s]
+        position_ids          [b, s], from 0 on in each sequence of a row; 0 at padding
+        sequence_ids          [b, s], 1..m for the sequences of a row, 0 at padding
+        sequence_starts       [b, m + 1], first position of each sequence and of the padding; s if there is none
+        prediction_positions  [b, p], 0 in empty slots
+        cls_positions         [b, m], first position of each sequence, 0 in empty slots
+        ..._labels            IGNORE_LABEL if there is nothing to predict
+    """
+
+    fields: dict[str, torch.Tensor]
 
     @property
-    def fields(self) -> dict[str, torch.Tensor]:
-        names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "sequence_starts",
-                 "prediction_positions", "cls_positions")
-        return {n: getattr(self, n) for n in names} | {f"{term}_labels": x for term, x in self.labels.items()}
+    def num_tokens(self) -> int:
+        """Positions that are not padding."""
+        return int(self.fields["sequence_ids"].count_nonzero())
+
+    @classmethod
+    def example(cls, fields: Sequence[Field], rows: int, rng: np.random.Generator, vocab_size: int) -> Batch:
+        """Make up rows of one full sequence each, for measurements and tests.
+
+        Tokens are any ids below `vocab_size`, every prediction slot is used, float fields lie between 0 and 1; labels
+        are 0 or 1, which every vocabulary and every classifier has.
+        """
+        import torch
+
+        def values(field: Field) -> NDArray[Any]:
+            shape = (rows, field.columns)
+            if field.dtype == "float32":
+                return rng.random(shape, dtype=np.float32)
+            if field.name == "input_ids":
+                return rng.integers(vocab_size, size=shape)
+            if field.name == "position_ids":
+                return np.tile(np.arange(field.columns), (rows, 1))
+            if field.name == "sequence_ids":
+                return np.ones(shape, dtype=np.int64)
+            if field.name == "sequence_starts":
+                return np.where(np.arange(field.columns) == 0, 0, np.full(shape, field.fill)).astype(np.int64)
+            if field.name == "prediction_positions":
+                length = next(other.columns for other in fields if other.name == "input_ids")
+                return np.sort(np.argsort(rng.random((rows, length)), axis=1)[:, : field.columns], axis=1)
+            if field.name.endswith("_labels"):
+                return rng.integers(2, size=shape)
+            return np.zeros(shape, dtype=np.int64)
+
+        return cls({field.name: torch.from_numpy(values(field)) for field in fields})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +13,26 @@ import torch
 from ctxlm_ds.atomic import fsync_tree, output_folder
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.checkpoint.parameter_check import check_parameters
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
-from ctxlm_ds.export.checkpoint_source import CheckpointSource, check_parameters, open_checkpoint
+from ctxlm_ds.export.base import CardText, export_of
+from ctxlm_ds.export.checkpoint_source import CheckpointSource, open_checkpoint
 from ctxlm_ds.export.hf_config import to_hf_config
-from ctxlm_ds.export.key_maps import KeyMap, build_key_map, their_shapes, to_theirs
+from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.export.model_card import CARD_MARK, CardFacts, read_dataset_metadata, read_evaluation, write_model_card
 from ctxlm_ds.export.safetensors_files import TensorSpec, plan_shards, write_model
 from ctxlm_ds.export.verify import Comparison, verify_folder
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, model_shapes
-from ctxlm_ds.models.flops import parameter_count
+from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource
+from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, RunConfig, TokenizerConfig
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
+DEFAULT_SEQ_LENGTH = DataSection.model_fields["seq_length"].default
 DEFAULT_SHARD_BYTES = 5 * 10**9
 IMPORT_RECORD = "imported_from.json"
 
@@ -39,6 +44,8 @@ class Conversion:
     source: Path
     output: Path
     hf_class: str
+    task: str
+    """Pipeline of transformers that uses the model."""
     num_parameters: int
     comparisons: list[Comparison]
 
@@ -60,21 +67,23 @@ def to_hf(
     """
     check_output(output, checkpoint, _is_export(output))
     source = open_checkpoint(checkpoint)
+    export = export_of(source.model.family)
     tokenizer = load_tokenizer(source.tokenizer_folder)
-    key_map = build_key_map(source.model, source.terms, tokenizer.pad_id)
+    key_map = export.key_map(source.model, source.outputs, tokenizer.pad_id)
     _check_tokenizer(tokenizer, source.model)
-    shapes = {name: source.reader.shape(name) for name in source.reader.names()}
-    check_parameters(shapes, model_shapes(source.model, source.terms), source.folder)
+    whole = describe_model(source.model, source.outputs)
+    _check_parameters(source.reader, whole, source.folder)
     logger.info("exporting %s as %s in %s", source.folder, key_map.hf_class, dtype)
+    text = export.card(source.outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
     with output_folder(output) as folder:
         _copy_tokenizer(source, folder)
         shards = plan_shards(their_specs(key_map, source.reader), dtype, max_shard_bytes)
         write_model(folder, shards, their_tensors(key_map, source.reader), dtype)
-        to_hf_config(source.model, key_map.hf_class, tokenizer, dtype).to_json_file(folder / "config.json")
-        facts = _card_facts(source, tokenizer, key_map.hf_class, dtype)
+        to_hf_config(export, source.model, key_map.hf_class, tokenizer, dtype).to_json_file(folder / "config.json")
+        facts = _card_facts(source, text, key_map.hf_class, dtype, whole.num_parameters)
         (folder / "README.md").write_text(write_model_card(facts), encoding="utf-8")
-        comparisons = verify_folder(folder, source.reader, source.model, source.terms, tokenizer, dtype)
-    return Conversion(source.folder, output, key_map.hf_class, facts.num_parameters, comparisons)
+        comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
+    return Conversion(source.folder, output, key_map.hf_class, text.task, whole.num_parameters, comparisons)
 
 
 def check_output(output: Path, source: Path, is_earlier_result: bool) -> None:
@@ -91,7 +100,7 @@ def _is_export(output: Path) -> bool:
     return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
 
 
-def _check_tokenizer(tokenizer: Tokenizer, model: ModelConfig) -> None:
+def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:
     assert model.vocab_size is not None
     if tokenizer.vocab_size > model.vocab_size:
         raise ExportError(
@@ -105,14 +114,14 @@ def their_specs(key_map: KeyMap, source: WeightSource) -> list[TensorSpec]:
     return [
         TensorSpec(name, shape)
         for row in key_map.rows
-        for name, shape in zip(row.theirs, their_shapes(row, source.shape(row.ours), key_map), strict=True)
+        for name, shape in zip(row.theirs, row.their_shapes(source.shape(row.ours)), strict=True)
     ]
 
 
 def their_tensors(key_map: KeyMap, source: WeightSource) -> Iterator[torch.Tensor]:
     """Their tensors in the order of the table; one parameter of ours is in memory at a time."""
     for row in key_map.rows:
-        yield from to_theirs(row, source.read_full(row.ours), key_map)
+        yield from row.to_theirs(source.read_full(row.ours))
 
 
 def _copy_tokenizer(source: CheckpointSource, folder: Path) -> None:
@@ -122,19 +131,20 @@ def _copy_tokenizer(source: CheckpointSource, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
     config_path = folder / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-    config["model_max_length"] = source.model.max_position_embeddings
+    if source.model.longest_sequence is not None:
+        config["model_max_length"] = source.model.longest_sequence
     config_path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _card_facts(source: CheckpointSource, tokenizer: Tokenizer, hf_class: str, dtype: str) -> CardFacts:
+def _card_facts(source: CheckpointSource, text: CardText, hf_class: str, dtype: str, num_parameters: int) -> CardFacts:
     trained = bool(source.train_state)
     step = int(source.train_state.get("step", 0))
     return CardFacts(
         config=source.config.model_copy(update={"model": source.model}),
+        text=text,
         hf_class=hf_class,
         dtype=dtype,
-        num_parameters=parameter_count(source.model, source.terms),
-        mask_token="" if source.model.is_decoder else tokenizer.id_to_token(tokenizer.mask_id),
+        num_parameters=num_parameters,
         train_state=source.train_state,
         evaluation=read_evaluation(source.metrics_file, step) if trained else {},
         datasets=read_dataset_metadata([part.path for part in source.config.data.train]) if trained else {},
@@ -145,7 +155,7 @@ def from_hf(model: Path, output: Path) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
 
     Args:
-        model: a folder of a class of key_maps.py (BERT, RoBERTa, GPT-2, GPT) with safetensors and a tokenizer.
+        model: a folder of a class that a family's export knows, with safetensors and a tokenizer.
         output: the new folder: weights in the layout-free form, config.yaml (the model section is to be copied into
             the new run's recipe) and tokenizer/. It appears only when its logits have been proved.
 
@@ -157,14 +167,12 @@ def from_hf(model: Path, output: Path) -> Conversion:
         raise ExportError(f"{model}: no such folder; give a local folder (names on the Hub are not looked up)")
     check_output(output, model, (output / IMPORT_RECORD).is_file())
     source = HuggingFaceWeights(model)
-    _check_shapes(source, model)
+    whole = _described(source, model)
     tokenizer = load_tokenizer(model)
     _check_tokenizer(tokenizer, source.model)
-    if source.model.family == "roberta" and tokenizer.pad_id + 1 != source.key_map.position_offset:
-        raise ExportError(
-            f"{model}: config.json has pad_token_id {source.key_map.position_offset - 1}, after which RoBERTa counts "
-            f"positions, but the tokenizer pads with {tokenizer.pad_id}; make them equal"
-        )
+    problem = source.export.tokenizer_problem(source.pad_id, tokenizer)
+    if problem is not None:
+        raise ExportError(f"{model}: {problem}")
     with output_folder(output) as folder:
         tokenizer.save(folder / "tokenizer")
         (folder / "config.yaml").write_text(dump_config(_imported_config(source, model, output)), encoding="utf-8")
@@ -174,18 +182,24 @@ def from_hf(model: Path, output: Path) -> Conversion:
         fsync_tree(folder)
         write_manifest(folder, 0, hash_files(folder, list_files(folder)))
         written = CheckpointReader(folder)
-        comparisons = verify_folder(model, written, source.model, source.terms, load_tokenizer(folder / "tokenizer"))
+        comparisons = verify_folder(model, written, source.model, source.outputs, load_tokenizer(folder / "tokenizer"))
         written.close()
-    count = parameter_count(source.model, source.terms)
-    return Conversion(model, output, source.key_map.hf_class, count, comparisons)
+    task = source.export.card(source.outputs, "").task
+    return Conversion(model, output, source.key_map.hf_class, task, whole.num_parameters, comparisons)
 
 
-def _check_shapes(source: HuggingFaceWeights, folder: Path) -> None:
+def _described(source: HuggingFaceWeights, folder: Path) -> WholeModel:
     try:
-        expected = model_shapes(source.model, source.terms)
-        check_parameters({name: source.shape(name) for name in source.names()}, expected, folder)
+        whole = describe_model(source.model, source.outputs)
+        _check_parameters(source, whole, folder)
     except (CheckpointError, ConfigError) as error:
         raise ExportError(f"{folder}: the weights do not fit config.json: {error}") from error
+    return whole
+
+
+def _check_parameters(source: WeightSource, whole: WholeModel, folder: Path) -> None:
+    found = {name: source.shape(name) for name in source.names()}
+    check_parameters(found, whole.shapes, f"{folder} does not hold the model that its config describes")
 
 
 def _write_pieces(folder: Path, source: WeightSource) -> None:
@@ -196,21 +210,29 @@ def _write_pieces(folder: Path, source: WeightSource) -> None:
 
 
 def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> RunConfig:
-    """A recipe with the model's section and an objective and rows that go with it."""
-    seq_length = min(128, source.model.max_position_embeddings)
-    if source.model.is_decoder:
-        objective = ObjectiveConfig(name="causal_lm")
-        data = DataConfig(sample_format="blocks", seq_length=source.model.max_position_embeddings)
-    elif "next_sentence" in source.terms:
-        objective = ObjectiveConfig(name="masked_lm_nsp")
-        data = DataConfig(sample_format="segment_pair", seq_length=seq_length)
-    else:
-        objective = ObjectiveConfig(name="masked_lm")
-        data = DataConfig(sample_format="full_sentences", seq_length=seq_length)
-    return RunConfig(
-        name=folder.resolve().name,
-        model=source.model,
-        tokenizer=TokenizerConfig(path=str(output / "tokenizer")),
-        objective=objective,
-        data=data,
+    """Make a recipe of the model's section with an objective and rows that go with its heads."""
+    objective, sample_format = _training_for(source.model.family, source.outputs)
+    longest = source.model.longest_sequence
+    seq_length = min(DEFAULT_SEQ_LENGTH, longest or DEFAULT_SEQ_LENGTH)
+    if OBJECTIVES.get(objective).shifted and longest is not None:
+        seq_length = longest
+    return RunConfig.model_validate(
+        {
+            "name": folder.resolve().name,
+            "model": source.model,
+            "tokenizer": {"path": str(output / "tokenizer")},
+            "objective": {"name": objective},
+            "data": {"sample_format": sample_format, "seq_length": seq_length},
+        }
+    )
+
+
+def _training_for(name: str, outputs: Sequence[str]) -> tuple[str, str]:
+    """Return the family's objective and sample format, or another one's if its objective needs other heads."""
+    for candidate in (name, *FAMILIES.names()):
+        family = FAMILIES.get(candidate)
+        if set(OBJECTIVES.get(family.objective).outputs) == set(outputs):
+            return family.objective, family.sample_format
+    raise ExportError(
+        f"a model of family {name} with {', '.join(outputs)} cannot be imported: no family has an objective for these"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,47 +16,54 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.checkpoint_source import is_checkpoint, open_checkpoint
 from ctxlm_ds.export.key_maps import Shape
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, model_shapes
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource
+from ctxlm_ds.models.build import WholeModel, describe_model
+from ctxlm_ds.parallel.parameters import ParameterFacts
+from ctxlm_ds.recipe.sections import ModelSection
 
-EXTENDABLE = {
-    "word_embeddings.weight": "vocabulary",
-    "mlm_bias.bias": "vocabulary",
-    "embeddings.position_embeddings.weight": "position table",
-}
-"""Parameters whose first rows may come from a smaller model."""
-OBJECTIVE_HEADS = ("heads.pooler.", "heads.nsp_classifier.")
-"""Parameters that the objective decides: fresh where the source lacks them, left out where the new model does."""
-# What changes the function without changing any shape.
-SAME_SETTINGS = ("family", "num_attention_heads", "hidden_activation", "layer_norm_eps", "pre_layer_norm")
+
+class _Source(NamedTuple):
+    weights: WeightSource
+    model: ModelSection
+    outputs: Sequence[str]
 
 
 def load_initial_weights(
     path: str | Path,
-    model: ModelConfig,
-    terms: Sequence[str],
+    model: ModelSection,
+    outputs: Sequence[str],
     fresh: Callable[[str], torch.Tensor],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter of the new model with its fp32 value, one at a time.
+    """Yield every parameter of the new model with its fp32 value, one at a time.
 
     Args:
         path: a run, a checkpoint, an imported folder (from-hf), or a Hugging Face folder with safetensors.
         model: the new model, vocab_size set.
-        terms: the new objective's loss terms, which decide its heads.
+        outputs: what the new objective needs from the model, which decides its heads.
         fresh: gives a parameter's own initial value, for rows and heads that the source lacks.
 
     Raises:
         CheckpointError: the source does not fit; lists every difference. Raised before the first value.
         ExportError: a Hugging Face folder that cannot be read.
     """
-    folder = Path(path)
-    source, source_model = _open(folder)
-    expected = model_shapes(model, terms)
-    _check_fit(folder, source, source_model, model, expected)
-    return _values(source, expected, fresh)
+    folder, model = Path(path), model
+    source = _open(folder)
+    whole = describe_model(model, outputs)
+    found = {name: source.weights.shape(name) for name in source.weights.names()}
+    problems = [*_settings_that_differ(source.model, model), *_parameters_that_differ(source, found, whole)]
+    if problems:
+        raise CheckpointError(
+            f"initialize_from: {folder} does not fit the recipe's model: "
+            + "; ".join(problems)
+            + ". Give the recipe the model section of that folder's config"
+        )
+    left_out = [name for name in found if name not in whole.shapes]
+    if left_out:
+        logger.info("initialize_from: not needed by this objective: %s", ", ".join(left_out))
+    return _values(source.weights, whole, fresh)
 
 
-def _open(folder: Path) -> tuple[WeightSource, ModelConfig]:
+def _open(folder: Path) -> _Source:
     if not folder.is_dir():
         raise CheckpointError(
             f"initialize_from: {folder} is no folder; give a run, a checkpoint or a local Hugging Face model folder "
@@ -63,51 +71,41 @@ def _open(folder: Path) -> tuple[WeightSource, ModelConfig]:
         )
     if is_checkpoint(folder):
         checkpoint = open_checkpoint(folder)
-        return checkpoint.reader, checkpoint.model
+        return _Source(checkpoint.reader, checkpoint.model, checkpoint.outputs)
     weights = HuggingFaceWeights(folder)
-    return weights, weights.model
+    return _Source(weights, weights.model, weights.outputs)
 
 
-def _check_fit(
-    folder: Path, source: WeightSource, source_model: ModelConfig, model: ModelConfig, expected: dict[str, Shape]
-) -> None:
-    found = {name: source.shape(name) for name in source.names()}
-    problems = [
-        f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
-        for key in SAME_SETTINGS
-        if getattr(source_model, key) != getattr(model, key)
-    ]
-    problems += [f"{name} is missing there" for name in expected if name not in found and not _is_head(name)]
-    problems += [f"{name} is unknown here" for name in found if name not in expected and not _is_head(name)]
-    problems += [
-        f"{name} has shape {found[name]} there, {shape} here"
-        for name, shape in expected.items()
-        if name in found and not _fits(name, found[name], shape)
-    ]
-    if problems:
-        raise CheckpointError(
-            f"initialize_from: {folder} does not fit the recipe's model: " + "; ".join(problems)
-            + ". Give the recipe the model section of that folder's config"
-        )
-    left_out = [name for name in found if name not in expected]
-    if left_out:
-        logger.info("initialize_from: not needed by this objective: %s", ", ".join(left_out))
+def _settings_that_differ(there: ModelSection, here: ModelSection) -> Iterator[str]:
+    """Tell settings that change what the model computes without changing any shape."""
+    for key in here.same_function:
+        if hasattr(there, key) and getattr(there, key) != getattr(here, key):
+            yield f"model.{key} is {getattr(there, key)!r} there, {getattr(here, key)!r} here"
 
 
-def _is_head(name: str) -> bool:
-    return name.startswith(OBJECTIVE_HEADS)
+def _parameters_that_differ(source: _Source, found: dict[str, Shape], whole: WholeModel) -> Iterator[str]:
+    for name, facts in whole.facts.items():
+        if name not in found and not facts.optional:
+            yield f"{name} is missing there"
+    unknown = [name for name in found if name not in whole.facts]
+    if unknown:
+        theirs = describe_model(source.model, source.outputs).facts
+        yield from (f"{name} is unknown here" for name in unknown if name not in theirs or not theirs[name].optional)
+    for name, shape in whole.shapes.items():
+        if name in found and not _fits(found[name], shape, whole.facts[name]):
+            yield f"{name} has shape {found[name]} there, {shape} here"
 
 
-def _fits(name: str, found: Shape, shape: Shape) -> bool:
-    """Equal, or an extendable parameter with fewer rows there."""
-    return found == shape or (name in EXTENDABLE and found[1:] == shape[1:] and found[0] < shape[0])
+def _fits(found: Shape, shape: Shape, facts: ParameterFacts) -> bool:
+    """Tell whether the shapes are equal, or fewer rows of a parameter that grows are there."""
+    return found == shape or (facts.grows is not None and found[1:] == shape[1:] and found[0] < shape[0])
 
 
 def _values(
-    source: WeightSource, expected: dict[str, Shape], fresh: Callable[[str], torch.Tensor]
+    source: WeightSource, whole: WholeModel, fresh: Callable[[str], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     available = set(source.names())
-    for name, shape in expected.items():
+    for name, shape in whole.shapes.items():
         if name not in available:
             logger.info("initialize_from: %s is not there and keeps its fresh value", name)
             yield name, fresh(name)
@@ -115,7 +113,7 @@ def _values(
         value = source.read_full(name)
         if tuple(value.shape) != shape:
             logger.info("initialize_from: %s of %s, extended from %d to %d rows",
-                        EXTENDABLE[name], name, value.shape[0], shape[0])  # fmt: skip
+                        whole.facts[name].grows, name, value.shape[0], shape[0])  # fmt: skip
             extended = fresh(name).clone()
             extended[: value.shape[0]] = value
             value = extended

@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.export.base import CardText
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
-
-LOADING_CLASSES = {
-    "BertForPreTraining": "It has BERT's two heads: masked language modelling and next-sentence prediction.",
-    "BertForMaskedLM": "It has BERT's masked-language-modelling head; it was trained without next-sentence prediction.",
-    "RobertaForMaskedLM": "It has RoBERTa's masked-language-modelling head.",
-    "GPT2LMHeadModel": "It predicts the next token.",
-    "OpenAIGPTLMHeadModel": "It predicts the next token.",
-}
 
 
 @dataclass(frozen=True)
@@ -32,11 +26,10 @@ class CardFacts:
     """What a card is written from."""
 
     config: RunConfig
+    text: CardText
     hf_class: str
     dtype: str
     num_parameters: int
-    mask_token: str
-    """Empty for a causal model."""
     train_state: Mapping[str, Any]
     """step, tokens, seconds; empty where the weights were imported."""
     evaluation: Mapping[str, float]
@@ -84,7 +77,7 @@ def write_model_card(facts: CardFacts) -> str:
         _section("How to load it", _loading(facts)),
         _section("Training data", _training_data(facts)),
         _section("Held-out figures", _figures(facts)),
-        _section("Model", _table(_model_rows(facts))),
+        _section("Model", _table(_rows(facts.config.model.model_dump()))),
         _section("Training", _table(_training_rows(facts))),
         _section("Limits", _limits(facts)),
     ]
@@ -92,8 +85,8 @@ def write_model_card(facts: CardFacts) -> str:
 
 
 def _header(facts: CardFacts) -> str:
-    task, tag = ("text-generation", "causal-lm") if facts.config.model.is_decoder else ("fill-mask", "masked-lm")
-    return f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags:\n- ctxlm_ds\n- {tag}\n- deepspeed\n---"
+    tags = f"tags:\n- ctxlm_ds\n- {facts.text.tag}\n- deepspeed"
+    return f"---\nlibrary_name: transformers\npipeline_tag: {facts.text.task}\n{tags}\n---"
 
 
 def _section(title: str, text: str) -> str:
@@ -101,13 +94,11 @@ def _section(title: str, text: str) -> str:
 
 
 def _summary(facts: CardFacts) -> str:
-    model = facts.config.model
-    family = {"bert": "BERT encoder", "roberta": "RoBERTa encoder", "gpt2": "GPT-2", "gpt1": "GPT"}[model.family]
     origin = "pretrained" if facts.train_state else "imported"
     text = (
-        f"A {family} with {model.num_layers} layers of width {model.hidden_size} "
-        f"({facts.num_parameters:,} parameters, stored in {facts.dtype}), {origin} with ctxlm_ds and exported as "
-        f"the plain `{facts.hf_class}` of transformers. {LOADING_CLASSES[facts.hf_class]} Its logits were "
+        f"A {facts.text.kind} with {facts.config.model.num_blocks} layers ({facts.num_parameters:,} "
+        f"parameters, stored in {facts.dtype}), {origin} with ctxlm_ds and exported as the plain "
+        f"`{facts.hf_class}` of transformers. {facts.text.heads} Its logits were "
         "compared with those of the trained model on random ids and on real text when it was exported."
     )
     if facts.config.initialize_from:
@@ -116,23 +107,13 @@ def _summary(facts: CardFacts) -> str:
 
 
 def _loading(facts: CardFacts) -> str:
-    if facts.config.model.is_decoder:
-        use = (
-            'write = pipeline("text-generation", model=folder)\n'
-            'print(write("The capital of the country is", max_new_tokens=20, do_sample=False))\n'
-        )
-    else:
-        use = (
-            'fill = pipeline("fill-mask", model=folder)\n'
-            f'print(fill("The capital of the country is a large {facts.mask_token}."))\n'
-        )
     return (
         "```python\n"
         f"from transformers import AutoTokenizer, {facts.hf_class}, pipeline\n\n"
         'folder = "."  # this folder\n'
         f"model = {facts.hf_class}.from_pretrained(folder)\n"
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        f"{use}"
+        f"{facts.text.usage}"
         "```"
     )
 
@@ -172,13 +153,6 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
 
 
-def _model_rows(facts: CardFacts) -> dict[str, str]:
-    model = facts.config.model.model_dump()
-    if facts.config.model.family != "bert":
-        model.pop("type_vocab_size")
-    return {key: _number(value) for key, value in model.items()}
-
-
 def _training_rows(facts: CardFacts) -> dict[str, str]:
     if not facts.train_state:
         return {"source": "imported weights"}
@@ -192,16 +166,21 @@ def _training_rows(facts: CardFacts) -> dict[str, str]:
         "seed": str(config.training.seed),
         "sequence length": _number(config.data.seq_length),
         "input format": config.data.sample_format,
-        "packing": _number(config.data.packing),
     }
-    if config.data.sample_format == "blocks":
-        rows["attention and positions restart at documents"] = _number(config.data.reset_at_documents)
-    for section in ("objective", "optimizer", "schedule"):
-        values = getattr(config, section).model_dump()
-        if section == "objective" and config.model.is_decoder:
-            values = {"name": config.objective.name}
-        rows |= {f"{section}.{key}": _number(value) for key, value in values.items() if value is not None}
+    data = config.data.model_dump()
+    rows |= _rows({key: value for key, value in data.items() if key not in DataSection.model_fields}, "data.")
+    objective = config.objective.model_dump()
+    for name, values in (
+        ("objective", objective),
+        ("optimizer", config.optimizer.model_dump()),
+        ("schedule", config.schedule.model_dump()),
+    ):
+        rows |= _rows({key: value for key, value in values.items() if value is not None}, f"{name}.")
     return rows
+
+
+def _rows(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    return {f"{prefix}{key}": _number(value) for key, value in values.items()}
 
 
 def _table(rows: Mapping[str, str]) -> str:
@@ -209,8 +188,7 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _limits(facts: CardFacts) -> str:
-    kind = "causal" if facts.config.model.is_decoder else "masked"
     return (
-        f"A {kind} language model completes text as its training data would; it repeats that data's errors and biases "
-        "and states no facts. Check it on your own task before you rely on it."
+        f"A {facts.text.language_model} language model completes text as its training data would; it repeats that "
+        "data's errors and biases and states no facts. Check it on your own task before you rely on it."
     )

@@ -9,24 +9,10 @@ from typing import Protocol
 import torch
 
 from ctxlm_ds.console import logger
-from ctxlm_ds.data.stream.collate import CAUSAL_LM
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.hf_config import from_hf_config, read_hf_config
-from ctxlm_ds.export.key_maps import (
-    BERT_NEXT_SENTENCE_ROWS,
-    Row,
-    Shape,
-    assign,
-    build_key_map,
-    convert,
-    expand,
-    our_shape,
-)
+from ctxlm_ds.export.key_maps import Row, Shape, assign
 from ctxlm_ds.export.safetensors_files import SafetensorsFolder
-from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import ModelBuild, build_model, describe_model
-from ctxlm_ds.objectives.build import objective_terms
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
 
 
 class WeightSource(Protocol):
@@ -39,51 +25,32 @@ class WeightSource(Protocol):
     def read_full(self, name: str) -> torch.Tensor: ...
 
 
-def terms_of(objective: ObjectiveConfig) -> tuple[str, ...]:
-    """Loss terms, which decide the heads."""
-    return objective_terms(objective)
-
-
-def model_shapes(model, terms):
-    return describe_model(model, _outputs(terms)).shapes
-
-
-def _outputs(terms):
-    named = {"masked_lm": "predicted_logits", "next_sentence": "sentence_logits", "causal_lm": "logits"}
-    return tuple(named.get(t, t) for t in terms)
-
-
-def build_module(model, terms, device):
-    with torch.device(device):
-        return build_model(model, ModelBuild(_outputs(terms), choose_kernels(KernelsConfig(), "cpu", torch.float32))).eval()
-
-
 class HuggingFaceWeights:
-    """A local folder of one of the classes of key_maps.py under our names."""
+    """A local folder of a class that some family's export knows, under our names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ExportError where the folder is none of them, or holds no safetensors."""
-        self.model, pad_id = from_hf_config(folder)
+        """Raise ExportError if the folder is none of them, or holds no safetensors."""
+        self.export, self.model, self.pad_id = from_hf_config(folder)
         self._files = SafetensorsFolder(folder)
         file_names = self._files.names()
-        self.terms = _terms_in(self.model, file_names)
-        self.key_map = build_key_map(self.model, self.terms, pad_id)
+        self.outputs = self.export.outputs_in(file_names)
+        self.key_map = self.export.key_map(self.model, self.outputs, self.pad_id)
         self._assignment = assign(self.key_map, file_names, str(folder))
         self._rows: dict[str, Row] = {row.ours: row for row in self.key_map.rows}
         self._check_doubles(folder)
         self._report(folder)
 
     def names(self) -> list[str]:
+        """List our parameters."""
         return list(self._rows)
 
     def shape(self, name: str) -> Shape:
-        row = self._rows[name]
-        shapes = [self._files.shape(self._assignment.stored[theirs]) for theirs in row.theirs]
-        return our_shape(row, shapes, self.key_map)
+        """Return the shape of one of our parameters."""
+        return self._rows[name].our_shape(lambda theirs: self._files.shape(self._assignment.stored[theirs]))
 
     def read_full(self, name: str) -> torch.Tensor:
-        """One of our parameters in fp32, put together from theirs."""
-        return convert(self.key_map, self._read, self._rows[name])
+        """Read one of our parameters in fp32, put together from theirs."""
+        return self._rows[name].to_ours(self._read)
 
     def _read(self, name: str) -> torch.Tensor:
         return self._files.read(self._assignment.stored[name])
@@ -101,19 +68,5 @@ class HuggingFaceWeights:
         logger.info("%s read as %s (config.json says %s)", folder, self.key_map.hf_class, declared)
         if self._assignment.unused:
             logger.info("not part of %s: %s", self.key_map.hf_class, ", ".join(self._assignment.unused))
-        for row in self.key_map.rows:
-            if row.kind == "offset_positions" and bool(self._read(row.theirs[1])[1:].any()):
-                logger.warning(
-                    "%s: %s has more than one row; only row 0, the one RobertaForMaskedLM uses by itself, is kept",
-                    folder, row.theirs[1],
-                )  # fmt: skip
-
-
-def _terms_in(model: ModelConfig, file_names: Sequence[str]) -> tuple[str, ...]:
-    """Loss terms whose heads the files hold; config.json is no guide (bert-base-uncased declares BertForMaskedLM)."""
-    if model.is_decoder:
-        return (CAUSAL_LM,)
-    wanted = {name for row in expand(BERT_NEXT_SENTENCE_ROWS, 0) for name in row.theirs}
-    if model.family == "bert" and wanted <= set(file_names):
-        return ("masked_lm", "next_sentence")
-    return ("masked_lm",)
+        for warning in self.export.import_warnings(self._read):
+            logger.warning("%s: %s", folder, warning)

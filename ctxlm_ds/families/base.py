@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.section import PositiveFloat, PositiveInt, Probability
-from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class TransformerSection(ModelSection):
     same_function: ClassVar[tuple[str, ...]] = (
         "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
     )  # fmt: skip
+    same_shape: ClassVar[tuple[str, ...]] = ("hidden_size", "num_layers", "intermediate_size")
+    is_decoder: ClassVar[bool] = False
+    """Until models, planning and export ask their own registry entries."""
+    position_offset: ClassVar[int] = 0
+    """Row of the position table that holds position 0."""
 
     hidden_size: PositiveInt = 768
     """Width of the residual stream."""
@@ -81,6 +87,10 @@ class TransformerSection(ModelSection):
         return self.max_position_embeddings
 
     @property
+    def width(self) -> int | None:
+        return self.hidden_size
+
+    @property
     def drops(self) -> bool:
         return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
 
@@ -96,10 +106,19 @@ class TransformerSection(ModelSection):
             if getattr(self, name) >= 1.0:
                 yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
 
+    def row_problems(self, data: DataSection) -> Iterator[Problem]:
+        if data.seq_length > self.max_position_embeddings:
+            yield Problem(
+                "data.seq_length",
+                f"{data.seq_length} is longer than model.max_position_embeddings {self.max_position_embeddings}; "
+                "shorten the rows or lengthen the table",
+                ("model.max_position_embeddings",),
+            )
+
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         heads, inner = self.num_attention_heads, self.intermediate_size
         both = [number for number in range(1, heads + 1) if heads % number == 0 == inner % number]
-        fitting = f"{_listed(both)} would do"
+        fitting = f"{listed(map(str, both))} would do"
         path = "parallel.tensor_parallel_size"
         if heads % size:
             yield Problem(
@@ -120,7 +139,3 @@ def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of `number` that is nearest to `wanted`."""
     divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
     return min(divisors, key=lambda candidate: abs(candidate - wanted))
-
-
-def _listed(numbers: list[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"

@@ -62,6 +62,17 @@ def build_model(model: ModelSection, build: ModelBuild, seed: int | None = None)
     return module
 
 
+def plain_model(model: ModelSection, outputs: Sequence[str], device: str) -> LayerSequence:
+    """Build the whole model with the default kernels, its parameters unset, in evaluation mode.
+
+    Raises:
+        ConfigError: as build_layer_list.
+    """
+    kernels = choose_kernels(KernelsConfig(), device, torch.float32)
+    with torch.device(device):
+        return build_model(model, ModelBuild(tuple(outputs), kernels)).eval()
+
+
 @dataclass(frozen=True)
 class WholeModel:
     """The whole model's parameters as facts and shapes, found without memory."""

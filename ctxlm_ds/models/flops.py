@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxlm_ds.recipe.schema import ModelConfig
-from ctxlm_ds.recipe.shapes import position_offset
+from ctxlm_ds.families.base import TransformerSection
 
 BACKWARD_FACTOR = 2
 """The backward pass multiplies twice for each product of the forward pass."""
 
 
-def parameter_count(config: ModelConfig, terms: Sequence[str]) -> int:
+def parameter_count(config: TransformerSection, terms: Sequence[str]) -> int:
     """Parameters of the model, the tied word embedding once."""
     h, f, v = config.hidden_size, config.intermediate_size, _vocab_size(config)
     num_types = config.type_vocab_size if config.family == "bert" else 0
-    embeddings = (v + config.max_position_embeddings + position_offset(config) + num_types) * h
+    embeddings = (v + config.max_position_embeddings + config.position_offset + num_types) * h
     layer = (3 * h * h + 3 * h) + (h * h + h) + (h * f + f) + (f * h + h) + 4 * h
     final_norm = 2 * h if config.pre_layer_norm else 0
     body = embeddings + config.num_layers * layer + final_norm
@@ -32,7 +31,7 @@ def parameter_count(config: ModelConfig, terms: Sequence[str]) -> int:
 
 
 def forward_flops_per_row(
-    config: ModelConfig, terms: Sequence[str], seq_length: int, num_predictions: int, num_sequences: int = 1
+    config: TransformerSection, terms: Sequence[str], seq_length: int, num_predictions: int, num_sequences: int = 1
 ) -> int:
     """Matrix products of one row's forward pass, every position of the row counted, padding too.
 
@@ -49,14 +48,14 @@ def forward_flops_per_row(
 
 
 def training_flops_per_row(
-    config: ModelConfig, terms: Sequence[str], seq_length: int, num_predictions: int, num_sequences: int = 1
+    config: TransformerSection, terms: Sequence[str], seq_length: int, num_predictions: int, num_sequences: int = 1
 ) -> int:
     """Forward and backward; recomputed activations are not counted (they are no useful work)."""
     forward = forward_flops_per_row(config, terms, seq_length, num_predictions, num_sequences)
     return (1 + BACKWARD_FACTOR) * forward
 
 
-def _vocab_size(config: ModelConfig) -> int:
+def _vocab_size(config: TransformerSection) -> int:
     if config.vocab_size is None:
         raise ValueError("config.vocab_size must be set before counting")
     return config.vocab_size

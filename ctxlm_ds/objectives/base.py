@@ -7,30 +7,27 @@ are imported when they run. One line of registry.py names it. Loader, engine, ev
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ctxlm_ds.data.fields import FITS, Field, RowShape
 from ctxlm_ds.recipe.sections import ObjectiveSection
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+    from rich.text import Text
+
+    from ctxlm_ds.data.sample import Examples, Samples
+    from ctxlm_ds.tokenizers.base import Tokenizer
+
+    Arrays = Mapping[str, NDArray[Any]]
 
 
 VOCABULARY_SUMS = "ctxlm_ds.parallel.cross_entropy:vocabulary_sums"
 CLASSIFICATION_SUMS = "ctxlm_ds.parallel.cross_entropy:classification_sums"
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of a micro-batch: a tensor [rows, columns] of constant shape."""
-
-    name: str
-    columns: int
-    fill: int | float = 0
-    """Value of empty places."""
-    dtype: Literal["int64", "float32"] = "int64"
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class LossTerm:
     reduce: str = VOCABULARY_SUMS
     """`module:function` from (outputs, labels, ParallelContext) to Sums."""
     weight: float = 1.0
-    count: Callable[[Mapping[str, NDArray[Any]]], int] | None = None
+    count: Callable[[Arrays], int] | None = None
     """Counts what the sum is divided by, from the fields of a micro-batch before it is computed; None counts the
     labels of labels[0] that are not IGNORE_LABEL."""
     has_accuracy: bool = True
@@ -67,3 +64,79 @@ class Objective(ABC):
     """Whether a sample's last token must be a label only."""
 
     terms: tuple[LossTerm, ...]
+    pad_id: int
+    """Token of empty places."""
+
+    def __init__(self, section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> None:
+        """Set up the objective; without a tokenizer it tells terms and fields, and corrupts nothing."""
+        self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
+
+    @classmethod
+    def stores_examples(cls, section: Any) -> bool:
+        """Tell whether examples are made once, with the sample index; they must then be sample.Examples."""
+        return False
+
+    @abstractmethod
+    def fields(self, data: RowShape) -> tuple[Field, ...]:
+        """Return every field of a micro-batch; `sequence_ids` is one of them (positions that are not padding).
+
+        Raises:
+            ConfigError: rows of this shape have no room for what the objective predicts.
+        """
+
+    def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]:
+        """Return the [n] most predictions of sequences of `lengths`, so that no row exceeds its fields."""
+        return lengths
+
+    @abstractmethod
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any:
+        """Make examples of samples, with the random words of each (streams of `key`).
+
+        Args:
+            samples: c sequences of any lengths.
+            budgets: [c] most predictions of each, at least 1.
+
+        Returns:
+            sample.Examples, or anything else with its method `example` that `fill` and `render` take.
+        """
+
+    @abstractmethod
+    def fill(self, examples: Any, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
+        """Write the examples of rows into the fields, which hold their fill values.
+
+        Args:
+            row_starts: [b + 1] first sequence of each row.
+            arrays: [b, columns] by field, int32 or float32.
+
+        Returns:
+            FITS, or the first row that does not fit (data/stream/row_filling.py has loops for this).
+        """
+
+    def render(self, example: Any, tokenizer: Tokenizer) -> Text:
+        """Return one sequence on one line, for people."""
+        from ctxlm_ds.objectives.rendering import render_tokens
+
+        return render_tokens(example.input_ids, tokenizer)
+
+
+def token_fields(data: RowShape, pad_id: int) -> tuple[Field, ...]:
+    """Return the fields of tokens and of the sequences that they belong to."""
+    length = data.seq_length
+    return (
+        Field("input_ids", length, pad_id),
+        Field("position_ids", length),
+        Field("sequence_ids", length),
+        Field("sequence_starts", data.sequences_per_row + 1, length),
+    )
+
+
+def fill_token_fields(examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays, predictions: int) -> int:
+    """Write token_fields; return FITS, or the first row with more of anything, or more than so many predictions."""
+    from ctxlm_ds.data.stream.row_filling import fill_sequence_starts, fill_tokens, first_misfit
+
+    input_ids, sequence_starts = arrays["input_ids"], arrays["sequence_starts"]
+    row = first_misfit(examples, row_starts, input_ids.shape[1], sequence_starts.shape[1] - 1, predictions)
+    if row == FITS:
+        fill_tokens(examples, row_starts, input_ids, arrays["position_ids"], arrays["sequence_ids"])
+        fill_sequence_starts(examples, row_starts, sequence_starts)
+    return int(row)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.recipe.sections import ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
-from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
-from ctxlm_ds.recipe.schema import ObjectiveConfig
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-TrainingObjective = MaskedLM | CausalLM
 
+def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> Objective:
+    """Build the objective that a section names; without a tokenizer it tells terms and fields, and corrupts nothing.
 
-def objective_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    return tuple(term.name for term in OBJECTIVES.get(config.name).terms)
-
-
-def build_objective(config: ObjectiveConfig, tokenizer: Tokenizer) -> TrainingObjective:
-    if config.name == "causal_lm":
-        built = CausalLM()
-    else:
-        built = MaskedLM(MaskedTokenCorruption(config, tokenizer), ())
-    built.terms = OBJECTIVES.get(config.name).terms
-    built.outputs = OBJECTIVES.get(config.name).outputs
+    Raises:
+        ConfigError, TokenizerError: the section does not go with the tokenizer.
+    """
+    built: Objective = OBJECTIVES.get(section.name)(section, tokenizer)
     return built
+

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ctxlm_ds.objectives.base import CLASSIFICATION_SUMS, LossTerm, Objective
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, RowShape
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.base import CLASSIFICATION_SUMS, LossTerm, Objective, fill_token_fields, token_fields
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.section import PositiveInt, Probability
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.text import Text
+
+    from ctxlm_ds.data.sample import Example, Examples, Samples
+    from ctxlm_ds.objectives.base import Arrays
+    from ctxlm_ds.tokenizers.base import Tokenizer
 
 
 class MaskedLMSection(ObjectiveSection):
@@ -57,12 +69,98 @@ class MaskedLMNextSentenceSection(MaskedLMSection):
 
 
 class MaskedLM(Objective):
-    """The objective of RoBERTa."""
+    """The objective of RoBERTa; corruption/tokens.py says which tokens are predicted."""
 
     name = "masked_lm"
     section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
-    outputs = ("predicted_logits",)
-    terms = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
+    outputs: ClassVar[tuple[str, ...]] = ("predicted_logits",)
+    terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
+
+    def __init__(self, section: MaskedLMSection, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__(section, tokenizer)
+        self.config = section
+        if tokenizer is not None:
+            from ctxlm_ds.objectives.corruption.tokens import masking_rules
+
+            self._rules = masking_rules(section, tokenizer)
+
+    @classmethod
+    def stores_examples(cls, section: Any) -> bool:
+        return bool(section.masking == "static")
+
+    def slots(self, data: RowShape) -> int:
+        """Return the prediction slots of a row: the setting, or what no row can exceed."""
+        return self.config.max_predictions or self._slots_needed(data)
+
+    def _slots_needed(self, data: RowShape) -> int:
+        """Return what no row can exceed: each of its sequences rounds up by less than one."""
+        return max(1, math.ceil(self.config.mask_prob * data.seq_length)) + data.sequences_per_row - 1
+
+    def fields(self, data: RowShape) -> tuple[Field, ...]:
+        slots = self.slots(data)
+        if slots < data.sequences_per_row:
+            raise ConfigError(
+                f"objective.max_predictions {slots} is less than data.max_sequences_per_row {data.sequences_per_row}; "
+                "every packed sequence needs at least one prediction slot: raise the first or lower the second"
+            )
+        return (
+            *token_fields(data, self.pad_id),
+            Field("token_type_ids", data.seq_length),
+            Field("prediction_positions", slots),
+            Field("masked_lm_labels", slots, IGNORE_LABEL),
+        )
+
+    def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]:
+        """Return the [n] most predictions of sequences of `lengths`, whatever shares a row with them.
+
+        Alone in a row a sequence may use every slot (BERT's max_predictions_per_seq). If packed rows were given fewer
+        slots than they can need, each sequence has one and its share by length of the others.
+        """
+        import numpy as np
+
+        slots = self.slots(data)
+        if not data.shares_rows or slots >= self._slots_needed(data):
+            return np.full(len(lengths), slots, dtype=np.int64)
+        shared = slots - data.sequences_per_row
+        return 1 + shared * np.asarray(lengths, dtype=np.int64) // data.seq_length
+
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
+        import numpy as np
+
+        from ctxlm_ds.data.sample import Examples
+        from ctxlm_ds.objectives.corruption.tokens import mask_samples
+
+        ids = np.empty_like(samples.input_ids)
+        positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
+        return Examples(
+            ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts
+        )
+
+    def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
+        from ctxlm_ds.data.stream.row_filling import fill_slots, fill_token_types
+
+        slots = arrays["prediction_positions"]
+        row = fill_token_fields(examples, row_starts, arrays, slots.shape[1])
+        if row == FITS:
+            fill_token_types(examples, row_starts, arrays["token_type_ids"])
+            fill_slots(examples, row_starts, slots, arrays["masked_lm_labels"])
+        return row
+
+    def render(self, example: Example, tokenizer: Tokenizer) -> Text:
+        """Return `[CLS] the [MASK→cat] sat`: what the model reads, and what it should say."""
+        from ctxlm_ds.objectives.rendering import STYLES, render_tokens, shown
+
+        predicted = {}
+        for position, label in zip(
+            example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True
+        ):
+            token_id = int(example.input_ids[position])
+            is_mask = token_id == tokenizer.mask_id
+            read = shown(token_id, tokenizer)[1]
+            lead, original = shown(label, tokenizer)
+            style = STYLES["mask" if is_mask else "kept" if token_id == label else "random"]
+            predicted[position] = lead, f"[{read.strip('[]') if is_mask else read}→{original}]", style
+        return render_tokens(example.input_ids, tokenizer, predicted)
 
 
 class MaskedLMNextSentence(MaskedLM):
@@ -71,8 +169,25 @@ class MaskedLMNextSentence(MaskedLM):
     name = "masked_lm_nsp"
     section = MaskedLMNextSentenceSection
     outputs = ("predicted_logits", "sentence_logits")
+    needs_pairs = True
     terms = (
         *MaskedLM.terms,
         LossTerm("next_sentence", ("sentence_logits",), ("next_sentence_labels",), CLASSIFICATION_SUMS),
     )
-    needs_pairs = True
+
+    def fields(self, data: RowShape) -> tuple[Field, ...]:
+        sequences = data.sequences_per_row
+        return (
+            *super().fields(data),
+            Field("cls_positions", sequences),
+            Field("next_sentence_labels", sequences, IGNORE_LABEL),
+        )
+
+    def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
+        from ctxlm_ds.data.stream.row_filling import fill_first_positions, fill_sequence_labels
+
+        row = super().fill(examples, row_starts, arrays)
+        if row == FITS:
+            fill_first_positions(examples, row_starts, arrays["cls_positions"])
+            fill_sequence_labels(examples, row_starts, arrays["next_sentence_labels"])
+        return row

@@ -79,7 +79,7 @@ def _gpt(hidden: int, layers: int, heads: int, length: int, rows: int) -> RunCon
     model = {
         "family": "gpt2", "vocab_size": 51_200, "hidden_size": hidden, "num_layers": layers,
         "num_attention_heads": heads, "intermediate_size": 4 * hidden, "max_position_embeddings": length,
-        "pre_layer_norm": True, "hidden_activation": "gelu_tanh",
+        "hidden_activation": "gelu_tanh",
     }  # fmt: skip
     return _config(model, {"seq_length": length, "sample_format": "blocks"}, rows, 1, "causal_lm")
 

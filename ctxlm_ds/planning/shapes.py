@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ctxlm_ds.data.stream.collate import CAUSAL_LM, MASKED_LM, NEXT_SENTENCE
-from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
-from ctxlm_ds.recipe.shapes import position_offset
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.recipe.schema import RunConfig
 
 Shape = tuple[int, ...]
 PUBLISHED_VOCAB_SIZES = {"bert": 30_522, "roberta": 50_265, "gpt2": 50_257, "gpt1": 40_478}
@@ -41,7 +41,7 @@ def objective_terms(config: RunConfig) -> tuple[str, ...]:
     return (MASKED_LM, NEXT_SENTENCE) if config.objective.name == "masked_lm_nsp" else (MASKED_LM,)
 
 
-def with_vocabulary(model: ModelConfig) -> ModelConfig:
+def with_vocabulary(model: TransformerSection) -> TransformerSection:
     """The model with the published vocabulary of its family where the recipe leaves the size to the tokenizer."""
     if model.vocab_size is not None:
         return model
@@ -54,9 +54,9 @@ def layer_list(config: RunConfig) -> list[PlannedLayer]:
     return _decoder(model) if model.is_decoder else _encoder(model, "next_sentence" in objective_terms(config))
 
 
-def _encoder(model: ModelConfig, next_sentence: bool) -> list[PlannedLayer]:
+def _encoder(model: TransformerSection, next_sentence: bool) -> list[PlannedLayer]:
     h = model.hidden_size
-    num_positions = model.max_position_embeddings + position_offset(model)
+    num_positions = model.max_position_embeddings + model.position_offset
     inputs = [_weight("embeddings.position_embeddings", num_positions, h)]
     if model.family == "bert":
         inputs.append(_weight("embeddings.token_type_embeddings", model.type_vocab_size, h))
@@ -74,7 +74,7 @@ def _encoder(model: ModelConfig, next_sentence: bool) -> list[PlannedLayer]:
     ]
 
 
-def _decoder(model: ModelConfig) -> list[PlannedLayer]:
+def _decoder(model: TransformerSection) -> list[PlannedLayer]:
     positions = _weight("embeddings.position_embeddings", model.max_position_embeddings, model.hidden_size)
     return [
         _table(model),
@@ -85,13 +85,13 @@ def _decoder(model: ModelConfig) -> list[PlannedLayer]:
     ]
 
 
-def _blocks(model: ModelConfig, prefix: str) -> list[PlannedLayer]:
+def _blocks(model: TransformerSection, prefix: str) -> list[PlannedLayer]:
     final = [PlannedLayer("final_layer_norm", tuple(_norm("final_layer_norm", model.hidden_size)))]
     blocks = [_block(model, f"{prefix}.{index}") for index in range(model.num_layers)]
     return [*blocks, *final] if model.pre_layer_norm else blocks
 
 
-def _block(model: ModelConfig, name: str) -> PlannedLayer:
+def _block(model: TransformerSection, name: str) -> PlannedLayer:
     h, f = model.hidden_size, model.intermediate_size
     shapes = [
         *_linear(f"{name}.attention.qkv", h, 3 * h),
@@ -104,11 +104,11 @@ def _block(model: ModelConfig, name: str) -> PlannedLayer:
     return PlannedLayer(name, tuple(shapes), block=True)
 
 
-def _table(model: ModelConfig) -> PlannedLayer:
+def _table(model: TransformerSection) -> PlannedLayer:
     return PlannedLayer(WORD_EMBEDDINGS, (_weight(WORD_EMBEDDINGS, _vocab_size(model), model.hidden_size),))
 
 
-def _vocab_size(model: ModelConfig) -> int:
+def _vocab_size(model: TransformerSection) -> int:
     size = with_vocabulary(model).vocab_size
     assert size is not None
     return size

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxlm_ds.data.stream.collate import prediction_slots
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.models.flops import BACKWARD_FACTOR, forward_flops_per_row, training_flops_per_row
 from ctxlm_ds.planning.hardware import TERA, Cluster
 from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
 from ctxlm_ds.planning.shapes import PlannedLayer, objective_terms, with_vocabulary
 from ctxlm_ds.planning.states import FLOAT, StageParameters, state_elements, uses_bf16_optimizer
 from ctxlm_ds.planning.traffic import Message
-from ctxlm_ds.recipe.schema import ModelConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 
 HALF_FILLING_WIDTH = 128
 """Columns of a matrix at which a product reaches half of its best speed: one tile of cuBLAS."""
@@ -128,11 +129,11 @@ def head_flops_per_row(config: RunConfig) -> int:
     return _forward(config, model) - block_flops_per_row(config)
 
 
-def _with_layers(model: ModelConfig, count: int) -> ModelConfig:
+def _with_layers(model: TransformerSection, count: int) -> TransformerSection:
     return model.model_copy(update={"num_layers": count})
 
 
-def _forward(config: RunConfig, model: ModelConfig) -> int:
+def _forward(config: RunConfig, model: TransformerSection) -> int:
     slots, sequences = prediction_slots(config.data, config.objective), config.data.sequences_per_row
     return forward_flops_per_row(model, objective_terms(config), config.data.seq_length, slots, sequences)
 

@@ -1,7 +1,8 @@
 """What is impossible together: every finding with its settings, its values and the way out.
 
-In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), layouts over ranks
-(layout.py), DeepSpeed's JSON (deepspeed.py), anything that needs the data. Imports no torch.
+In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), rules of one family, objective or
+format (beside its settings), what goes with what (fit.py), layouts over ranks (layout.py), DeepSpeed's JSON
+(deepspeed.py), anything that needs the data. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.decoder_rules import decoder_problems
+from ctxlm_ds.recipe.choices import CHOICES
+from ctxlm_ds.recipe.fit import fit_problems
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import Problem, raise_problems
-from ctxlm_ds.recipe.schema import PAIR_FORMATS, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_problems
 
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
-SPECIAL_TOKENS_OF_PAIR = 3
-SPECIAL_TOKENS_OF_ROBERTA_PAIR = 4
-SPECIAL_TOKENS_OF_SINGLE = 2
 
 Check = Callable[[RunConfig], Iterator[Problem]]
 
@@ -73,25 +72,20 @@ def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) 
 
 def unused_settings(config: RunConfig) -> list[str]:
     """One sentence for each setting that was changed and has no effect here; for a warning at the start."""
-    defaults = RunConfig()
     idle = {
         "data.temperature": config.data.blend != "temperature",
-        "data.short_seq_prob": config.data.sample_format != "segment_pair",
-        "data.max_sequences_per_row": not config.data.shares_rows,
-        "data.reset_at_documents": config.data.sample_format != "blocks",
         "training.initial_loss_scale_power": config.training.precision != "fp16",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
         "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
-        "model.type_vocab_size": config.model.family != "bert",
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
         "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),
         "anomalies.max_rollbacks": "rollback" not in (config.anomalies.non_finite, config.anomalies.spike),
         "parallel.pipeline_partition": config.parallel.pipeline_parallel_size == 1,
     }
-    if config.objective.name == "causal_lm":
-        idle |= {f"objective.{name}": True for name in type(config.objective).model_fields if name != "name"}
+    for section in CHOICES:
+        idle |= {f"{section}.{name}": True for name in getattr(config, section).idle_settings}
     if config.schedule.name == "constant":
         idle["schedule.final_learning_rate"] = True
     if config.optimizer.name == "from_ds_config":
@@ -99,8 +93,9 @@ def unused_settings(config: RunConfig) -> list[str]:
     sentences = []
     for path, without_effect in idle.items():
         section, name = path.split(".")
-        value = getattr(getattr(config, section), name)
-        if without_effect and value != getattr(getattr(defaults, section), name):
+        holder = getattr(config, section)
+        value, default = getattr(holder, name), type(holder).model_fields[name].get_default(call_default_factory=True)
+        if without_effect and value != default:
             sentences.append(f"{path}: {value} has no effect with the other settings of this recipe")
     keep = config.checkpoint.keep_every_steps
     if keep is not None and keep % config.checkpoint.interval_steps:
@@ -111,95 +106,17 @@ def unused_settings(config: RunConfig) -> list[str]:
     return sentences
 
 
-def _check_model(config: RunConfig) -> Iterator[Problem]:
-    model = config.model
-    if model.hidden_size % model.num_attention_heads:
-        yield Problem(
-            "model.num_attention_heads",
-            f"{model.num_attention_heads} does not divide model.hidden_size {model.hidden_size}; "
-            f"{_nearest_divisor(model.hidden_size, model.num_attention_heads)} does",
-            ("model.hidden_size",),
-        )
-    for name in ("hidden_dropout", "attention_dropout"):
-        if getattr(model, name) >= 1.0:
-            yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
-    if model.family == "bert" and config.data.sample_format in PAIR_FORMATS and model.type_vocab_size < 2:
-        yield Problem(
-            "model.type_vocab_size",
-            f"{model.type_vocab_size} cannot tell the two sentences of {config.data.sample_format} apart; set it to 2",
-            ("data.sample_format", "model.family"),
-        )
-
-
-def _check_rows(config: RunConfig) -> Iterator[Problem]:
-    data, model = config.data, config.model
-    if data.seq_length > model.max_position_embeddings:
-        yield Problem(
-            "data.seq_length",
-            f"{data.seq_length} is longer than model.max_position_embeddings {model.max_position_embeddings}; "
-            "shorten the rows or lengthen the table",
-            ("model.max_position_embeddings",),
-        )
-    if data.sample_format == "blocks":
-        special = 0
-    elif data.sample_format not in PAIR_FORMATS:
-        special = SPECIAL_TOKENS_OF_SINGLE
-    else:
-        special = SPECIAL_TOKENS_OF_PAIR if model.family == "bert" else SPECIAL_TOKENS_OF_ROBERTA_PAIR
-    least = special + (2 if data.sample_format in PAIR_FORMATS else 1)
-    if data.seq_length < least:
-        yield Problem(
-            "data.seq_length",
-            f"{data.seq_length} leaves no room for text: {special} positions are special tokens; set at least {least}",
-            ("data.sample_format", "model.family"),
-        )
-    if data.packing and data.max_sequences_per_row < 2:
-        text = "1 packs nothing; set it to 2 or more, or data.packing to false"
-        yield Problem("data.max_sequences_per_row", text, ("data.packing",))
+def _check_sections(config: RunConfig) -> Iterator[Problem]:
+    """Yield what the family, the objective and the format say themselves."""
+    yield from config.model.problems()
+    yield from config.model.row_problems(config.data)
+    yield from config.data.problems(config.model)
+    yield from config.objective.problems(config.data)
 
 
 def _check_name(config: RunConfig) -> Iterator[Problem]:
     if "/" in config.name or config.name in ("", ".", ".."):
         yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
-
-
-def _check_objective(config: RunConfig) -> Iterator[Problem]:
-    objective = config.objective
-    if objective.keep_prob + objective.random_prob > 1.0:
-        yield Problem(
-            "objective.random_prob",
-            f"{objective.random_prob:g} and objective.keep_prob {objective.keep_prob:g} add up to more than 1; "
-            "what they leave becomes the mask token (0.1 and 0.1 as published)",
-            ("objective.keep_prob",),
-        )
-    if not 0.0 < objective.mask_prob < 1.0:
-        yield Problem("objective.mask_prob", f"{objective.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
-    if objective.max_predictions is not None and objective.max_predictions > config.data.seq_length:
-        yield Problem(
-            "objective.max_predictions",
-            f"{objective.max_predictions} is more than a row has positions (data.seq_length {config.data.seq_length})",
-            ("data.seq_length",),
-        )
-    yield from _check_next_sentence(config)
-
-
-def _check_next_sentence(config: RunConfig) -> Iterator[Problem]:
-    if config.objective.name != "masked_lm_nsp" or config.model.is_decoder:
-        return
-    if config.model.family == "roberta":
-        yield Problem(
-            "objective.name",
-            "masked_lm_nsp needs a next-sentence head, which model.family roberta has not; "
-            "set objective.name to masked_lm, or model.family to bert",
-            ("model.family",),
-        )
-    if config.data.sample_format not in PAIR_FORMATS:
-        yield Problem(
-            "data.sample_format",
-            f"{config.data.sample_format} has no second segment for objective.name masked_lm_nsp to judge; "
-            f"set one of {', '.join(PAIR_FORMATS)}, or objective.name to masked_lm",
-            ("objective.name",),
-        )
 
 
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
@@ -285,18 +202,11 @@ def _check_precision(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
-    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-    return min(divisors, key=lambda candidate: abs(candidate - wanted))
-
-
 CHECKS: tuple[Check, ...] = (
-    _check_model,
-    _check_rows,
-    decoder_problems,
+    _check_sections,
+    fit_problems,
     source_problems,
     _check_name,
-    _check_objective,
     _check_optimizer,
     _check_schedule,
     _check_precision,

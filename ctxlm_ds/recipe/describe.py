@@ -1,18 +1,19 @@
 """The schema in words: what a setting expects, which settings there are, which one was meant.
 
-In: the pydantic classes of schema.py. Out: texts and names. Not here: loading, checking.
+In: the pydantic classes of schema.py; a raw recipe, which chooses among those of the registry. Out: texts and names.
+Not here: loading, checking.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ctxlm_ds.recipe.choices import CHOICES, listed
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -80,9 +81,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
 
 
-@cache
 def all_settings() -> dict[str, FieldInfo]:
-    """Every setting of a recipe (sections themselves left out), by its dotted path, in the schema's order."""
+    """Return every setting of a recipe (sections themselves left out), by its dotted path, in the schema's order.
+
+    A section that depends on a name has the settings of every entry.
+    """
     return dict(_settings_below(RunConfig, ()))
 
 
@@ -91,36 +94,67 @@ def _settings_below(section: type[BaseModel], path: tuple[str, ...]) -> Iterator
         inner = section_of(field.annotation)
         if inner is None or get_origin(field.annotation) is list:
             yield ".".join((*path, name)), field
-        if inner is not None:
-            mark = f"{name}[]" if get_origin(field.annotation) is list else name
-            yield from _settings_below(inner, (*path, mark))
+        if inner is None:
+            continue
+        mark = f"{name}[]" if get_origin(field.annotation) is list else name
+        classes = CHOICES[name].classes().values() if _is_choice((*path, name)) else (inner,)
+        for one in classes:
+            yield from _settings_below(one, (*path, mark))
 
 
-def find_field(path: Path) -> FieldInfo | None:
-    """The schema's field at a path; None where there is none."""
+def _is_choice(path: Path) -> bool:
+    return len(path) == 1 and path[0] in CHOICES
+
+
+def find_field(path: Path, data: Mapping[str, Any]) -> FieldInfo | None:
+    """Return the schema's field at a path of a raw recipe; None if there is none."""
     section: type[BaseModel] | None = RunConfig
     field: FieldInfo | None = None
-    for part in path:
+    for depth, part in enumerate(path):
         if isinstance(part, int):
             continue
         if section is None or part not in section.model_fields:
             return None
         field = section.model_fields[part]
         section = section_of(field.annotation)
+        if _is_choice(path[: depth + 1]):
+            section = CHOICES[part].find(data.get(part))
     return field
 
 
-def find_section(path: Path) -> type[BaseModel] | None:
-    """The section class at a path; None where the path ends in a plain setting or nowhere."""
+def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
+    """Return the section class at a path; None if the path ends in a plain setting or nowhere."""
     if not path:
         return RunConfig
-    field = find_field(path)
+    if _is_choice(path):
+        return CHOICES[str(path[0])].find(data.get(str(path[0])))
+    field = find_field(path, data)
     return None if field is None else section_of(field.annotation)
 
 
-def meant_setting(path: Path) -> str | None:
-    """The dotted path of the setting that an unknown one most likely means, or None."""
-    section = find_section(path[:-1])
+def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return what to say of an unknown setting (empty if nothing), and the setting that it most likely means."""
+    if len(path) == 2 and (note := _note_of_owners(path, data)):
+        return f": it is {note}", None
+    meant = _meant_setting(path, data)
+    if meant is None:
+        return "", None
+    parts = tuple(meant.split("."))
+    note = "" if find_field(parts, data) is not None or "[" in meant else _note_of_owners(parts, data)
+    return f"; did you mean {meant}?" + (f" It is {note}" if note else ""), meant
+
+
+def _note_of_owners(path: Path, data: Mapping[str, Any]) -> str:
+    """Return whose setting a path is, if it is one of other families, objectives or formats than the recipe's."""
+    choice = CHOICES.get(str(path[0]))
+    owners = choice.owners(str(path[-1])) if choice is not None and len(path) == 2 else []
+    if choice is None or not owners:
+        return ""
+    return f"a setting of {listed(owners, 'and')}; {choice.path} is {choice.name(data.get(choice.section))}"
+
+
+def _meant_setting(path: Path, data: Mapping[str, Any]) -> str | None:
+    section = find_section(path[:-1], data)
     key = str(path[-1])
     if section is None:
         return None
@@ -129,16 +163,17 @@ def meant_setting(path: Path) -> str | None:
         near = nearest_name(key, here, cutoff)
         if near is not None:
             return dotted((*path[:-1], near))
-        if cutoff == 0.75 and (elsewhere := _setting_elsewhere(key)) is not None:
+        if cutoff == 0.75 and (elsewhere := _setting_elsewhere(key, str(path[0]))) is not None:
             return elsewhere
     return None
 
 
-def _setting_elsewhere(key: str) -> str | None:
+def _setting_elsewhere(key: str, section: str) -> str | None:
+    """Return the setting anywhere that a name means; one of `section` before another of the same name."""
     if key in KNOWN_ELSEWHERE:
         return KNOWN_ELSEWHERE[key]
     by_leaf: dict[str, str] = {}
-    for path in all_settings():
+    for path in sorted(all_settings(), key=lambda path: not path.startswith(f"{section}.")):
         by_leaf.setdefault(path.rsplit(".", 1)[-1], path)
     near = nearest_name(key, by_leaf, 0.85)
     return None if near is None else by_leaf[near].replace("[]", "")

@@ -45,25 +45,10 @@ def data_parallel_size(config: RunConfig, world_size: int) -> int:
 
 
 def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
-    model, size = config.model, config.parallel.tensor_parallel_size
+    size = config.parallel.tensor_parallel_size
     if size == 1:
         return
-    heads = model.num_attention_heads
-    both = [number for number in range(1, heads + 1) if heads % number == 0 == model.intermediate_size % number]
-    fitting = f"{_listed(both)} would do"
-    if heads % size:
-        yield Problem(
-            TENSOR,
-            f"{size} does not divide model.num_attention_heads {heads}, and every rank holds whole heads; {fitting}",
-            ("model.num_attention_heads",),
-        )
-    if model.intermediate_size % size:
-        yield Problem(
-            TENSOR,
-            f"{size} does not divide model.intermediate_size {model.intermediate_size}, whose rows the ranks share; "
-            f"{fitting}",
-            ("model.intermediate_size",),
-        )
+    yield from config.model.tensor_parallel_problems(size)
     if config.optimizer.name == "lamb" and config.kernels.optimizer == "apex":
         yield Problem(
             "kernels.optimizer",
@@ -99,13 +84,12 @@ def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _pipeline_problems(config: RunConfig) -> Iterator[Problem]:
-    layers, stages = config.model.num_layers, config.parallel.pipeline_parallel_size
-    if stages > layers:
+    blocks, stages = config.model.num_blocks, config.parallel.pipeline_parallel_size
+    if stages > blocks:
         yield Problem(
             PIPELINE,
-            f"{stages} stages for model.num_layers {layers}: every stage needs a transformer layer; set it to {layers} "
-            "or less",
-            ("model.num_layers",),
+            f"{stages} stages for a model of {blocks} layers: every stage needs one; set it to {blocks} or less",
+            ("model",),
         )
     by_hand = config.parallel.pipeline_layers
     if by_hand is None:
@@ -117,11 +101,11 @@ def _pipeline_problems(config: RunConfig) -> Iterator[Problem]:
             "let parallel.pipeline_partition decide",
             (PIPELINE,),
         )
-    if sum(by_hand) != layers:
+    if sum(by_hand) != blocks:
         yield Problem(
             "parallel.pipeline_layers",
-            f"{by_hand} adds up to {sum(by_hand)}, but model.num_layers is {layers}; change one",
-            ("model.num_layers",),
+            f"{by_hand} adds up to {sum(by_hand)}, but the model has {blocks} layers; change one",
+            ("model",),
         )
 
 
@@ -172,7 +156,3 @@ def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:
             f"({reason}); use stage 1, or set {PIPELINE} to 1",
             (PIPELINE,),
         )
-
-
-def _listed(numbers: list[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"

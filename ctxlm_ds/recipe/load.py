@@ -7,8 +7,8 @@ Not here: what is impossible together (check.py), DeepSpeed's JSON (deepspeed.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,9 +17,11 @@ from pydantic_core import ErrorDetails
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import Check, find_problems
+from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import Path as SettingPath
-from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, find_field, find_section, meant_setting
+from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field
 from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.raw import COMMAND_LINE, RawRecipe
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
 
@@ -37,14 +39,28 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), checks: Itera
     Raises:
         ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
     """
-    tree = _Tree()
+    tree = RawRecipe()
     for path in _recipe_chain(recipe):
         tree.merge(read_yaml(_read_text(path), str(path)), str(path))
     for override in overrides:
-        key, source = _read_override(override)
-        tree.merge(source, f"--set {override}", key)
+        key, source = _read_override(override, tree)
+        tree.merge(source, f"{COMMAND_LINE}{override}", key)
     tree.data.pop("extends", None)
     return _validate(tree, f"recipe {recipe}", checks)
+
+
+def load_saved_config(path: Path) -> RunConfig:
+    """Load the config.yaml of a run or checkpoint, also one that an earlier version wrote.
+
+    Earlier versions saved the settings of every family, objective and format; those of others are dropped.
+
+    Raises:
+        ConfigError: as load_config.
+    """
+    tree = RawRecipe()
+    tree.merge(read_yaml(_read_text(path), str(path)), str(path))
+    tree.drop_settings_of_others()
+    return _validate(tree, f"recipe {path}", ())
 
 
 def dump_config(config: RunConfig) -> str:
@@ -79,74 +95,6 @@ def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
     )
 
 
-@dataclass(slots=True)
-class _Tree:
-    """Settings merged so far, where each came from, and what could not be read."""
-
-    data: dict[str, Any] = field(default_factory=dict)
-    origins: dict[SettingPath, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
-        """Lay a source over what is there: sections merge, everything else is replaced."""
-
-        def where(path: SettingPath) -> str:
-            return f"{name}:{source.lines[path]}" if path in source.lines and not below else name
-
-        for path, line, reason in source.problems:
-            place = name if below else f"{name}:{line}"
-            self.problems.append(Problem(dotted((*below, *path)) or name, reason, where=place))
-        value = source.data
-        if not below:
-            value = {} if value is None else value
-            if not isinstance(value, dict):
-                raise ConfigError(f"{name}: a recipe is a section of settings, not {show_value(value)}")
-        for part in reversed(below):
-            value = {part: value}
-        self._merge_section(self.data, value, (), lambda path: where(path[len(below) :]))
-
-    def _merge_section(self, target: dict[str, Any], new: dict[str, Any], path: SettingPath, where: Any) -> None:
-        for key, value in new.items():
-            here = (*path, key)
-            if value is None and _is_section(here):
-                value = {}
-            self.origins[here] = where(here)
-            if isinstance(value, dict) and isinstance(target.get(key, {}), dict):
-                self._merge_section(target.setdefault(key, {}), value, here, where)
-            else:
-                target[key] = value
-                self._forget_below(here)
-                self._remember_below(value, here, where)
-
-    def _forget_below(self, path: SettingPath) -> None:
-        for other in [other for other in self.origins if len(other) > len(path) and other[: len(path)] == path]:
-            del self.origins[other]
-
-    def _remember_below(self, value: Any, path: SettingPath, where: Any) -> None:
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for key, item in items:
-            self.origins[(*path, key)] = where((*path, key))
-            self._remember_below(item, (*path, key), where)
-
-    def origin(self, path: SettingPath) -> str:
-        """File and line (or option) of a setting, or of the nearest section above it that was written."""
-        while path and path not in self.origins:
-            path = path[:-1]
-        return self.origins.get(path, "")
-
-    def value(self, path: SettingPath) -> Any:
-        """The value at a path, as it was written."""
-        value: Any = self.data
-        for part in path:
-            value = value[part]
-        return value
-
-
-def _is_section(path: SettingPath) -> bool:
-    field_info = find_field(path)
-    return field_info is not None and find_section(path) is field_info.annotation
-
-
 def _recipe_chain(recipe: str | Path) -> list[Path]:
     """The recipe's file after every file that it extends, the outermost base first."""
     chain: list[Path] = []
@@ -177,29 +125,29 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"recipe {path}: not UTF-8 text (byte {error.start})") from error
 
 
-def _read_override(override: str) -> tuple[tuple[str, ...], YamlSource]:
+def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], YamlSource]:
     key, equals, value = override.partition("=")
     parts = tuple(key.strip().split("."))
     if not equals or not all(parts):
         raise ConfigError(f"--set {override}: expected a.b=value, for example --set training.max_steps=1000")
     if parts == ("extends",):
         raise ConfigError(f"--set {override}: `extends` belongs in a recipe; name that recipe with --config")
-    if _holds_text(parts) and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
+    if _holds_text(parts, tree) and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
         return parts, YamlSource(value.strip())
     return parts, read_yaml(value, f"--set {override}")
 
 
-def _holds_text(path: SettingPath) -> bool:
+def _holds_text(path: SettingPath, tree: RawRecipe) -> bool:
     """Whether a setting is text, so that `--set name=2024` needs no second pair of quotes past the shell's."""
-    field_info = find_field(path)
+    field_info = find_field(path, tree.data)
     return field_info is not None and field_info.annotation in (str, str | None)
 
 
-def _validate(tree: _Tree, title: str, checks: Iterable[Check]) -> RunConfig:
+def _validate(tree: RawRecipe, title: str, checks: Iterable[Check]) -> RunConfig:
     """The config, or every problem of the tree at once; what is wrong is left out for the cross-field checks."""
-    problems = list(tree.problems)
-    suspicious = {problem.path for problem in problems}
     data = _whole_floats_as_ints(tree.data)
+    problems = [*tree.problems, *_unknown_names(tree, data)]
+    suspicious = {path for problem in problems for path in (problem.path, *problem.involves)}
     config: RunConfig | None = None
     while config is None:
         try:
@@ -220,33 +168,41 @@ def _validate(tree: _Tree, title: str, checks: Iterable[Check]) -> RunConfig:
     return config
 
 
+def _unknown_names(tree: RawRecipe, data: dict[str, Any]) -> Iterator[Problem]:
+    """Yield each name that chooses no family, objective or format; its section leaves `data`: nobody knows it."""
+    for choice in CHOICES.values():
+        settings = data.get(choice.section)
+        if isinstance(settings, dict) and (reason := choice.why_not(settings)) is not None:
+            del data[choice.section]
+            yield Problem(choice.path, reason, (choice.section,), tree.origin((choice.section, choice.key)))
+
+
 def _overlap(path: str, other: str) -> bool:
     """Whether one dotted path is the other or lies below it."""
     return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 
-def _placed(problem: Problem, tree: _Tree) -> Problem:
+def _placed(problem: Problem, tree: RawRecipe) -> Problem:
     """The problem with the place where its setting, or another that it rests on, was written."""
     written = [path for path in (problem.path, *problem.involves) if tuple(path.split(".")) in tree.origins]
     return replace(problem, where=tree.origin(tuple(written[0].split("."))) if written else "")
 
 
-def _explain(details: ErrorDetails, tree: _Tree) -> Problem:
+def _explain(details: ErrorDetails, tree: RawRecipe) -> Problem:
     path = details["loc"]
     where = tree.origin(path)
     if details["type"] == "missing":
-        return Problem(dotted(path), f"missing; expected {_expected(path)}", where=where)
+        return Problem(dotted(path), f"missing; expected {_expected(path, tree)}", where=where)
     value = tree.value(path)
     if details["type"] == "extra_forbidden":
-        meant = meant_setting(path)
-        hint = f"; did you mean {meant}?" if meant else ""
+        hint, meant = explain_unknown(path, tree.data)
         return Problem(dotted(path), f"unknown setting (value {show_value(value)}){hint}", (meant or "",), where)
-    text = f"{show_value(value)}: expected {_expected(path)}"
-    return Problem(dotted(path), text + _type_hint(details["type"], value, path), where=where)
+    text = f"{show_value(value)}: expected {_expected(path, tree)}"
+    return Problem(dotted(path), text + _type_hint(details["type"], value, path, tree), where=where)
 
 
-def _expected(path: SettingPath) -> str:
-    field_info = find_field(path)
+def _expected(path: SettingPath, tree: RawRecipe) -> str:
+    field_info = find_field(path, tree.data)
     if field_info is None:
         return "something else"
     if isinstance(path[-1], int):
@@ -255,7 +211,7 @@ def _expected(path: SettingPath) -> str:
     return describe_field(field_info)
 
 
-def _type_hint(kind: str, value: Any, path: SettingPath) -> str:
+def _type_hint(kind: str, value: Any, path: SettingPath, tree: RawRecipe) -> str:
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
         plain = read_yaml(value, "value").data if ":" not in value and "{" not in value else value
         if isinstance(plain, (int, float)):
@@ -265,7 +221,7 @@ def _type_hint(kind: str, value: Any, path: SettingPath) -> str:
     if kind == "list_type" and isinstance(value, str):
         return f"; write [{value}]"
     if kind == "literal_error":
-        field_info = find_field(path)
+        field_info = find_field(path, tree.data)
         options = describe_field(field_info).removeprefix("one of ").split(", ") if field_info else []
         near = nearest_name(str(value), options)
         return f"; did you mean {near}?" if near else ""

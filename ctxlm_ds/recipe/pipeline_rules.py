@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ctxlm_ds.recipe.pipeline_schema import PipelineConfig, StepResources
+from ctxlm_ds.recipe.pipeline_schema import PipelineConfig, PipelineTokenizer, StepResources
 from ctxlm_ds.recipe.problems import Problem, nearest_name
-from ctxlm_ds.recipe.schema import PAIR_FORMATS, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FAMILIES, FORMATS
 
 STEP_NAMES = ("tokenizer", "preprocess", "preprocess-heldout", "merge", "samples", "pretrain", "export")
 PLACEHOLDERS = ("output_dir", "tokenizer", "dataset", "heldout", "run_dir", "hf_dir")
@@ -50,13 +51,18 @@ def fill_placeholders(text: str, values: dict[str, str]) -> str:
 def splits_sentences(config: RunConfig, pipeline: PipelineConfig) -> bool:
     """Whether a sequence of the dataset is a sentence."""
     given = pipeline.split_sentences
-    return config.data.sample_format != "blocks" if given is None else given
+    return config.data.by_sentence if given is None else given
 
 
 def appends_eod(config: RunConfig, pipeline: PipelineConfig) -> bool:
     """Whether the separator ends each document."""
     given = pipeline.append_eod
-    return config.data.sample_format == "blocks" if given is None else given
+    return config.data.ends_documents if given is None else given
+
+
+def tokenizer_type(config: RunConfig, wanted: PipelineTokenizer) -> str:
+    """Return the kind of tokenizer to train: the one asked for, or the one that the family was published with."""
+    return wanted.type or str(FAMILIES.get(config.model.family).tokenizer)
 
 
 def _text_problems(config: RunConfig, pipeline: PipelineConfig) -> Iterator[Problem]:
@@ -94,8 +100,7 @@ def _tokenizer_problems(config: RunConfig, pipeline: PipelineConfig) -> Iterator
     if not pipeline.input:
         text = "cannot be trained without pipeline.input; name its folder by tokenizer.path"
         yield Problem("pipeline.tokenizer", text, ("pipeline.input",))
-    wordpiece = trained.type == "wordpiece" or (trained.type is None and config.model.family == "bert")
-    if not trained.lowercase and not wordpiece:
+    if not trained.lowercase and tokenizer_type(config, trained) != "wordpiece":
         yield Problem(
             "pipeline.tokenizer.lowercase", "false is a setting of wordpiece alone; leave it out",
             ("pipeline.tokenizer.type", "model.family"),
@@ -104,16 +109,14 @@ def _tokenizer_problems(config: RunConfig, pipeline: PipelineConfig) -> Iterator
 
 def _format_problems(config: RunConfig, pipeline: PipelineConfig) -> Iterator[Problem]:
     sample_format = config.data.sample_format
-    if not splits_sentences(config, pipeline) and sample_format in PAIR_FORMATS:
+    if not splits_sentences(config, pipeline) and FORMATS.get(sample_format).makes_pairs:
         yield Problem(
             "pipeline.split_sentences", f"false: data.sample_format {sample_format} needs sentences; set it to true",
             ("data.sample_format",),
         )  # fmt: skip
-    if not appends_eod(config, pipeline) and sample_format == "blocks":
-        yield Problem(
-            "pipeline.append_eod", "false: data.sample_format blocks needs the end of each document; set it to true",
-            ("data.sample_format",),
-        )  # fmt: skip
+    if not appends_eod(config, pipeline) and config.data.ends_documents:
+        text = f"false: data.sample_format {sample_format} needs the end of each document; set it to true"
+        yield Problem("pipeline.append_eod", text, ("data.sample_format",))
 
 
 def _folder_problems(config: RunConfig, pipeline: PipelineConfig) -> Iterator[Problem]:

@@ -56,7 +56,7 @@ class PipelineTokenizer(Section):
     """The tokenizer to train (tools/train_tokenizer.py)."""
 
     type: Literal["wordpiece", "bpe", "gpt2", "unigram", "sentencepiece-bpe"] | None = None
-    """Kind; null follows model.family: `wordpiece` for bert, `bpe` for roberta, `gpt2` for gpt2 and gpt1."""
+    """Kind; null is the one that model.family was published with."""
     vocab_size: PositiveInt | None = None
     """Every id; null is the published model's of the kind."""
     lowercase: bool = True
@@ -117,9 +117,9 @@ class PipelineConfig(Section):
     workers: PositiveInt = 4
     """Worker processes of a shard, and threads that build samples."""
     split_sentences: bool | None = None
-    """A sequence is a sentence; null is true, but for `blocks`."""
+    """A sequence is a sentence; null is true, but for formats that join documents (`blocks`)."""
     append_eod: bool | None = None
-    """The separator ends each document; null is true for `blocks` alone."""
+    """The separator ends each document; null is true for formats that need it (`blocks`)."""
     output_dir: str | None = None
     """Folder of everything that is made; null is pipelines/NAME."""
     phases: list[PipelinePhase] = []

@@ -1,13 +1,15 @@
-"""The recipe: every setting of a pretraining run, typed, documented and checked without torch."""
+"""The recipe: every setting of a pretraining run, typed, documented and checked without torch.
+
+The settings of `model`, `objective` and `data` stand in sections.py and beside each family, objective and format.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import Field, SerializeAsAny, WrapValidator
 
-from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
 from ctxlm_ds.recipe.pipeline_schema import PipelineConfig
 from ctxlm_ds.recipe.section import (
     NonNegativeFloat,
@@ -17,143 +19,16 @@ from ctxlm_ds.recipe.section import (
     Probability,
     Section,
 )
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
-SampleFormat = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences", "blocks"]
-PAIR_FORMATS: tuple[SampleFormat, ...] = ("segment_pair", "sentence_pair")
-DECODER_FAMILIES = ("gpt2", "gpt1")
-
-
-class ModelConfig(TransformerSection):
-    """Interim."""
-
-    family: Literal["bert", "roberta", "gpt2", "gpt1"] = "bert"
-    """Family."""
-    type_vocab_size: PositiveInt = 2
-    """Types."""
-    pre_layer_norm: bool = False
-    """Pre."""
-
-    @property
-    def is_decoder(self) -> bool:
-        """Interim."""
-        return self.family in DECODER_FAMILIES
-
+FIXED_WHATEVER_THE_ROWS = ("model", "objective", "training.seed", "optimizer.name")
+"""Settings that a run cannot change when it resumes, beside those that decide its rows (DataSection.fixed)."""
 
 class TokenizerConfig(Section):
     """Which tokenizer made the dataset."""
 
     path: str | None = None
     """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
-
-
-class TrainSource(Section):
-    """One dataset to train on; its path alone may stand for it."""
-
-    SHORT_FORM: ClassVar[str] = "path"
-
-    path: str
-    """Dataset prefix (without .bin/.idx)."""
-    weight: PositiveFloat | None = None
-    """Share of the rows in proportion to the other sources' (data.blend `weighted` or `megatron`)."""
-    epochs: PositiveFloat | None = None
-    """Passes over it in one epoch of the run, 1.5 and 0.5 too; null is 1 (data.blend `concatenate`)."""
-    name: str | None = None
-    """Name in tables and held-out figures; null is the last part of the path."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_path(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-    @model_serializer(mode="wrap")
-    def _to_path(self, serialize: Callable[[TrainSource], dict[str, Any]]) -> str | dict[str, Any]:
-        given = {key: value for key, value in serialize(self).items() if value is not None}
-        return self.path if len(given) == 1 else given
-
-
-class ValidationSource(Section):
-    """One held-out dataset."""
-
-    name: str
-    """Name under which its figures appear (`eval/NAME/…`)."""
-    path: str
-    """Dataset prefix (without .bin/.idx)."""
-    part: Literal["all", "train", "valid", "test"] = "all"
-    """Which part of data.split; `all` takes every document."""
-
-
-class DataConfig(Section):
-    """From indexed datasets to rows of a batch."""
-
-    train: list[TrainSource] = []
-    """Datasets to train on."""
-    blend: Literal["concatenate", "weighted", "temperature", "megatron"] = "concatenate"
-    """How they are mixed. `concatenate`: each source's rows as often as its epochs say, all shuffled together.
-    `weighted`: shares by weight, whatever the sizes. `temperature`: shares in proportion to rows^(1/temperature).
-    `megatron`: Megatron's order of sources (weights, or rows where none has one)."""
-    temperature: Annotated[float, Field(ge=1.0)] = 1.0
-    """`temperature` blends: 1 is in proportion to the rows, higher is more even (mBERT 1/0.7, XLM-R 1/0.3)."""
-    split: str | None = None
-    """Document-wise train, valid and test shares of each training dataset as in Megatron, `969,30,1`; trains on the
-    first and, where data.validation is empty, evaluates each source's second. null trains on every document."""
-    validation: list[ValidationSource] = []
-    """Held-out datasets, evaluated a source at a time."""
-    seq_length: PositiveInt = 128
-    """Positions in a row, special tokens included."""
-    sample_format: SampleFormat = "segment_pair"
-    """`segment_pair` (BERT), `sentence_pair`, `full_sentences` (RoBERTa), `doc_sentences` or `blocks` (GPT: documents
-    one after another, cut into full rows; a dataset made with --append-eod)."""
-    short_seq_prob: Probability = 0.1
-    """Share of documents whose target length is drawn shorter (segment_pair; BERT 0.1)."""
-    num_duplicates: PositiveInt = 1
-    """Passes over the corpus with newly drawn pairs in one epoch (BERT's dupe_factor; 10 with static masking)."""
-    packing: bool = False
-    """Put several short sequences into one row; they never see each other and their positions restart."""
-    max_sequences_per_row: PositiveInt = 8
-    """Most sequences in one row when packing, most documents in one row of `blocks`."""
-    reset_at_documents: bool = True
-    """`blocks`: documents of a row never see each other and their positions restart; false: a row is one sequence, its
-    documents separated by the end-of-document token alone (GPT-2; Megatron's default)."""
-    sample_index_dir: str | None = None
-    """Where sample indexes are kept; null keeps them beside each dataset."""
-    num_workers: NonNegativeInt = 1
-    """Loader worker processes a rank; 0 loads in the training process. Results do not depend on it."""
-    prefetch_steps: PositiveInt = 2
-    """Optimizer steps of batches each worker prepares ahead."""
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether a row holds several sequences that never see each other (packed ones, or a block's documents)."""
-        return self.packing or (self.sample_format == "blocks" and self.reset_at_documents)
-
-    @property
-    def sequences_per_row(self) -> int:
-        """Sequence slots of a row."""
-        return self.max_sequences_per_row if self.shares_rows else 1
-
-
-class ObjectiveConfig(Section):
-    """What the model learns to predict."""
-
-    name: Literal["masked_lm", "masked_lm_nsp", "causal_lm"] = "masked_lm_nsp"
-    """`masked_lm` (RoBERTa), `masked_lm_nsp` (BERT: masked tokens and next sentence, each with its own mean) or
-    `causal_lm` (GPT: the next token at every position; the settings below have no effect)."""
-    mask_prob: Probability = 0.15
-    """Share of the tokens to predict."""
-    keep_prob: Probability = 0.1
-    """Share of the predicted tokens left as they are."""
-    random_prob: Probability = 0.1
-    """Share of the predicted tokens replaced by a random one; the rest becomes the mask token."""
-    whole_word: bool = False
-    """Choose whole words (WordPiece and byte-level BPE alike)."""
-    masking: Literal["dynamic", "static"] = "dynamic"
-    """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
-    special_tokens: Literal["never", "bert", "roberta"] = "never"
-    """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
-    count_rounding: Literal["nearest", "probabilistic"] = "nearest"
-    """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
-    max_predictions: PositiveInt | None = None
-    """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
 
 
 class OptimizerConfig(Section):
@@ -348,13 +223,19 @@ class RunConfig(Section):
     """Run, checkpoint or Hugging Face folder whose weights alone start this run (fresh optimizer, schedule, data)."""
     deepspeed: str | None = None
     """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
-    model: ModelConfig = ModelConfig()
+    model: Annotated[SerializeAsAny[ModelSection], WrapValidator(MODEL.validate)] = Field(
+        default_factory=MODEL.make_default
+    )
     """Shape of the model."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Tokenizer."""
-    data: DataConfig = DataConfig()
+    data: Annotated[SerializeAsAny[DataSection], WrapValidator(DATA.validate)] = Field(
+        default_factory=DATA.make_default
+    )
     """Datasets and rows."""
-    objective: ObjectiveConfig = ObjectiveConfig()
+    objective: Annotated[SerializeAsAny[ObjectiveSection], WrapValidator(OBJECTIVE.validate)] = Field(
+        default_factory=OBJECTIVE.make_default
+    )
     """Objective."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer."""
@@ -380,3 +261,8 @@ class RunConfig(Section):
     """Kernels."""
     pipeline: PipelineConfig | None = None
     """The jobs of slurm/pipeline.sh."""
+
+    @property
+    def fixed_settings(self) -> tuple[str, ...]:
+        """What fixes the model and the order and content of the rows: a change would make another run."""
+        return (*FIXED_WHATEVER_THE_ROWS, *(f"data.{name}" for name in self.data.fixed))

@@ -20,6 +20,8 @@ class ModelSection(Section):
 
     same_function: ClassVar[tuple[str, ...]] = ("family",)
     """Settings that change what the model computes but no shape: `initialize_from` compares them."""
+    same_shape: ClassVar[tuple[str, ...]] = ()
+    """Settings of the layers' shapes: the phases of a pipeline share them."""
     double_separator: ClassVar[bool] = False
     """Whether two separators stand between the segments of a pair."""
 
@@ -39,12 +41,26 @@ class ModelSection(Section):
         return None
 
     @property
+    def width(self) -> int | None:
+        """Width of most layers, from which ZeRO-3's bucket sizes follow; None leaves them to DeepSpeed."""
+        return None
+
+    @property
     def drops(self) -> bool:
         """Whether any dropout is above 0."""
         return False
 
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        """Names of settings without effect beside the others; a warning names those that were changed."""
+        return ()
+
     def problems(self) -> Iterator[Problem]:
         """Yield what is impossible in this section alone."""
+        yield from ()
+
+    def row_problems(self, data: DataSection) -> Iterator[Problem]:
+        """Yield what keeps the model from reading the rows."""
         yield from ()
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
@@ -57,6 +73,11 @@ class ObjectiveSection(Section):
 
     name: str
     """Name of a registered objective."""
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        """Names of settings without effect beside the others; a warning names those that were changed."""
+        return ()
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         """Yield what is impossible in this section, alone or with the rows."""
@@ -104,6 +125,10 @@ class DataSection(Section):
 
     fixed: ClassVar[tuple[str, ...]] = ("blend", "temperature", "split", "seq_length", "sample_format")
     """Settings that a run cannot change when it resumes, for they decide its rows."""
+    by_sentence: ClassVar[bool] = False
+    """Whether a sequence of its datasets should be a sentence (preprocess_data.py --split-sentences)."""
+    ends_documents: ClassVar[bool] = False
+    """Whether its datasets must end each document with the separator (preprocess_data.py --append-eod)."""
 
     train: list[TrainSource] = []
     """Datasets to train on."""
@@ -138,6 +163,16 @@ class DataSection(Section):
     def sequences_per_row(self) -> int:
         """Sequence slots of a row."""
         return 1
+
+    @property
+    def passes(self) -> int:
+        """Passes over a dataset in one epoch of its sample index."""
+        return 1
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        """Names of settings without effect beside the others; a warning names those that were changed."""
+        return ()
 
     def problems(self, model: ModelSection) -> Iterator[Problem]:
         """Yield what is impossible in this section, alone or with the model."""

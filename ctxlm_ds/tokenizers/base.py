@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
     """The pair template has two separators between A and B (RoBERTa)."""
 
     @property
+    def has_mask(self) -> bool:
+        """Whether there is a mask token (GPT has none)."""
+
+    @property
     def mask_id(self) -> int:
         """Raises TokenizerError where there is none (GPT)."""
 

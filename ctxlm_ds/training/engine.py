@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -154,7 +155,9 @@ class Engine:
         from ctxlm_ds.training.pipeline import PipelineStage
 
         def measure() -> list[float]:
-            fields = self.objective.example(self.config.data, self.config.training.micro_batch_size)
+            rows, words = self.config.training.micro_batch_size, self.config.model.vocab_size or 1
+            columns = self.objective.fields(self.config.data)
+            fields = Batch.example(columns, rows, np.random.default_rng(0), words).fields
             return measured_costs(self.config, descriptions, fields, self.topology)
 
         self.stage_bounds = plan_stages(self.config.parallel, descriptions, self._shapes, measure)

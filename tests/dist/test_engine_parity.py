@@ -9,15 +9,13 @@ import torch
 from torch import nn
 
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
-from ctxlm_ds.export.key_maps import build_key_map, convert
 from tests.dist.runner import run_ranks
 from tests.dist.training import build_engine, global_batch, step_for_rank, tiny_config
-from tests.encoder_batches import PAD_ID
-from tests.parity.mapping import hf_inputs, hf_labels, hf_model, randomize
+from tests.parity.mapping import hf_inputs, hf_labels, hf_model, key_map_of, randomize
 
 pytestmark = pytest.mark.dist
 STEPS = 50
-TERMS = {"bert": ("masked_lm", "next_sentence"), "roberta": ("masked_lm",)}
+OUTPUTS = {"bert": ("predicted_logits", "sentence_logits"), "roberta": ("predicted_logits",)}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-6, weight_decay=0.1, gradient_clipping=0.0)
 
 
@@ -55,7 +53,7 @@ def train_theirs(
         if config.model.family == "roberta":
             del batch.labels["next_sentence"]
         positions = {"position_ids": batch.position_ids + 2} if config.model.family == "roberta" else {}
-        loss = model(**hf_inputs(batch, config.model), **hf_labels(batch), **positions).loss
+        loss = model(**hf_inputs(batch, config.model), **hf_labels(batch, config.model), **positions).loss
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
@@ -69,14 +67,14 @@ def train_theirs(
 def test_fifty_steps_and_the_first_gradients(family: str) -> None:
     config = tiny_config(family, optimizer=OPTIMIZER)
     torch.manual_seed(0)
-    theirs = hf_model(config.model, TERMS[family]).train()
+    theirs = hf_model(config.model, OUTPUTS[family]).train()
     randomize(theirs)
     if family == "roberta":
         # Their one token type is part of the positions in ours; a parameter of its own would be stepped twice.
         theirs.roberta.embeddings.token_type_embeddings.weight.requires_grad_(False).zero_()
-    key_map = build_key_map(config.model, TERMS[family], PAD_ID)
+    key_map = key_map_of(config.model, OUTPUTS[family])
     values = {name: value.clone() for name, value in theirs.state_dict().items()}
-    weights = {row.ours: convert(key_map, values.__getitem__, row) for row in key_map.rows}
+    weights = {row.ours: row.to_ours(values.__getitem__) for row in key_map.rows}
     # In a process of its own: a parent that has computed with threads must not fork.
     wanted, their_gradients = run_ranks(train_theirs, 1, theirs, config, timeout_s=100)[0]
     assert wanted[-1] < 0.8 * wanted[0]

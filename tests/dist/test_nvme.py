@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe.schema import ModelConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from tests.sections import model_section
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.process.build_locks import use_own_build_folder
 from ctxlm_ds.training.engine import Engine
@@ -50,7 +51,7 @@ class Swapped:
     parameters: bool = False
 
     def config(self, run_dir: Path) -> RunConfig:
-        model = ModelConfig(
+        model = model_section(
             family="bert", vocab_size=9000, hidden_size=64, num_layers=2, num_attention_heads=2, intermediate_size=128,
             max_position_embeddings=SEQ_LENGTH, hidden_dropout=0.1, attention_dropout=0.1,
         )  # fmt: skip

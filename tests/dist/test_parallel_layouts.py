@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.recipe.schema import ModelConfig, ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config, train
 
@@ -59,7 +60,7 @@ class Case:
         return {"zero_optimization": {"stage": self.stage}}
 
 
-def four_by_four(model: ModelConfig, dropout: float = 0.0) -> ModelConfig:
+def four_by_four(model: TransformerSection, dropout: float = 0.0) -> TransformerSection:
     """Four layers of four heads, so that four stages and four tensor-parallel ranks have something to hold."""
     size = {"num_layers": 4, "num_attention_heads": 4, "hidden_dropout": dropout}
     return model.model_copy(update=size)

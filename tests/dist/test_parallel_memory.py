@@ -7,7 +7,7 @@ import math
 import pytest
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.recipe.schema import ModelConfig
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.training.engine import Engine
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.dist
 LAYERS = 2
 
 
-def elements_by_formula(model: ModelConfig, tensor: int) -> dict[str, int]:
+def elements_by_formula(model: TransformerSection, tensor: int) -> dict[str, int]:
     """Elements of a tensor-parallel rank's embeddings, one layer, and heads (BERT with next-sentence prediction)."""
     h, f, words = model.hidden_size, model.intermediate_size, math.ceil(model.vocab_size / tensor)
     table = words * h

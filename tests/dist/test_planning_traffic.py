@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.recipe.schema import DataConfig, ObjectiveConfig, ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
+from tests.sections import data_section, objective_section
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Planner
@@ -86,8 +87,8 @@ def config_of(
     return tiny_config(
         training=training,
         parallel=ParallelConfig(**parallel),
-        data=DataConfig(seq_length=SEQ_LENGTH),
-        objective=ObjectiveConfig(max_predictions=SLOTS),
+        data=data_section(seq_length=SEQ_LENGTH),
+        objective=objective_section(max_predictions=SLOTS),
     )
 
 

@@ -14,14 +14,8 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.reshape import reshape
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.recipe.schema import (
-    CheckpointConfig,
-    DataConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from ctxlm_ds.recipe.schema import CheckpointConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainingConfig
+from tests.sections import data_section
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 from tests.dist.runner import run_ranks
@@ -38,7 +32,7 @@ def config_of(layout: Layout) -> RunConfig:
     return tiny_config(
         training=TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32"),
         optimizer=OptimizerConfig(learning_rate=0.01, weight_decay=0.1),
-        data=DataConfig(seq_length=SEQ_LENGTH),
+        data=data_section(seq_length=SEQ_LENGTH),
         parallel=parallel,
     )
 

@@ -12,11 +12,11 @@ import pytest
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
-from ctxlm_ds.export.key_maps import build_key_map
 from ctxlm_ds.export.safetensors_files import plan_shards, write_model
-from ctxlm_ds.export.weights import terms_of
 from ctxlm_ds.training.state import TrainState
+from tests.checkpoints import outputs_of
 from tests.dist.runner import run_ranks
 from tests.dist.states import (
     SAVED_STEP,
@@ -114,7 +114,7 @@ def resume_and_save(rank: int, world_size: int, layout: Layout, config: RunConfi
 def exported_digest(run_dir: Path, config: RunConfig, folder: Path) -> str:
     """Checksum of the safetensors that the newest checkpoint becomes as a plain Hugging Face model."""
     reader = CheckpointReader(run_dir / "checkpoints" / f"step-{SAVED_STEP:08d}")
-    key_map = build_key_map(config.model, terms_of(config.objective), pad_id=1)
+    key_map = export_of(config.model.family).key_map(config.model, outputs_of(config), pad_id=1)
     folder.mkdir()
     shards = plan_shards(their_specs(key_map, reader), "fp32", 10**9)
     write_model(folder, shards, their_tensors(key_map, reader), "fp32")

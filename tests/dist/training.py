@@ -13,7 +13,8 @@ import torch
 
 from ctxlm_ds import run_builder
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.schema import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from tests.sections import data_section, model_section, objective_section
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.objectives.build import build_objective
@@ -47,16 +48,16 @@ DOCUMENT_SLOTS = 3
 def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> RunConfig:
     """A two-layer model; `changes` are whole sections."""
     is_decoder = OBJECTIVES[family] == "causal_lm"
-    blocks = DataConfig(sample_format="blocks", seq_length=SEQ_LENGTH, max_sequences_per_row=DOCUMENT_SLOTS)
+    blocks = data_section(sample_format="blocks", seq_length=SEQ_LENGTH, max_sequences_per_row=DOCUMENT_SLOTS)
     values: dict[str, Any] = {
-        "model": ModelConfig(
+        "model": model_section(
             family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2,
             intermediate_size=64 if family == "gpt1" else 32, max_position_embeddings=SEQ_LENGTH,
             hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
-            pre_layer_norm=family == "gpt2", hidden_activation="gelu_tanh" if is_decoder else "gelu",
+            hidden_activation="gelu_tanh" if is_decoder else "gelu",
         ),
-        "data": blocks if is_decoder else DataConfig(seq_length=SEQ_LENGTH),
-        "objective": ObjectiveConfig(name=OBJECTIVES[family]),
+        "data": blocks if is_decoder else data_section(seq_length=SEQ_LENGTH),
+        "objective": objective_section(name=OBJECTIVES[family]),
         "optimizer": OptimizerConfig(learning_rate=0.01, weight_decay=0.1),
         "training": TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32"),
     }
@@ -77,14 +78,17 @@ def global_batch(step: int) -> Batch:
     slots = torch.arange(SLOTS)[None, :] < num_predictions
     labels = torch.where(slots, integers(5, VOCAB, GLOBAL_BATCH, SLOTS), IGNORE_LABEL)
     return Batch(
-        input_ids=torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), 0),
-        token_type_ids=(torch.arange(SEQ_LENGTH)[None, :] >= 4).long() * inside,
-        position_ids=torch.arange(SEQ_LENGTH)[None, :] * inside,
-        sequence_ids=inside.long(),
-        sequence_starts=torch.cat([torch.zeros_like(lengths), lengths], dim=1),
-        prediction_positions=torch.where(slots, torch.arange(1, SLOTS + 1)[None, :], 0),
-        cls_positions=torch.zeros(GLOBAL_BATCH, 1, dtype=torch.long),
-        labels={"masked_lm": labels, "next_sentence": integers(0, 2, GLOBAL_BATCH, 1)},
+        {
+            "input_ids": torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), 0),
+            "token_type_ids": (torch.arange(SEQ_LENGTH)[None, :] >= 4).long() * inside,
+            "position_ids": torch.arange(SEQ_LENGTH)[None, :] * inside,
+            "sequence_ids": inside.long(),
+            "sequence_starts": torch.cat([torch.zeros_like(lengths), lengths], dim=1),
+            "prediction_positions": torch.where(slots, torch.arange(1, SLOTS + 1)[None, :], 0),
+            "cls_positions": torch.zeros(GLOBAL_BATCH, 1, dtype=torch.long),
+            "masked_lm_labels": labels,
+            "next_sentence_labels": integers(0, 2, GLOBAL_BATCH, 1),
+        }
     )
 
 
@@ -102,21 +106,19 @@ def global_blocks(step: int) -> Batch:
     inside = document <= DOCUMENT_SLOTS
     begin = starts.gather(1, document - 1)
     return Batch(
-        input_ids=torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), 0),
-        token_type_ids=torch.zeros(GLOBAL_BATCH, SEQ_LENGTH, dtype=torch.long),
-        position_ids=(places - begin) * inside,
-        sequence_ids=document * inside,
-        sequence_starts=starts,
-        prediction_positions=places * inside,
-        cls_positions=starts[:, :-1].clone(),
-        labels={"causal_lm": torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), IGNORE_LABEL)},
+        {
+            "input_ids": torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), 0),
+            "position_ids": (places - begin) * inside,
+            "sequence_ids": document * inside,
+            "sequence_starts": starts,
+            "causal_lm_labels": torch.where(inside, integers(5, VOCAB, GLOBAL_BATCH, SEQ_LENGTH), IGNORE_LABEL),
+        }
     )
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
     """Rows [start, stop) of a batch."""
-    fields = {name: getattr(batch, name)[start:stop] for name in Batch.__slots__ if name != "labels"}
-    return Batch(**fields, labels={term: tensor[start:stop] for term, tensor in batch.labels.items()})
+    return Batch({name: tensor[start:stop] for name, tensor in batch.fields.items()})
 
 
 def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int, family: str = "bert") -> Step:
@@ -124,8 +126,11 @@ def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int, 
     whole = global_blocks(step) if OBJECTIVES[family] == "causal_lm" else global_batch(step)
     starts = range(0, GLOBAL_BATCH, micro_batch_size)[rank::world_size]
     micro = [slice_batch(whole, start, start + micro_batch_size) for start in starts]
-    counts = {term: sum(int((b.labels[term] != IGNORE_LABEL).sum()) for b in micro) for term in whole.labels}
-    tokens = sum(int((b.sequence_ids > 0).sum()) for b in micro)
+    labels = [name for name in whole.fields if name.endswith("_labels")]
+    counts = {
+        name.removesuffix("_labels"): sum(int((b.fields[name] != IGNORE_LABEL).sum()) for b in micro) for name in labels
+    }
+    tokens = sum(b.num_tokens for b in micro)
     return Step(micro_batches=micro, counts=counts, num_tokens=tokens, rows_consumed=GLOBAL_BATCH, epoch=0)
 
 

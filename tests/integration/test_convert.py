@@ -36,7 +36,7 @@ def test_to_hf_fills_a_mask_and_from_hf_goes_back(kind: str, tokenizer_kind: str
     run = write_run(tmp_path / "run", config, random_weights(config))
     done = convert("to-hf", "--checkpoint", run, "--output", tmp_path / "hf", "--max-shard-size", "20KB")
     assert done.returncode == 0, done.stderr
-    assert "largest difference" in done.stdout and "text/masked_lm" in done.stdout
+    assert "largest difference" in done.stdout and "text/predicted_logits" in done.stdout
     assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
     fill = pipeline("fill-mask", model=str(tmp_path / "hf"))
     guesses = fill(f"the river was {mask}.", top_k=3)

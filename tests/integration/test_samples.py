@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.loops.excerpt import FEWEST_DOCUMENTS
+from ctxlm_ds.data.index.excerpt import FEWEST_DOCUMENTS
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
@@ -26,7 +26,7 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
+from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -47,7 +47,7 @@ class Route:
     documents: Path
     ended: Path
 
-    def rows(self, config: RunConfig, prefix: Path | None = None) -> tuple[RowSource, MaskedLM]:
+    def rows(self, config: RunConfig, prefix: Path | None = None) -> tuple[RowSource, Objective]:
         objective = build_objective(config.objective, self.tokenizer)
         return build_rows([prefix or self.sentences], self.tokenizer, config, objective), objective
 
@@ -149,12 +149,12 @@ def test_masking_statistics(family: str, whole_word: bool, request: pytest.Fixtu
     tally = {"tokens": 0, "predicted": 0, "mask": 0, "kept": 0, "random": 0}
     for step in itertools.islice(TrainLoader(rows, objective, config), len(rows) // 8):
         for batch in step.micro_batches:
-            for row in range(len(batch.input_ids)):
-                ids, labels = batch.input_ids[row].numpy().copy(), batch.labels["masked_lm"][row].numpy()
+            for row in range(len(batch.fields["input_ids"])):
+                ids, labels = batch.fields["input_ids"][row].numpy().copy(), batch.fields["masked_lm_labels"][row].numpy()
                 used = labels != IGNORE_LABEL
-                positions, labels = batch.prediction_positions[row].numpy()[used], labels[used]
+                positions, labels = batch.fields["prediction_positions"][row].numpy()[used], labels[used]
                 seen = ids[positions]
-                length = int((batch.sequence_ids[row] > 0).sum())
+                length = int((batch.fields["sequence_ids"][row] > 0).sum())
                 tally["tokens"] += length
                 tally["predicted"] += len(labels)
                 tally["mask"] += int((seen == route.tokenizer.mask_id).sum())

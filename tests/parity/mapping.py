@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.export.key_maps import KeyMap, build_key_map, convert
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.export.base import export_of
+from ctxlm_ds.export.hf_config import to_hf_config
+from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID
 
-HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+
+class Ids(NamedTuple):
+    """The ids of special tokens in the batches."""
+
+    pad_id: int = PAD_ID
+    cls_id: int = 0
+    sep_id: int = 2
 
 
-def hf_config(config: ModelConfig, config_class: type) -> transformers.PretrainedConfig:
-    """The Hugging Face configuration of the same shape."""
-    offset, num_types = (2, 1) if config.family == "roberta" else (0, config.type_vocab_size)
-    return config_class(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_position_embeddings + offset,
-        type_vocab_size=num_types,
-        hidden_act=HF_ACTIVATIONS[config.hidden_activation],
-        layer_norm_eps=config.layer_norm_eps,
-        hidden_dropout_prob=config.hidden_dropout,
-        attention_probs_dropout_prob=config.attention_dropout,
-        initializer_range=config.initializer_range,
-        pad_token_id=PAD_ID,
-    )
-
-
-def hf_model(config: ModelConfig, terms: tuple[str, ...]) -> nn.Module:
+def hf_model(config: ModelConfig, outputs: tuple[str, ...]) -> nn.Module:
     """The class that the model is exported as, its weights drawn by transformers."""
-    name = build_key_map(config, terms, PAD_ID).hf_class
-    config_class = transformers.RobertaConfig if config.family == "roberta" else transformers.BertConfig
-    return getattr(transformers, name)(hf_config(config, config_class))
+    model, export = config, export_of(config.family)
+    name = export.key_map(model, outputs, PAD_ID).hf_class
+    return getattr(transformers, name)(to_hf_config(export, model, name, Ids(), "fp32"))
+
+
+def key_map_of(config: ModelConfig, outputs: tuple[str, ...]) -> KeyMap:
+    """The table of that class."""
+    return export_of(config.family).key_map(config, outputs, PAD_ID)
 
 
 def randomize(model: nn.Module) -> None:
@@ -53,11 +48,11 @@ def randomize(model: nn.Module) -> None:
 
 
 def our_model(
-    config: ModelConfig, terms: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
+    config: ModelConfig, outputs: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
 ) -> LayerSequence:
     """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
     kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32, packing, causal=config.is_decoder)
-    return build_model(config, terms, kernels, seed=0)
+    return build_model(config, tuple(TERMS[name] for name in outputs), kernels, seed=0)
 
 
 def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
@@ -67,19 +62,14 @@ def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
     assert parameters.keys() == {row.ours for row in key_map.rows}
     with torch.no_grad():
         for row in key_map.rows:
-            parameters[row.ours].copy_(convert(key_map, values.__getitem__, row))
+            parameters[row.ours].copy_(row.to_ours(values.__getitem__))
 
 
 def hf_inputs(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
     """The same rows (one sequence each) as a Hugging Face model takes them."""
-    inputs = {"input_ids": batch.input_ids, "attention_mask": (batch.sequence_ids > 0).long()}
-    return inputs | ({"token_type_ids": batch.token_type_ids} if config.family == "bert" else {})
+    return export_of(config.family).their_inputs(batch.fields)
 
 
-def hf_labels(batch: Batch) -> dict[str, Tensor]:
-    """The same labels as a Hugging Face model takes them: masked ones [b, s], next-sentence ones [b]."""
-    labels = torch.full_like(batch.input_ids, IGNORE_LABEL)
-    rows, slots = (batch.labels["masked_lm"] != IGNORE_LABEL).nonzero(as_tuple=True)
-    labels[rows, batch.prediction_positions[rows, slots]] = batch.labels["masked_lm"][rows, slots]
-    pairs = {"next_sentence_label": batch.labels["next_sentence"][:, 0]} if "next_sentence" in batch.labels else {}
-    return {"labels": labels} | pairs
+def hf_labels(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
+    """The same labels as a Hugging Face model takes them."""
+    return export_of(config.family).their_labels(batch.fields)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
 from ctxlm_ds.data.stream.collate import BatchShape
-from ctxlm_ds.export.key_maps import KeyMap, build_key_map
-from ctxlm_ds.models.flops import parameter_count
+from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID, tiny_model
-from tests.parity.mapping import copy_weights, our_model, randomize
+from tests.parity.mapping import copy_weights, hf_model, key_map_of, our_model, randomize
 from tests.ragged import collate, text_examples
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
-TERMS = ("causal_lm",)
+TERMS, OUTPUTS = ("causal_lm",), ("logits",)
 GPT2 = {"family": "gpt2", "pre_layer_norm": True, "layer_norm_eps": 1e-5, "intermediate_size": 128}
 GPT1 = {"family": "gpt1", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 MODELS = {
@@ -33,28 +32,12 @@ MODELS = {
 }
 
 
-def their_model(config: ModelConfig) -> nn.Module:
-    """The class that the model is exported as, its weights drawn by transformers."""
-    settings = {
-        "vocab_size": config.vocab_size, "n_positions": config.max_position_embeddings, "n_embd": config.hidden_size,
-        "n_layer": config.num_layers, "n_head": config.num_attention_heads, "layer_norm_epsilon": config.layer_norm_eps,
-        "resid_pdrop": config.hidden_dropout, "embd_pdrop": config.hidden_dropout,
-        "attn_pdrop": config.attention_dropout, "initializer_range": config.initializer_range,
-    }  # fmt: skip
-    if config.family == "gpt1":
-        name = {"gelu_tanh": "gelu", "relu": "relu"}[config.hidden_activation]
-        return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(afn=name, **settings))
-    name = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}[config.hidden_activation]
-    gpt2 = transformers.GPT2Config(activation_function=name, n_inner=config.intermediate_size, **settings)
-    return transformers.GPT2LMHeadModel(gpt2)
-
-
 def pair(config: ModelConfig) -> tuple[LayerSequence, nn.Module, KeyMap]:
     """Our model and theirs with the same weights, in evaluation mode."""
-    theirs = their_model(config).eval()
+    theirs = hf_model(config, OUTPUTS).eval()
     randomize(theirs)
-    ours = our_model(config, TERMS).eval()
-    key_map = build_key_map(config, TERMS, PAD_ID)
+    ours = our_model(config, OUTPUTS).eval()
+    key_map = key_map_of(config, OUTPUTS)
     copy_weights(theirs, ours, key_map)
     return ours, theirs, key_map
 
@@ -103,8 +86,7 @@ def test_logits_loss_and_all_gradients(name: str) -> None:
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for parameter_name, parameter in ours.named_parameters():
         row = next(row for row in key_map.rows if row.ours == parameter_name)
-        expected = gradients.pop(row.theirs[0])
-        expected = expected.t() if row.kind == "transposed" and expected.dim() == 2 else expected
+        expected = row.to_ours(gradients.pop)
         assert expected.abs().max() > 0, parameter_name
         assert torch.allclose(parameter.grad, expected, rtol=1e-5, atol=1e-5), parameter_name
     assert gradients == {}
@@ -113,11 +95,11 @@ def test_logits_loss_and_all_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gpt1"])
 def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
     config = MODELS[name].model_copy(update={"hidden_dropout": 0.3, "attention_dropout": 0.2})
-    theirs = their_model(config)
+    theirs = hf_model(config, OUTPUTS)
     theirs.set_attn_implementation("eager")
     randomize(theirs)
-    ours = our_model(config, TERMS, asked=KernelsConfig(attention="reference"))
-    copy_weights(theirs, ours, build_key_map(config, TERMS, PAD_ID))
+    ours = our_model(config, OUTPUTS, asked=KernelsConfig(attention="reference"))
+    copy_weights(theirs, ours, key_map_of(config, OUTPUTS))
     batch = batch_of(examples([[20], [20], [20]]))
     torch.manual_seed(7)
     (logits,) = ours.train()(batch.model_inputs())
@@ -151,7 +133,7 @@ def test_documents_of_a_row_give_transformers_logits_of_each_alone(name: str, at
     """Attention and positions restart: what stands before a document in its row changes nothing."""
     config = MODELS[name]
     _, theirs, key_map = pair(config)
-    ours = our_model(config, TERMS, packing=True, asked=KernelsConfig.model_validate({"attention": attention})).eval()
+    ours = our_model(config, OUTPUTS, packing=True, asked=KernelsConfig.model_validate({"attention": attention})).eval()
     copy_weights(theirs, ours, key_map)
     rows = examples([[7, 5, 8], [6, 3], [1, 19]], seed=3)
     batch = batch_of(rows)
@@ -185,6 +167,6 @@ def test_published_sizes(
         }
     )  # fmt: skip
     with torch.device("meta"):
-        ours, theirs = our_model(config, TERMS), their_model(config)
+        ours, theirs = our_model(config, OUTPUTS), hf_model(config, OUTPUTS)
     count = sum(parameter.numel() for parameter in ours.parameters())
-    assert count == parameter_count(config, TERMS) == published == theirs.num_parameters()
+    assert count == describe_model(config, OUTPUTS).num_parameters == published == theirs.num_parameters()

@@ -8,18 +8,18 @@ import transformers
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
-from ctxlm_ds.export.key_maps import KeyMap, build_key_map
+from ctxlm_ds.export.base import export_of
+from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.build import objective_terms
 from ctxlm_ds.parallel.cross_entropy import classification_sums
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig, ObjectiveConfig
-from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
-from tests.parity.mapping import copy_weights, hf_config, hf_inputs, hf_labels, hf_model, our_model, randomize
+from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from tests.encoder_batches import batch_of, random_batch, random_rows, tiny_model
+from tests.parity.mapping import Ids, copy_weights, hf_inputs, hf_labels, hf_model, key_map_of, our_model, randomize
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
-BERT = objective_terms(ObjectiveConfig(name="masked_lm_nsp"))
-MASKED_LM = objective_terms(ObjectiveConfig(name="masked_lm"))
+BERT = ("predicted_logits", "sentence_logits")
+MASKED_LM = ("predicted_logits",)
 MODELS = {
     "bert": (tiny_model(), BERT),
     "bert without next sentence": (tiny_model(), MASKED_LM),
@@ -28,12 +28,17 @@ MODELS = {
 }
 
 
-def pair(config: ModelConfig, terms: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
+def terms_of(outputs: tuple[str, ...]) -> tuple[str, ...]:
+    """The loss terms of these outputs."""
+    return tuple(TERMS[name] for name in outputs)
+
+
+def pair(config: ModelConfig, outputs: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
     """Our model and theirs with the same weights, in evaluation mode."""
-    theirs = hf_model(config, terms).eval()
+    theirs = hf_model(config, outputs).eval()
     randomize(theirs)
-    ours = our_model(config, terms).eval()
-    key_map = build_key_map(config, terms, PAD_ID)
+    ours = our_model(config, outputs).eval()
+    key_map = key_map_of(config, outputs)
     copy_weights(theirs, ours, key_map)
     return ours, theirs, key_map
 
@@ -49,26 +54,21 @@ def our_loss(model: LayerSequence, batch: Batch) -> Tensor:
 
 def their_logits(model: nn.Module, batch: Batch, config: ModelConfig) -> list[Tensor]:
     """Masked-LM logits at the prediction slots [b, p, v], then next-sentence logits [b, 1, 2] where there are any."""
-    output = model(**hf_inputs(batch, config))
-    scores = output["prediction_logits"] if "prediction_logits" in output else output["logits"]
-    rows = torch.arange(len(scores))[:, None]
-    logits = [scores[rows, batch.prediction_positions]]
-    if "seq_relationship_logits" in output:
-        logits.append(output["seq_relationship_logits"][:, None])
-    return logits
+    result = model(**hf_inputs(batch, config))
+    return list(export_of(config.family).their_outputs(result, batch.fields).values())
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_loss_and_all_gradients(name: str) -> None:
-    config, terms = MODELS[name]
-    ours, theirs, key_map = pair(config, terms)
-    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms)
+    config, outputs = MODELS[name]
+    ours, theirs, key_map = pair(config, outputs)
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(outputs))
     for got, wanted in zip(ours(batch.model_inputs()), their_logits(theirs, batch, config), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
     our_value = our_loss(ours, batch)
     our_value.backward()
-    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch)).loss
+    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
     their_value.backward()
     torch.testing.assert_close(our_value, their_value, rtol=1e-5, atol=0)
     compare_gradients(ours, theirs, key_map)
@@ -80,7 +80,7 @@ def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> No
     for name, parameter in ours.named_parameters():
         row = next(row for row in key_map.rows if row.ours == name)
         pieces = [gradients.pop(piece) for piece in row.theirs]
-        if row.kind == "offset_positions":
+        if row.ours == "embeddings.position_embeddings.weight" and len(row.theirs) > 1:
             expected, token_types = pieces
             torch.testing.assert_close(parameter.grad.sum(0, keepdim=True), token_types, rtol=1e-5, atol=1e-5)
         else:
@@ -93,14 +93,14 @@ def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> No
 @pytest.mark.parametrize("name", MODELS)
 def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
     """From the same random state both draw the same masks, so that even the training logits agree."""
-    config, terms = MODELS[name]
+    config, outputs = MODELS[name]
     config = config.model_copy(update={"hidden_dropout": 0.3, "attention_dropout": 0.2})
-    theirs = hf_model(config, terms)
+    theirs = hf_model(config, outputs)
     theirs.set_attn_implementation("eager")
     randomize(theirs)
-    ours = our_model(config, terms, asked=KernelsConfig(attention="reference"))
-    copy_weights(theirs, ours, build_key_map(config, terms, PAD_ID))
-    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms)
+    ours = our_model(config, outputs, asked=KernelsConfig(attention="reference"))
+    copy_weights(theirs, ours, key_map_of(config, outputs))
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(outputs))
     logits = []
     for model in (ours.train(), theirs.train()):
         torch.manual_seed(7)
@@ -111,8 +111,8 @@ def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_fifty_steps_of_training_give_the_same_losses(name: str) -> None:
-    config, terms = MODELS[name]
-    ours, theirs, key_map = pair(config, terms)
+    config, outputs = MODELS[name]
+    ours, theirs, key_map = pair(config, outputs)
     if config.family == "roberta":
         # Their one token type, a parameter of its own, is part of the positions in ours: AdamW would step both.
         token_types = theirs.roberta.embeddings.token_type_embeddings.weight.requires_grad_(False)
@@ -120,10 +120,11 @@ def test_fifty_steps_of_training_give_the_same_losses(name: str) -> None:
         copy_weights(theirs, ours, key_map)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-6) for model in (ours, theirs)]
     losses: list[tuple[float, float]] = []
+    terms = terms_of(outputs)
     batches = [random_batch([*LENGTHS[seed:], *LENGTHS[:seed]], config, SEQ_LENGTH, terms, seed) for seed in range(3)]
     for step in range(50):
         batch = batches[step % len(batches)]
-        values = our_loss(ours, batch), theirs(**hf_inputs(batch, config), **hf_labels(batch)).loss
+        values = our_loss(ours, batch), theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
         for value, optimizer in zip(values, optimizers, strict=True):
             optimizer.zero_grad()
             value.backward()
@@ -136,16 +137,16 @@ def test_fifty_steps_of_training_give_the_same_losses(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None:
-    config, terms = MODELS[name]
-    _, theirs, key_map = pair(config, terms)
-    packed_model, single_model = our_model(config, terms, packing=True).eval(), our_model(config, terms).eval()
+    config, outputs = MODELS[name]
+    _, theirs, key_map = pair(config, outputs)
+    packed_model, single_model = our_model(config, outputs, packing=True).eval(), our_model(config, outputs).eval()
     for model in (packed_model, single_model):
         copy_weights(theirs, model, key_map)
     rows = random_rows([[7, 5, 8], [6, 3]], config.vocab_size or 0, seed=3)
-    packed = batch_of(rows, SEQ_LENGTH, terms, slots=8)
-    alone = batch_of([[example] for row in rows for example in row], SEQ_LENGTH, terms, slots=4)
+    packed = batch_of(rows, SEQ_LENGTH, terms_of(outputs), slots=8)
+    alone = batch_of([[example] for row in rows for example in row], SEQ_LENGTH, terms_of(outputs), slots=4)
     packed_logits, alone_logits = packed_model(packed.model_inputs()), single_model(alone.model_inputs())
-    for term, got, wanted in zip(terms, packed_logits, alone_logits, strict=True):
+    for term, got, wanted in zip(terms_of(outputs), packed_logits, alone_logits, strict=True):
         got, wanted = got[packed.labels[term] != IGNORE_LABEL], wanted[alone.labels[term] != IGNORE_LABEL]
         assert len(got) > 0
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6 * max(1.0, wanted.abs().max().item()))
@@ -153,7 +154,8 @@ def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None
 
 def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
     config = tiny_model(family="roberta", pre_layer_norm=True, layer_norm_eps=1e-5)
-    their_config = hf_config(config, transformers.RobertaPreLayerNormConfig)
+    settings = export_of("roberta").their_settings(config, Ids())
+    their_config = transformers.RobertaPreLayerNormConfig(**settings)
     theirs = transformers.RobertaPreLayerNormForMaskedLM(their_config).eval()
     randomize(theirs)
     base = theirs.roberta_prelayernorm
@@ -183,7 +185,7 @@ def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
             parts = [getattr(part, leaf) for part in (attention.query, attention.key, attention.value)]
             values[f"encoder.{index}.attention.qkv.{leaf}"] = torch.cat(parts)
     ours.load_state_dict(values)
-    batch = random_batch(LENGTHS, config, SEQ_LENGTH, MASKED_LM)
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(MASKED_LM))
     (got,), (wanted,) = ours(batch.model_inputs()), their_logits(theirs, batch, config)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
@@ -203,10 +205,10 @@ LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "inte
 )
 def test_published_sizes(family: str, vocab_size: int, size: dict[str, int], low: float, high: float) -> None:
     config = ModelConfig.model_validate({"family": family, "vocab_size": vocab_size, **size})
-    terms = BERT if family == "bert" else MASKED_LM
+    outputs = BERT if family == "bert" else MASKED_LM
     with torch.device("meta"):
-        ours = our_model(config, terms)
-        theirs = hf_model(config, terms)
+        ours = our_model(config, outputs)
+        theirs = hf_model(config, outputs)
     assert all(parameter.is_meta for parameter in ours.parameters())
     count = sum(parameter.numel() for parameter in ours.parameters())
     assert low < count < high

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from ctxlm_ds.data.formats.base import SampleFormat
+from ctxlm_ds.data.formats.base import MadeSamples, SampleFormat
 from ctxlm_ds.recipe.section import PositiveInt
 from ctxlm_ds.recipe.sections import DataSection
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.formats.base import Fill
+    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+    from ctxlm_ds.data.index.record import SampleSettings
 
 
 class BlocksSection(DataSection):
     """Documents one after another, cut into full rows (a dataset made with --append-eod)."""
 
     fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "reset_at_documents", "max_sequences_per_row")
+    ends_documents: ClassVar[bool] = True
 
     sample_format: str = "blocks"
     max_sequences_per_row: PositiveInt = 8
@@ -29,6 +36,10 @@ class BlocksSection(DataSection):
     def sequences_per_row(self) -> int:
         return self.max_sequences_per_row if self.reset_at_documents else 1
 
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return () if self.reset_at_documents else ("max_sequences_per_row",)
+
 
 class Blocks(SampleFormat):
     """Blocks as Megatron's GPTDataset cuts them (loops/blocks.py)."""
@@ -36,3 +47,31 @@ class Blocks(SampleFormat):
     name = "blocks"
     section = BlocksSection
     shifted = True
+    forms_rows = True
+
+    def make(
+        self,
+        dataset: IndexedDataset,
+        documents: tuple[int, int],
+        settings: SampleSettings,
+        template: SequenceTemplate,
+        workers: int,
+    ) -> MadeSamples:
+        import numpy as np
+
+        from ctxlm_ds.data.formats.loops.blocks import block_pieces, text_bounds
+
+        bounds, num_documents = text_bounds(dataset, template.sep_id, settings.packing, documents)
+        sentences = int(np.diff(dataset.document_indices[list(documents)])[0])
+        pieces = block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row)
+        return MadeSamples(num_documents, sentences, pieces)
+
+    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
+        import numpy as np
+
+        from ctxlm_ds.data.formats.loops.framing import copy_blocks
+
+        tokens = np.asarray(dataset.tokens)
+        return lambda samples, slots, records, numbers: copy_blocks(
+            samples, slots, records, numbers, tokens, template.vocab_size
+        )

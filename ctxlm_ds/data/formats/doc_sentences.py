@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.data.formats.base import RowSection, SampleFormat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.data.formats.base import RowFormat, RowSection
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.formats.base import Records
+    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+    from ctxlm_ds.data.index.record import SampleSettings
+    from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 
 class DocSentencesSection(RowSection):
@@ -11,8 +20,34 @@ class DocSentencesSection(RowSection):
     sample_format: str = "doc_sentences"
 
 
-class DocSentences(SampleFormat):
-    """DOC-SENTENCES (loops/full_sentences.py)."""
+class DocSentences(RowFormat):
+    """DOC-SENTENCES (fairseq's `complete_doc`): as FULL-SENTENCES, but a document's end ends the block.
+
+    So the last block of each document is shorter. The paper enlarges the batch to make up for it; packing puts several
+    short blocks into one row instead.
+    """
 
     name = "doc_sentences"
     section = DocSentencesSection
+
+    def records(
+        self,
+        table: SentenceTable,
+        prefix: object,
+        settings: SampleSettings,
+        template: SequenceTemplate,
+        duplicate: int,
+        workers: int = 1,
+    ) -> Iterator[Records]:
+        import numpy as np
+
+        from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
+        from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
+        from ctxlm_ds.data.index.record import SAMPLE_DTYPE
+
+        room = self.room(settings, template)
+
+        def of_range(documents: tuple[int, int]) -> Records:
+            return np.concatenate([np.empty(0, dtype=SAMPLE_DTYPE), *sentence_blocks(table, room, False, documents)])
+
+        return in_order(of_range, document_ranges(table.documents), workers)

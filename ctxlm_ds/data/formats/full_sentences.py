@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.data.formats.base import RowSection, SampleFormat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.data.formats.base import RowFormat, RowSection
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.formats.base import Numbers, Records
+    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+    from ctxlm_ds.data.index.record import SampleSettings
+    from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 
 class FullSentencesSection(RowSection):
@@ -11,8 +21,26 @@ class FullSentencesSection(RowSection):
     sample_format: str = "full_sentences"
 
 
-class FullSentences(SampleFormat):
+class FullSentences(RowFormat):
     """FULL-SENTENCES (loops/full_sentences.py)."""
 
     name = "full_sentences"
     section = FullSentencesSection
+
+    def records(
+        self,
+        table: SentenceTable,
+        prefix: object,
+        settings: SampleSettings,
+        template: SequenceTemplate,
+        duplicate: int,
+        workers: int = 1,
+    ) -> Iterator[Records]:
+        from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
+
+        return sentence_blocks(table, self.room(settings, template), True, (0, table.num_documents))
+
+    def texts(self, dataset: IndexedDataset, template: SequenceTemplate) -> tuple[Numbers, Numbers]:
+        from ctxlm_ds.data.index.sentence_table import document_token_bounds
+
+        return document_token_bounds(dataset, template.sep_id)

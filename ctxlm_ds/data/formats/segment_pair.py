@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from ctxlm_ds.data.formats.base import PairSection, SampleFormat
+from ctxlm_ds.data.formats.base import PairFormat, PairSection
 from ctxlm_ds.recipe.section import Probability
+from ctxlm_ds.recipe.sections import DataSection
 
 
 class SegmentPairSection(PairSection):
@@ -18,9 +20,16 @@ class SegmentPairSection(PairSection):
     """Share of documents whose target length is drawn shorter (BERT 0.1)."""
 
 
-class SegmentPair(SampleFormat):
+class SegmentPair(PairFormat):
     """SEGMENT-PAIR + NSP of BERT (loops/segment_pair.py)."""
 
     name = "segment_pair"
     section = SegmentPairSection
-    makes_pairs = True
+
+    def own_settings(self, data: DataSection) -> dict[str, Any]:
+        return {"short_seq_prob": data.short_seq_prob}  # type: ignore[attr-defined]
+
+    def chooser(self) -> Callable[..., tuple[int, int]]:
+        from ctxlm_ds.data.formats.loops.segment_pair import choose_segment_pairs
+
+        return choose_segment_pairs

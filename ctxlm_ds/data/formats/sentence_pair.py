@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.data.formats.base import PairSection, SampleFormat
+from collections.abc import Callable
+
+from ctxlm_ds.data.formats.base import PairFormat, PairSection
 
 
 class SentencePairSection(PairSection):
@@ -11,9 +13,13 @@ class SentencePairSection(PairSection):
     sample_format: str = "sentence_pair"
 
 
-class SentencePair(SampleFormat):
+class SentencePair(PairFormat):
     """SENTENCE-PAIR + NSP (loops/sentence_pair.py)."""
 
     name = "sentence_pair"
     section = SentencePairSection
-    makes_pairs = True
+
+    def chooser(self) -> Callable[..., tuple[int, int]]:
+        from ctxlm_ds.data.formats.loops.sentence_pair import choose_sentence_pairs
+
+        return choose_sentence_pairs

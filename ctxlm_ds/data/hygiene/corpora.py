@@ -16,9 +16,9 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, section_of
+from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted
 from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
-from ctxlm_ds.recipe.schema import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
+from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml
 
 CORPUS_DIR = Path(__file__).resolve().parents[2] / "corpora"
@@ -274,7 +274,7 @@ def _expected(section: type[Section], path: tuple[int | str, ...]) -> str:
     inside: Any = section
     expected = "something else"
     for part in path:
-        if isinstance(part, str) and (holder := section_of(inside)) is not None and part in holder.model_fields:
+        if isinstance(part, str) and (holder := inside) is not None and part in holder.model_fields:
             field = holder.model_fields[part]
             inside, expected = field.annotation, describe_field(field)
         elif isinstance(part, int) or get_origin(inside) is dict:

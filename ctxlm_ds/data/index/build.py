@@ -1,6 +1,6 @@
 """Building the sample index of a dataset (index.py says what it holds).
 
-In: an indexed dataset, a tokenizer, a recipe, the objective where static masking stores its work. Out: the folder,
+In: an indexed dataset, a tokenizer, a recipe, and the objective if static masking stores its work. Out: the folder,
 which appears whole; several processes may build the same one at once.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.loops.blocks import block_pieces, text_bounds
+from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.formats.loops.packing import pack_samples
-from ctxlm_ds.data.formats.loops.records import sample_records
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.location import IndexPlace
 from ctxlm_ds.data.index.reader import SampleReader
 from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source
-from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.data.index.static import write_masked_copies
 from ctxlm_ds.data.index.storage import NpyAppender, build_once, open_array, verify_files, write_meta
-from ctxlm_ds.data.stream.collate import Objective, prediction_budgets
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FORMATS
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -101,7 +98,7 @@ def _meta(place: IndexPlace) -> dict[str, Any]:
         "format": INDEX_FORMAT,
         "version": INDEX_VERSION,
         "key": place.key,
-        "settings": asdict(place.settings),
+        "settings": place.settings.to_dict(),
         "dataset": {
             "prefix": place.dataset.prefix,
             "fingerprint": place.dataset.fingerprint,
@@ -111,45 +108,28 @@ def _meta(place: IndexPlace) -> dict[str, Any]:
 
 
 def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
-    """Write samples.npy and, packed, the rows; what was made, in numbers."""
+    """Write samples.npy and, if samples share rows, the rows; return what was made, in numbers."""
     settings = place.settings
-    if settings.sample_format == "blocks":
-        return _write_blocks(directory, place, tokenizer.sep_id)
+    sample_format = FORMATS.get(settings.sample_format)()
     template = SequenceTemplate.of(tokenizer)
-    table = sentence_table(place.dataset, template.sep_id, place.documents)
+    made = sample_format.make(place.dataset, place.documents, settings, template, workers)
+    forms_rows = sample_format.forms_rows and settings.packing
     num_tokens = 0
-    with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
-        for duplicate in range(settings.num_duplicates):
-            for records in sample_records(table, place.dataset.prefix, settings, template, duplicate, workers):
-                file.append(records)
-                num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
-    return {
-        "documents": table.num_documents,
-        "sentences": table.num_sentences,
-        "samples": file.count,
-        "rows": _write_rows(directory, settings, workers) if settings.packing else file.count,
-        "tokens": num_tokens,
-    }
-
-
-def _write_blocks(directory: Path, place: IndexPlace, eod_id: int) -> dict[str, int]:
-    """The same for blocks, whose rows are made together with their samples."""
-    settings = place.settings
-    bounds, num_documents = text_bounds(place.dataset, eod_id, settings.packing, place.documents)
-    num_tokens = num_rows = 0
     with (
         NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file,
-        _rows_files(directory) if settings.packing else nullcontext() as rows,
+        _rows_files(directory) if forms_rows else nullcontext() as rows,
     ):
-        for records, counts in block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row):
+        for records, counts in made.pieces:
             if rows is not None:
                 rows.append(np.arange(file.count, file.count + len(records)), counts)
             file.append(records)
             num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
-            num_rows += len(counts)
+    num_rows = file.count
+    if settings.packing:
+        num_rows = rows.num_rows if rows is not None else _write_rows(directory, settings, workers)
     return {
-        "documents": num_documents,
-        "sentences": int(np.diff(place.dataset.document_indices[list(place.documents)])[0]),
+        "documents": made.documents,
+        "sentences": made.sentences,
         "samples": file.count,
         "rows": num_rows,
         "tokens": num_tokens,
@@ -186,7 +166,7 @@ def _rows_files(directory: Path) -> Iterator[_RowsFiles]:
 
 
 def _write_rows(directory: Path, settings: SampleSettings, workers: int) -> int:
-    """Pack the samples; the number of rows."""
+    """Pack the samples and return the number of rows."""
     lengths = open_array(directory, "samples")["num_tokens"]
     with _rows_files(directory) as rows:
         for numbers, counts in pack_samples(
@@ -203,12 +183,13 @@ def _write_copies(
     if objective is None:
         raise ConfigError("objective.masking is static: building the sample index needs the objective, none was given")
     records = open_array(directory, "samples")
-    reader = SampleReader(records, dataset, SequenceTemplate.of(tokenizer), config.data.sample_format)
+    sample_format = FORMATS.get(config.data.sample_format)()
+    reader = SampleReader(records, dataset, SequenceTemplate.of(tokenizer), sample_format)
     write_masked_copies(
         directory,
         reader,
         objective,
-        lambda lengths: prediction_budgets(lengths, config.data, config.objective),
+        lambda lengths: objective.budgets(lengths, config.data),
         tokenizer.vocab_size,
         config.training.seed,
     )

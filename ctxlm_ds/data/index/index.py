@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from ctxlm_ds.data.index.reader import SampleReader
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import open_array, read_meta
 from ctxlm_ds.data.sample import (
-    NO_LABEL,
     Example,
     Examples,
     Sample,
@@ -38,6 +37,10 @@ from ctxlm_ds.data.sample import (
     starts_of,
 )
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.registry import FORMATS
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.formats.base import SampleFormat
 
 
 class SampleIndex:
@@ -60,7 +63,8 @@ class SampleIndex:
         self.records = open_array(directory, "samples")
         self.random_key = int(self.meta["key"][:16], 16)
         """Distinguishes this index's samples from another's in the keys of their masks."""
-        self.reader = SampleReader(self.records, dataset, template, settings["sample_format"])
+        self.format: SampleFormat = FORMATS.get(settings["sample_format"])()
+        self.reader = SampleReader(self.records, dataset, template, self.format)
         if self.is_static:
             self.copies = MaskedCopies(directory, template.vocab_size)
         if self.is_packed:
@@ -127,7 +131,6 @@ class RowSource:
     def __init__(self, indexes: Sequence[SampleIndex]) -> None:
         self.indexes = list(indexes)
         self._starts = starts_of(np.array([len(index) for index in indexes], dtype=np.int64))
-        self.pad_id = self.indexes[0].template.pad_id if self.indexes else 0
         self.is_static = bool(self.indexes) and self.indexes[0].is_static
         """All rows are finished examples (static masking); otherwise none is."""
 
@@ -209,11 +212,5 @@ def _stored_examples(shares: Sequence[_Share], count: int) -> Examples:
     for share in shares:
         share.index.copies.fill(examples, share.slots, share.numbers)
         examples.second_starts[share.slots] = share.index.reader.second_starts(share.numbers)
-        examples.is_random_next[share.slots] = share.index.records["is_random"][share.numbers]
+        examples.sequence_labels[share.slots] = share.index.records["is_random"][share.numbers]
     return examples
-
-
-def next_sentence_share(index: SampleIndex) -> float | None:
-    """Share of pairs in which B truly follows A; None where the format has no such label."""
-    labels: NDArray[np.int8] = index.records["is_random"]
-    return None if len(labels) == 0 or labels[0] == NO_LABEL else float((labels == 0).mean())

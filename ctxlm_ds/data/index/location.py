@@ -82,7 +82,7 @@ class IndexPlace:
         return cls(dataset, documents, settings, directory, key)
 
     def open(self, tokenizer: Tokenizer) -> SampleIndex:
-        """The index that lies here (SampleIndex says what is checked)."""
+        """Open the index that lies here (SampleIndex says what is checked)."""
         return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key)
 
 

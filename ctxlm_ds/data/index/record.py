@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FORMATS, OBJECTIVES
 
 INDEX_VERSION = 3
 HELD_OUT_SEED = 0
@@ -29,7 +30,8 @@ SAMPLE_DTYPE = np.dtype(
         ("is_random", "i1"),
     ]
 )
-"""Token ranges of A and B (B empty where the format has one text), length with special tokens, next-sentence label."""
+"""Token ranges of A and B (B empty if the format has one text), length with special tokens, and the label of the
+sequence (NO_LABEL if the format has none)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ Source = SourcePart | str | Path
 
 
 def as_part(source: Source) -> SourcePart:
-    """A source that may be named by its prefix alone."""
+    """Return a source that may be named by its prefix alone."""
     return source if isinstance(source, SourcePart) else SourcePart(str(source))
 
 
@@ -56,18 +58,33 @@ class SampleSettings:
 
     sample_format: str
     seq_length: int
-    short_seq_prob: float
     num_duplicates: int
     seed: int
     packing: bool
     """Rows hold several sequences: packed ones, or the documents of a block."""
     max_sequences_per_row: int
     static_masking: dict[str, Any] | None
-    """The objective's settings where masked copies are stored, else None."""
+    """The objective's settings if masked copies are stored, else None."""
+    own: dict[str, Any] = field(default_factory=dict)
+    """Settings that the sample format alone has."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as meta.json and the key have them."""
+        shared: dict[str, Any] = {
+            "sample_format": self.sample_format,
+            "seq_length": self.seq_length,
+            "short_seq_prob": 0.0,  # in the key of every index since version 3, whatever its format
+            "num_duplicates": self.num_duplicates,
+            "seed": self.seed,
+            "packing": self.packing,
+            "max_sequences_per_row": self.max_sequences_per_row,
+            "static_masking": self.static_masking,
+        }
+        return shared | self.own
 
     def key(self, dataset_fingerprint: str, documents: tuple[int, int], tokenizer_fingerprint: str) -> str:
-        """64 hexadecimal digits that name the index of these documents of a dataset."""
-        content = asdict(self) | {
+        """Return 64 hexadecimal digits that name the index of these documents of a dataset."""
+        content = self.to_dict() | {
             "version": INDEX_VERSION,
             "dataset": dataset_fingerprint,
             "documents": list(documents),
@@ -77,19 +94,20 @@ class SampleSettings:
 
 
 def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings:
-    """A recipe's settings, normalised: what a format ignores does not change the key.
+    """Return a recipe's settings, normalised: what a format ignores does not change the key.
 
     Held-out data gets one pass under a fixed seed and never stored masks, so that figures compare between runs.
     """
-    data = config.data
-    static = config.objective.masking == "static" and config.objective.name != "causal_lm" and not held_out
+    data, objective = config.data, config.objective
+    sample_format = FORMATS.get(data.sample_format)()
+    static = not held_out and OBJECTIVES.get(objective.name).stores_examples(objective)
     return SampleSettings(
         sample_format=data.sample_format,
         seq_length=data.seq_length,
-        short_seq_prob=data.short_seq_prob if data.sample_format == "segment_pair" else 0.0,
-        num_duplicates=1 if held_out else data.num_duplicates,
+        num_duplicates=1 if held_out else sample_format.passes(data),
         seed=HELD_OUT_SEED if held_out else config.training.seed,
         packing=data.shares_rows,
         max_sequences_per_row=data.sequences_per_row,
-        static_masking=config.objective.model_dump(mode="json") if static else None,
+        static_masking=objective.model_dump(mode="json") if static else None,
+        own=sample_format.own_settings(data),
     )

@@ -10,7 +10,7 @@ reads examples. Files beside samples.npy, all memory-mapped, sample j being the 
     prediction_labels.npy      their original ids
     prediction_offsets.npy     [samples + 1] int64
 
-The next-sentence label is samples.npy's; token types follow from the lengths of A and B there.
+The label of a sequence is samples.npy's; token types follow from the lengths of A and B there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.index.reader import WHOLE, SampleReader, copy_tokens
+from ctxlm_ds.data.fields import Objective
+from ctxlm_ds.data.formats.loops.framing import WHOLE, copy_tokens
+from ctxlm_ds.data.index.reader import SampleReader
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
 from ctxlm_ds.data.numba_random import compiled, stream_key
 from ctxlm_ds.data.sample import Examples
-from ctxlm_ds.data.stream.collate import Objective
 from ctxlm_ds.errors import DataError
 
 PURPOSE = "static_mask"
@@ -109,7 +110,7 @@ class MaskedCopies:
     def fill(self, examples: Examples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         """Write examples `numbers` [c] into the places `slots` [c] of `examples`, which has their lengths.
 
-        Second starts and next-sentence labels are not stored here.
+        Second starts and labels of sequences are not stored here.
 
         Raises:
             DataError: the files are damaged.

@@ -1,4 +1,4 @@
-"""The figures of built sample indexes, for people: counts, padding, next-sentence share, lengths."""
+"""The figures of built sample indexes, for people: counts, padding, shares of the sequences' labels, lengths."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.console import aligned
-from ctxlm_ds.data.index.index import SampleIndex, next_sentence_share
+from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
 
 QUANTILES = (0.05, 0.5, 0.95)
-HEAD = ("sample index", "sentences", "samples", "a row", "padding", "B follows A", "lengths")
+HEAD = ("sample index", "sentences", "samples", "a row", "padding", "lengths")
+LABEL_COLUMN = -1
+"""The share of label 0 stands before the lengths, if sequences have labels."""
 
 
 def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
     """A table of the indexes, a row for each (name to index), then where each lies and what it holds."""
-    yield from aligned([HEAD, *(_row(name, index) for name, index in indexes.items())])
+    labels = {index.format.sequence_labels[:1] for index in indexes.values()}
+    head = (*HEAD[:LABEL_COLUMN], *max(labels, default=()), *HEAD[LABEL_COLUMN:])
+    yield from aligned([head, *(_row(name, index) for name, index in indexes.items())])
     yield f"  lengths: tokens of a sample at {', '.join(f'{share:.0%}' for share in QUANTILES)}"
     for name, index in indexes.items():
         yield f"  {name}: {_kind(index)}, in {index.directory}"
@@ -26,16 +30,23 @@ def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
 def _row(name: str, index: SampleIndex) -> tuple[str, ...]:
     meta, passes = index.meta, index.meta["settings"]["num_duplicates"]
     positions = max(1, len(index)) * meta["settings"]["seq_length"]
-    share = next_sentence_share(index)
     return (
         name,
         f"{meta['sentences']:,}",
         f"{meta['samples']:,} ({passes} pass{'' if passes == 1 else 'es'})",
         f"{meta['samples'] / max(1, meta['rows']):.2f}",
         f"{1 - meta['tokens'] / positions:.1%}",
-        "-" if share is None else f"{share:.1%}",
+        *_label_share(index),
         " ".join(map(str, _quantiles(index))),
     )
+
+
+def _label_share(index: SampleIndex) -> tuple[str, ...]:
+    """Return the share of sequences of label 0; nothing if the format has no labels."""
+    if not index.format.sequence_labels:
+        return ()
+    labels: NDArray[np.int8] = index.records["is_random"]
+    return (f"{(labels == 0).mean():.1%}" if len(labels) else "-",)
 
 
 def _kind(index: SampleIndex) -> str:

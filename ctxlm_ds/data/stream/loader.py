@@ -23,20 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Examples
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.blend import train_stream
-from ctxlm_ds.data.stream.collate import (
-    BatchShape,
-    Objective,
-    batch_shape,
-    collate_arrays,
-    prediction_budgets,
-    split_fields,
-    to_batches,
-)
+from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, TrainSampler, evaluation_rows
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
@@ -58,7 +51,8 @@ class Step:
 
     micro_batches: list[Batch]
     counts: dict[str, int]
-    """Labels of each loss term in this rank's micro-batches (sum over the data-parallel ranks for the step's)."""
+    """What each loss term's sum is divided by, counted in this rank's micro-batches (the step's is the sum over the
+    data-parallel ranks)."""
     num_tokens: int
     """Positions of this rank's micro-batches that are not padding."""
     rows_consumed: int
@@ -89,19 +83,19 @@ class BatchBuilder:
         self.rows = rows
         self.objective = objective
         self.config = config
-        self.shape: BatchShape = batch_shape(config.data, config.objective, tuple(t.name for t in objective.terms), rows.pad_id)
+        self.fields = objective.fields(config.data)
         self._key = stream_key(seed, purpose)
 
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:
-        """The micro-batch as one array (collate.collate_arrays)."""
-        return collate_arrays(*self.examples(planned), self.shape)
+        """Make the micro-batch as one array (collate.collate_arrays)."""
+        return collate_arrays(self.objective, self.fields, *self.examples(planned))
 
-    def examples(self, planned: PlannedRows) -> tuple[Examples, NDArray[np.int64]]:
-        """The examples of all rows, and [b + 1] where each row's begin."""
+    def examples(self, planned: PlannedRows) -> tuple[Any, NDArray[np.int64]]:
+        """Make the examples of all rows, and [b + 1] where each row's begin."""
         if self.rows.is_static:
             return self.rows.examples(planned.rows)
         samples, row_starts = self.rows.samples(planned.rows, planned.epochs)
-        budgets = prediction_budgets(samples.lengths, self.config.data, self.config.objective)
+        budgets = self.objective.budgets(samples.lengths, self.config.data)
         return self.objective.corrupt_batch(samples, self._key, budgets), row_starts
 
 
@@ -216,16 +210,16 @@ class TrainLoader:
         return array
 
     def _step(self, arrays: list[NDArray[np.int32]], epoch: int) -> Step:
-        shape = self._builder.shape
-        counts = dict.fromkeys(shape.terms, 0)
+        fields, terms = self._builder.fields, self._builder.objective.terms
+        counts = {term.name: 0 for term in terms}
         num_tokens = 0
         for array in arrays:
-            fields = split_fields(array, shape)
-            num_tokens += int(np.count_nonzero(fields["sequence_ids"]))
-            for term in shape.terms:
-                counts[term] += int(np.count_nonzero(fields[f"labels.{term}"] != IGNORE_LABEL))
+            values = split_fields(array, fields)
+            num_tokens += int(np.count_nonzero(values["sequence_ids"]))
+            for term in terms:
+                counts[term.name] += count_labels(term, values)
         size = self._plan.micro_batch_size
-        batches = [batch for array in arrays for batch in to_batches(array, shape, size, self._pin_memory)]
+        batches = [batch for array in arrays for batch in to_batches(array, fields, size, self._pin_memory)]
         return Step(batches, counts, num_tokens, self._plan.global_batch_size, epoch)
 
 
@@ -257,7 +251,7 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         for planned in evaluation_rows(self._order, self._max_rows, self._plan):
             array = self._builder(planned)
-            yield from to_batches(array, self._builder.shape, self._plan.micro_batch_size, self._pin_memory)
+            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._pin_memory)
 
 
 class _WorkerSide:

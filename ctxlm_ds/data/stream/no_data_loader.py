@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ctxlm_ds.data.fields import Term
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.stream.blend import train_stream
 from ctxlm_ds.data.stream.loader import Step
@@ -18,7 +19,7 @@ class IdleTrainLoader:
     """TrainLoader's steps without their micro-batches."""
 
     def __init__(
-        self, rows: RowSource, terms: Sequence[str], config: RunConfig, data_parallel_size: int, start_row: int
+        self, rows: RowSource, terms: Sequence[Term], config: RunConfig, data_parallel_size: int, start_row: int
     ) -> None:
         training = config.training
         plan = BatchPlan(training.global_batch_size, training.micro_batch_size, 0, data_parallel_size)
@@ -34,7 +35,7 @@ class IdleTrainLoader:
         """Steps without end."""
         step = 0
         while True:
-            counts = dict.fromkeys(self._terms, 0)
+            counts = {term.name: 0 for term in self._terms}
             yield Step([], counts, 0, self._sampler.plan.global_batch_size, self._sampler.epoch_of_step(step))
             step += 1
 

@@ -1,23 +1,22 @@
 """What the model will see, as text: rows with their masks, labels and boundaries.
 
 In: rows and the objective (injected), as the loader uses them. Out: rich Text, coloured on a terminal and plain
-elsewhere: `[CLS] the [MASK→cat] sat`. A predicted token stands in brackets, what the model reads before what it should
-say; where both are the same it was left as it is. For causal_lm every token is predicted by what stands before it:
-the text alone, and behind it in brackets what its last token predicts. Not here: documents without an objective
+elsewhere. The objective shows its own sequences: `[CLS] the [MASK→cat] sat`. Not here: documents without an objective
 (dataset/inspection.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.sample import NO_LABEL, Example
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.blend import train_stream
-from ctxlm_ds.data.stream.collate import CAUSAL_LM, Objective
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
 from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder
 from ctxlm_ds.recipe.schema import RunConfig
@@ -27,14 +26,12 @@ if TYPE_CHECKING:
 
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-STYLES = {"mask": "bold yellow", "random": "bold red", "kept": "bold green", "special": "cyan", "text": ""}
-LABELS = {0: "B follows A", 1: "B is from another document", NO_LABEL: ""}
 
 
 def preview_rows(
     rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int, epoch: int = 0
 ) -> Iterator[Text]:
-    """The first `count` rows that training reads in an epoch, with exactly the masks that they get there.
+    """Yield the first `count` rows that training reads in an epoch, with exactly the masks that they get there.
 
     Rows of other sources than data.train's (a single dataset to look at) come in the order of a run on them alone.
     """
@@ -53,23 +50,24 @@ def preview_planned(
     planned: PlannedRows,
     titles: Sequence[str],
 ) -> Iterator[Text]:
-    """These rows with exactly the masks that training gives them, each under its title."""
+    """Yield these rows with exactly the masks that training gives them, each under its title."""
     builder = BatchBuilder(rows, objective, config, config.training.seed, TRAIN_MASKS)
-    render = render_text if CAUSAL_LM in objective.terms else render_example
+    labels = rows.indexes[0].format.sequence_labels
+    render = partial(objective.render, tokenizer=tokenizer)
     examples, row_starts = builder.examples(planned)
     for title, begin, end in zip(titles, row_starts[:-1], row_starts[1:], strict=True):
         sequences = [examples.example(number) for number in range(begin, end)]
-        yield render_row(sequences, tokenizer, title, config.data.seq_length, render)
+        yield render_row(sequences, title, config.data.seq_length, labels, render)
 
 
 def render_row(
-    examples: Sequence[Example],
-    tokenizer: Tokenizer,
-    title: str,
-    seq_length: int,
-    render: Callable[[Example, Tokenizer], Text] | None = None,
+    examples: Sequence[Any], title: str, seq_length: int, labels: Sequence[str], render: Callable[[Any], Text]
 ) -> Text:
-    """A row: a line of figures, then each of its sequences as `render` shows it (render_example)."""
+    """Return a row: a line of figures, then each of its sequences as `render` shows it.
+
+    Args:
+        labels: what the label of a sequence says (SampleFormat.sequence_labels).
+    """
     from rich.text import Text
 
     used = sum(len(example.input_ids) for example in examples)
@@ -77,54 +75,9 @@ def render_row(
     text = Text()
     text.append(f"{title}: {used} of {seq_length} positions, {predictions} predictions\n", style="bold")
     for number, example in enumerate(examples, start=1):
-        label = LABELS[example.is_random_next]
+        label = labels[example.sequence_label] if example.sequence_label != NO_LABEL else ""
         if len(examples) > 1 or label:
             place = f"sequence {number} of {len(examples)}" if len(examples) > 1 else ""
             text.append(f"  {': '.join(filter(None, (place, label)))}\n", style="magenta")
-        text.append("  ").append_text((render or render_example)(example, tokenizer)).append("\n")
+        text.append("  ").append_text(render(example)).append("\n")
     return text
-
-
-def render_text(example: Example, tokenizer: Tokenizer) -> Text:
-    """One sequence of causal_lm on one line."""
-    from rich.text import Text
-
-    text = Text()
-    for token_id in example.input_ids.tolist():
-        lead, shown = _shown(token_id, tokenizer)
-        text.append(lead).append(shown, style=STYLES["special" if token_id in tokenizer.special_ids else "text"])
-    lead, shown = _shown(int(example.prediction_labels[-1]), tokenizer)
-    text.append(lead).append(f"[→{shown}]", style=STYLES["mask"])
-    return text[1:] if text.plain.startswith(" ") else text
-
-
-def render_example(example: Example, tokenizer: Tokenizer) -> Text:
-    """One sequence on one line."""
-    from rich.text import Text
-
-    labels = dict(zip(example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True))
-    text = Text()
-    for position, token_id in enumerate(example.input_ids.tolist()):
-        lead, shown = _shown(token_id, tokenizer)
-        if position not in labels:
-            text.append(lead).append(shown, style=STYLES["special" if token_id in tokenizer.special_ids else "text"])
-            continue
-        original_lead, original = _shown(labels[position], tokenizer)
-        read = shown.strip("[]") if token_id == tokenizer.mask_id else shown
-        kind = _kind(token_id, labels[position], tokenizer)
-        text.append(original_lead).append(f"[{read}→{original}]", style=STYLES[kind])
-    return text[1:] if text.plain.startswith(" ") else text
-
-
-def _kind(token_id: int, label: int, tokenizer: Tokenizer) -> str:
-    if token_id == tokenizer.mask_id:
-        return "mask"
-    return "kept" if token_id == label else "random"
-
-
-def _shown(token_id: int, tokenizer: Tokenizer) -> tuple[str, str]:
-    """What stands before a token, and the token: WordPiece tokens by name, a space between; others as their text."""
-    if tokenizer.kind == "wordpiece" or token_id in tokenizer.special_ids:
-        return " ", tokenizer.id_to_token(token_id)
-    text = tokenizer.decode([token_id]).replace("\n", "⏎")
-    return (" ", text[1:]) if text.startswith(" ") else ("", text)

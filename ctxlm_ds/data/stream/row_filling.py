@@ -1,113 +1,112 @@
-"""The compiled loop of collate.py: corrupted sequences into rows of constant shape."""
+"""Compiled loops that write examples into the fields of rows; an objective's `fill` calls those that it needs.
+
+Every field [b, columns] already holds its fill value: these loops write occupied places only. `examples` is
+sample.Examples, `row_starts` [b + 1] the first sequence of each row, and the rows must fit (first_misfit).
+"""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.fields import FITS
 from ctxlm_ds.data.numba_random import compiled
-from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Examples
+from ctxlm_ds.data.sample import NO_LABEL, Examples
 
-Field = NDArray[np.int32]
-
-
-class RowFields(NamedTuple):
-    """Views [b, columns] of a micro-batch's flat array; a label that the objective has not is [b, 0]."""
-
-    input_ids: Field
-    token_type_ids: Field
-    position_ids: Field
-    sequence_ids: Field
-    sequence_starts: Field
-    prediction_positions: Field
-    cls_positions: Field
-    masked_lm: Field
-    causal_lm: Field
-    next_sentence: Field
-
-
-FITS = -1
+FieldArray = NDArray[np.int32]
+Starts = NDArray[np.int64]
 
 
 @compiled
-def fill_rows(examples: Examples, row_starts: NDArray[np.int64], fields: RowFields, pad_id: int) -> int:
-    """Write every place of every field; FITS, or the first row whose sequences or predictions do not fit.
-
-    Args:
-        examples: sample.Examples.
-        row_starts: [b + 1] first sequence of each row.
-        fields: RowFields.
-        pad_id: what fills `input_ids` beyond the sequences.
-    """
+def first_misfit(examples: Examples, row_starts: Starts, positions: int, sequences: int, predictions: int) -> int:
+    """Return the first row with more positions, sequences or predictions than these; FITS if there is none."""
     for row in range(len(row_starts) - 1):
         first, after = row_starts[row], row_starts[row + 1]
-        tokens = examples.starts[after] - examples.starts[first]
-        predictions = examples.prediction_starts[after] - examples.prediction_starts[first]
         if (
-            after - first > fields.cls_positions.shape[1]
-            or tokens > fields.input_ids.shape[1]
-            or predictions > fields.prediction_positions.shape[1]
+            after - first > sequences
+            or examples.starts[after] - examples.starts[first] > positions
+            or examples.prediction_starts[after] - examples.prediction_starts[first] > predictions
         ):
             return row
-        fill_tokens(examples, first, after, fields, row, pad_id)
-        fill_predictions(examples, first, after, fields, row)
-        fill_sequences(examples, first, after, fields, row)
     return FITS
 
 
 @compiled
-def fill_tokens(examples: Examples, first: int, after: int, fields: RowFields, row: int, pad_id: int) -> None:
-    """Fields with a number for every position of the row."""
-    ids, types = fields.input_ids[row], fields.token_type_ids[row]
-    positions, sequences = fields.position_ids[row], fields.sequence_ids[row]
-    place = 0
-    for number in range(first, after):
-        source = examples.input_ids[examples.starts[number] : examples.starts[number + 1]]
-        end, second_start = place + len(source), examples.second_starts[number]
-        ids[place:end] = source
-        sequences[place:end] = number - first + 1
-        for position in range(len(source)):
-            types[place + position] = position >= second_start
-            positions[place + position] = position
-        place = end
-    ids[place:] = pad_id
-    types[place:] = 0
-    positions[place:] = 0
-    sequences[place:] = 0
+def fill_tokens(
+    examples: Examples, row_starts: Starts, input_ids: FieldArray, position_ids: FieldArray, sequence_ids: FieldArray
+) -> None:
+    """Write the tokens of each row, their positions in their sequence, and its number in the row."""
+    for row in range(len(row_starts) - 1):
+        ids, positions, sequences = input_ids[row], position_ids[row], sequence_ids[row]
+        first, place = row_starts[row], 0
+        for number in range(first, row_starts[row + 1]):
+            source = examples.input_ids[examples.starts[number] : examples.starts[number + 1]]
+            end = place + len(source)
+            ids[place:end] = source
+            sequences[place:end] = number - first + 1
+            for position in range(len(source)):
+                positions[place + position] = position
+            place = end
 
 
 @compiled
-def fill_predictions(examples: Examples, first: int, after: int, fields: RowFields, row: int) -> None:
-    """Prediction slots and the labels of words; predictions fill the slots in the order of the sequences."""
-    slots, masked, causal = fields.prediction_positions[row], fields.masked_lm[row], fields.causal_lm[row]
-    causal[:] = IGNORE_LABEL
-    slot = 0
-    for number in range(first, after):
-        start = examples.starts[number] - examples.starts[first]
-        for prediction in range(examples.prediction_starts[number], examples.prediction_starts[number + 1]):
-            position = start + examples.prediction_positions[prediction]
-            slots[slot] = position
-            if len(masked):
-                masked[slot] = examples.prediction_labels[prediction]
-            if len(causal):
-                causal[position] = examples.prediction_labels[prediction]
-            slot += 1
-    slots[slot:] = 0
-    masked[slot:] = IGNORE_LABEL
+def fill_token_types(examples: Examples, row_starts: Starts, token_type_ids: FieldArray) -> None:
+    """Write 0 before and 1 from the second segment on."""
+    for row in range(len(row_starts) - 1):
+        types, first = token_type_ids[row], row_starts[row]
+        for number in range(first, row_starts[row + 1]):
+            begin = examples.starts[number] - examples.starts[first]
+            length = examples.starts[number + 1] - examples.starts[number]
+            types[begin + examples.second_starts[number] : begin + length] = 1
 
 
 @compiled
-def fill_sequences(examples: Examples, first: int, after: int, fields: RowFields, row: int) -> None:
-    """Fields with a number for every sequence of the row."""
-    starts, cls_positions, labels = fields.sequence_starts[row], fields.cls_positions[row], fields.next_sentence[row]
-    starts[:] = fields.input_ids.shape[1]
-    cls_positions[:] = 0
-    labels[:] = IGNORE_LABEL
-    for number in range(first, after):
-        sequence = number - first
-        starts[sequence] = cls_positions[sequence] = examples.starts[number] - examples.starts[first]
-        if len(labels) and examples.is_random_next[number] != NO_LABEL:
-            labels[sequence] = examples.is_random_next[number]
-    starts[after - first] = examples.starts[after] - examples.starts[first]
+def fill_sequence_starts(examples: Examples, row_starts: Starts, sequence_starts: FieldArray) -> None:
+    """Write the first position of each sequence, and of the padding behind the last."""
+    for row in range(len(row_starts) - 1):
+        first = row_starts[row]
+        for number in range(first, row_starts[row + 1] + 1):
+            sequence_starts[row, number - first] = examples.starts[number] - examples.starts[first]
+
+
+@compiled
+def fill_first_positions(examples: Examples, row_starts: Starts, cls_positions: FieldArray) -> None:
+    """Write the first position of each sequence."""
+    for row in range(len(row_starts) - 1):
+        first = row_starts[row]
+        for number in range(first, row_starts[row + 1]):
+            cls_positions[row, number - first] = examples.starts[number] - examples.starts[first]
+
+
+@compiled
+def fill_sequence_labels(examples: Examples, row_starts: Starts, labels: FieldArray) -> None:
+    """Write the label of each sequence that has one."""
+    for row in range(len(row_starts) - 1):
+        first = row_starts[row]
+        for number in range(first, row_starts[row + 1]):
+            if examples.sequence_labels[number] != NO_LABEL:
+                labels[row, number - first] = examples.sequence_labels[number]
+
+
+@compiled
+def fill_slots(examples: Examples, row_starts: Starts, prediction_positions: FieldArray, labels: FieldArray) -> None:
+    """Write the predictions of each row into its slots, in the order of the sequences: their places and labels."""
+    for row in range(len(row_starts) - 1):
+        first, slot = row_starts[row], 0
+        for number in range(first, row_starts[row + 1]):
+            begin = examples.starts[number] - examples.starts[first]
+            for prediction in range(examples.prediction_starts[number], examples.prediction_starts[number + 1]):
+                prediction_positions[row, slot] = begin + examples.prediction_positions[prediction]
+                labels[row, slot] = examples.prediction_labels[prediction]
+                slot += 1
+
+
+@compiled
+def fill_position_labels(examples: Examples, row_starts: Starts, labels: FieldArray) -> None:
+    """Write the label of each predicted position at that position."""
+    for row in range(len(row_starts) - 1):
+        first = row_starts[row]
+        for number in range(first, row_starts[row + 1]):
+            begin = examples.starts[number] - examples.starts[first]
+            for prediction in range(examples.prediction_starts[number], examples.prediction_starts[number + 1]):
+                labels[row, begin + examples.prediction_positions[prediction]] = examples.prediction_labels[prediction]

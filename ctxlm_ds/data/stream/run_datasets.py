@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.stream.collate import Objective
 from ctxlm_ds.data.stream.splits import held_out_parts, refuse_copies, refuse_overlap, train_parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.schema import RunConfig

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ctxlm_ds.families.base import Family, TransformerSection
+from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.registry import FORMATS
 
 
 class BertSection(TransformerSection):
     """BERT: an encoder with token types, a pooler and a next-sentence head."""
 
     same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
+    same_shape: ClassVar[tuple[str, ...]] = (*TransformerSection.same_shape, "type_vocab_size")
 
     family: str = "bert"
     type_vocab_size: PositiveInt = 2
     """Number of token types."""
     pre_layer_norm: bool = False
     """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
+
+    def row_problems(self, data: DataSection) -> Iterator[Problem]:
+        yield from super().row_problems(data)
+        if self.type_vocab_size < 2 and FORMATS.get(data.sample_format).makes_pairs:
+            yield Problem(
+                "model.type_vocab_size",
+                f"{self.type_vocab_size} cannot tell the two segments of {data.sample_format} apart; set it to 2",
+                ("data.sample_format", "model.family"),
+            )
 
 
 def tiny() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +25,12 @@ from transformers import (
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.models.build import describe_model, plain_model
+from ctxlm_ds.export.base import Rows
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.export.verify import make_batch, verify_folder
-from ctxlm_ds.export.weights import build_module, model_shapes
+from ctxlm_ds.export.verify import verify_folder
+from ctxlm_ds.export.verify_inputs import make_fields
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import load_config
@@ -35,7 +38,7 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 
 CLASSES = {"gpt2": GPT2LMHeadModel, "gpt1": OpenAIGPTLMHeadModel}
-TERMS = ("causal_lm",)
+OUTPUTS = ("logits",)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,7 @@ def test_hugging_face_to_ours_and_back_is_bitwise(kind: str, tokenizer_folder: P
     exported = to_hf(tmp_path / "ours", tmp_path / "back")
     assert imported.hf_class == exported.hf_class == CLASSES[kind].__name__
     names = [comparison.name for comparison in exported.comparisons]
-    assert names == ["random/causal_lm", "longest/causal_lm", "text/causal_lm", "text/generate of 20 tokens"]
+    assert names == ["random/logits", "longest/logits", "text/logits", "text/generate of 20 tokens"]
     assert all(c.relative < 1e-5 for c in imported.comparisons + exported.comparisons)
     before, after = load_file(original / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
     assert before.keys() == after.keys()
@@ -89,14 +92,15 @@ def test_hugging_face_to_ours_and_back_is_bitwise(kind: str, tokenizer_folder: P
     assert recipe.model.family == kind and find_problems(recipe) == []
 
 
-def greedy(module: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
-    """A plain loop: the likeliest word, `count` times."""
+def greedy(module: Any, prompt: list[int], count: int, without: int) -> list[int]:
+    """A plain loop: the likeliest word but `without`, `count` times."""
     row = list(prompt)
     for _ in range(count):
-        batch = make_batch([row], [[0] * len(row)], 0, np.random.default_rng(0))
+        fields = make_fields(Rows([row], [[0] * len(row)]), 0, np.random.default_rng(0))
         with torch.no_grad():
-            (logits,) = module(batch.model_inputs())
-        row.append(int(logits[0, -1].argmax()))
+            logits = module.run(fields)["logits"][0, -1]
+        logits[without] = float("-inf")
+        row.append(int(logits.argmax()))
     return row[len(prompt) :]
 
 
@@ -111,7 +115,7 @@ def test_ours_to_hugging_face_and_back_with_the_same_tokens(kind: str, tokenizer
     assert all(torch.equal(reader.read_full(name), value) for name, value in weights.items())
     assert load_config(tmp_path / "back" / "config.yaml").model == config.model
 
-    ours = build_module(config.model, TERMS, "cpu")
+    ours = plain_model(config.model, OUTPUTS, "cpu")
     ours.load_state_dict(weights)
     theirs = CLASSES[kind].from_pretrained(tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -122,17 +126,7 @@ def test_ours_to_hugging_face_and_back_with_the_same_tokens(kind: str, tokenizer
         prompt = inputs["input_ids"][0].tolist()
         # generate() was told not to end within 20 tokens, so that the end of text is never chosen: nor is it here.
         assert 299 not in written
-        assert written[len(prompt) :] == greedy(_without_word(ours, 299), prompt, 20)
-
-
-def _without_word(module: torch.nn.Module, word: int) -> torch.nn.Module:
-    class Hidden(torch.nn.Module):
-        def forward(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            (logits,) = module(inputs)
-            logits[..., word] = float("-inf")
-            return (logits,)
-
-    return Hidden()
+        assert written[len(prompt) :] == greedy(ours, prompt, 20, without=299)
 
 
 def test_the_export_is_a_pipeline_with_a_card(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -214,20 +208,23 @@ def test_a_wrong_export_is_noticed(name: str, tokenizer_folder: Path, tmp_path: 
     save_file(tensors, path, metadata={"format": "pt"})
     step = run / "checkpoints" / "step-00000100"
     config = load_config(step / "config.yaml")
-    with pytest.raises(ExportError, match=r"text/causal_lm.*generate of 20 tokens"):
-        verify_folder(tmp_path / "hf", CheckpointReader(step), config.model, TERMS, load_tokenizer(tokenizer_folder))
+    with pytest.raises(ExportError, match=r"text/logits.*generate of 20 tokens"):
+        verify_folder(
+            tmp_path / "hf", CheckpointReader(step), config.model, OUTPUTS, load_tokenizer(tokenizer_folder)
+        )
 
 
 def test_a_new_run_starts_from_either_with_more_positions(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
     run = our_run(kind, tokenizer_folder, tmp_path / "run")
     to_hf(run, tmp_path / "hf")
     config = make_config(kind, tokenizer_folder, 300, {"max_position_embeddings": 64})
-    shapes = model_shapes(config.model, TERMS)
+    shapes = describe_model(config.model, OUTPUTS).shapes
 
     def fresh(name: str) -> torch.Tensor:
         return initial_value(name, shapes[name], config.model, 5)
 
-    values = [dict(load_initial_weights(path, config.model, TERMS, fresh)) for path in (run, tmp_path / "hf")]
+    model = config.model
+    values = [dict(load_initial_weights(path, model, OUTPUTS, fresh)) for path in (run, tmp_path / "hf")]
     assert values[0].keys() == values[1].keys() == shapes.keys()
     for name, value in values[0].items():
         assert torch.equal(value, values[1][name]), name

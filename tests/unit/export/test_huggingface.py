@@ -167,7 +167,7 @@ def test_shards_hold_every_tensor_once_and_load(tmp_path: Path, wordpiece_folder
     from_hf(tmp_path / "many", tmp_path / "ours")
 
 
-def test_a_run_uses_latest_and_falls_back_past_a_damaged_one(tmp_path: Path, wordpiece_folder: Path) -> None:
+def test_a_run_gives_its_newest_and_falls_back_past_a_damaged_one(tmp_path: Path, wordpiece_folder: Path) -> None:
     config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
     weights = random_weights(config)
     run = write_run(tmp_path / "run", config, weights, steps=(100, 200))
@@ -368,10 +368,10 @@ def test_config_fields_come_back(tmp_path: Path) -> None:
     BertConfig(hidden_act="gelu_new", hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3).save_pretrained(
         tmp_path
     )
-    model, pad_id = from_hf_config(tmp_path)
+    _, model, pad_id = from_hf_config(tmp_path)
     assert (model.hidden_activation, pad_id) == ("gelu_tanh", 0)
     assert (model.hidden_dropout, model.attention_dropout) == (0.2, 0.3)
     assert (model.vocab_size, model.max_position_embeddings) == (30522, 512)
     RobertaConfig(max_position_embeddings=514).save_pretrained(tmp_path)
-    model, pad_id = from_hf_config(tmp_path)
+    _, model, pad_id = from_hf_config(tmp_path)
     assert (model.family, model.max_position_embeddings, pad_id) == ("roberta", 512, 1)

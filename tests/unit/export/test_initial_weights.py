@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.export.weights import model_shapes, terms_of
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import make_config, random_weights, write_run
+from tests.checkpoints import make_config, outputs_of, random_weights, write_run
 
 
 class Source:
@@ -37,14 +37,14 @@ def bert(tmp_path: Path, wordpiece_folder: Path) -> Source:
     return Source(tmp_path, "bert_nsp", wordpiece_folder)
 
 
-def load(path: Path, config: RunConfig, terms: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-    terms = terms_of(config.objective) if terms is None else terms
-    shapes = model_shapes(config.model, terms)
+def load(path: Path, config: RunConfig, outputs: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
+    outputs = outputs_of(config) if outputs is None else outputs
+    shapes = describe_model(config.model, outputs).shapes
 
     def fresh(name: str) -> torch.Tensor:
         return initial_value(name, shapes[name], config.model, 5)
 
-    loaded = dict(load_initial_weights(path, config.model, terms, fresh))
+    loaded = dict(load_initial_weights(path, config.model, outputs, fresh))
     assert {name: tuple(value.shape) for name, value in loaded.items()} == shapes
     assert {value.dtype for value in loaded.values()} == {torch.float32}
     return loaded
@@ -76,7 +76,7 @@ def test_roberta_position_rows_extend_after_its_two_unused_rows(tmp_path: Path, 
 
 
 def test_heads_follow_the_new_objective(bert: Source, tmp_path: Path, wordpiece_folder: Path) -> None:
-    without = load(bert.run, bert.config, ("masked_lm",))
+    without = load(bert.run, bert.config, ("predicted_logits",))
     assert not any(name.startswith(("heads.pooler", "heads.nsp")) for name in without)
     plain = Source(tmp_path / "plain", "bert", wordpiece_folder)
     with_heads = load(plain.run, bert.config)
@@ -100,7 +100,7 @@ def test_heads_follow_the_new_objective(bert: Source, tmp_path: Path, wordpiece_
 def test_every_difference_is_named_before_any_value(bert: Source, settings: dict, named: list[str]) -> None:
     config = bert.config_with(**settings)
     with pytest.raises(CheckpointError) as error:
-        load_initial_weights(bert.run, config.model, ("masked_lm", "next_sentence"), lambda name: torch.zeros(1))
+        load_initial_weights(bert.run, config.model, outputs_of(config), lambda name: torch.zeros(1))
     assert all(text in str(error.value) for text in named)
 
 

@@ -20,11 +20,16 @@ from transformers import (
 )
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.key_maps import KeyMap, assign, build_key_map, our_shape, their_shapes, to_ours, to_theirs
-from ctxlm_ds.export.weights import model_shapes, terms_of
-from ctxlm_ds.recipe.schema import ModelConfig
-from tests.checkpoints import make_config
+from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.export.base import export_of
+from ctxlm_ds.export.key_maps import KeyMap, assign
+from ctxlm_ds.families.bert.config import BertSection
+from ctxlm_ds.families.gpt.config import Gpt1Section
+from ctxlm_ds.families.roberta.config import RobertaSection
+from ctxlm_ds.recipe.sections import ModelSection
+from tests.checkpoints import make_config, outputs_of
 
+MASKED_LM, SENTENCES, CAUSAL = ("predicted_logits",), ("predicted_logits", "sentence_logits"), ("logits",)
 KINDS = ["bert_nsp", "bert", "roberta", "gpt2", "gpt1"]
 PAD_ID = {"bert_nsp": 0, "bert": 0, "roberta": 1, "gpt2": 0, "gpt1": 0}
 HIDDEN = 32
@@ -47,8 +52,8 @@ def hf_model(kind: str) -> torch.nn.Module:
 
 def key_map_and_shapes(kind: str) -> tuple[KeyMap, dict[str, tuple[int, ...]]]:
     config = make_config(kind, Path("none"), 60)
-    terms = terms_of(config.objective)
-    return build_key_map(config.model, terms, PAD_ID[kind]), model_shapes(config.model, terms)
+    model, outputs = config.model, outputs_of(config)
+    return export_of(model.family).key_map(model, outputs, PAD_ID[kind]), describe_model(model, outputs).shapes
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +71,7 @@ def test_every_tensor_of_the_hugging_face_class_is_in_exactly_one_row_or_tied(ki
     state = module.state_dict()
     assert theirs + Counter(key_map.tied.keys()) == Counter(state.keys())
     for row in key_map.rows:
-        assert [tuple(state[name].shape) for name in row.theirs] == list(their_shapes(row, shapes[row.ours], key_map))
+        assert [tuple(state[name].shape) for name in row.theirs] == row.their_shapes(shapes[row.ours])
     for alias, name in key_map.tied.items():
         assert state[alias].data_ptr() == state[name].data_ptr()
 
@@ -77,11 +82,12 @@ def test_values_go_there_and_back_bitwise(kind: str) -> None:
     for row in key_map.rows:
         value = torch.randn(shapes[row.ours])
         value.view(-1)[0] = -0.0
-        theirs = to_theirs(row, value, key_map)
-        assert tuple(tuple(part.shape) for part in theirs) == their_shapes(row, value.shape, key_map)
-        back = to_ours(row, theirs, key_map)
+        theirs = row.to_theirs(value)
+        assert [tuple(part.shape) for part in theirs] == row.their_shapes(tuple(value.shape))
+        stored = dict(zip(row.theirs, theirs, strict=True))
+        back = row.to_ours(stored.__getitem__)
         assert torch.equal(back.view(torch.int32), value.view(torch.int32)), row.ours
-        assert our_shape(row, [tuple(part.shape) for part in theirs], key_map) == tuple(value.shape)
+        assert row.our_shape(lambda name, stored=stored: tuple(stored[name].shape)) == tuple(value.shape)
 
 
 def test_fused_rows_are_query_then_key_then_value() -> None:
@@ -89,7 +95,7 @@ def test_fused_rows_are_query_then_key_then_value() -> None:
     row = next(row for row in key_map.rows if row.ours == "encoder.1.attention.qkv.weight")
     assert [name.split(".")[-2] for name in row.theirs] == ["query", "key", "value"]
     fused = torch.arange(3.0 * HIDDEN).repeat_interleave(HIDDEN).view(3 * HIDDEN, HIDDEN)
-    query, key, value = to_theirs(row, fused, key_map)
+    query, key, value = row.to_theirs(fused)
     assert (query[0, 0], key[0, 0], value[0, 0]) == (0.0, HIDDEN, 2 * HIDDEN)
 
 
@@ -98,7 +104,7 @@ def test_gpt_matrices_are_transposed_with_query_key_and_value_as_columns(kind: s
     key_map, _ = key_map_and_shapes(kind)
     row = next(row for row in key_map.rows if row.ours == "decoder.1.attention.qkv.weight")
     fused = torch.arange(3.0 * HIDDEN).repeat_interleave(HIDDEN).view(3 * HIDDEN, HIDDEN)
-    (columns,) = to_theirs(row, fused, key_map)
+    (columns,) = row.to_theirs(fused)
     assert row.theirs == ("transformer.h.1.attn.c_attn.weight",) and columns.shape == (HIDDEN, 3 * HIDDEN)
     assert columns[0].tolist() == list(range(3 * HIDDEN))
 
@@ -119,24 +125,23 @@ def test_gpt_files_of_the_bare_model_have_no_prefix_and_hold_buffers(kind: str) 
 
 def test_roberta_token_types_are_zeros_going_out_and_added_to_positions_coming_in() -> None:
     key_map, shapes = key_map_and_shapes("roberta")
-    row = next(row for row in key_map.rows if row.kind == "offset_positions")
+    row = next(row for row in key_map.rows if "position" in row.ours)
     table = torch.randn(shapes[row.ours])
-    positions, token_types = to_theirs(row, table, key_map)
+    positions, token_types = row.to_theirs(table)
     assert positions.equal(table) and token_types.shape == (1, HIDDEN) and not token_types.any()
     addend = torch.randn(1, HIDDEN)
-    assert to_ours(row, (positions, addend), key_map).equal(table + addend)
+    assert row.change.to_ours([positions, addend]).equal(table + addend)
 
 
 @pytest.mark.parametrize("pad_id", [0, 1, 3])
 def test_roberta_positions_begin_after_the_padding_id(pad_id: int) -> None:
-    config = make_config("roberta", Path("none"), 60)
-    key_map = build_key_map(config.model, ("masked_lm",), pad_id)
-    row = next(row for row in key_map.rows if row.kind == "offset_positions")
+    key_map = export_of("roberta").key_map(RobertaSection(vocab_size=60, num_layers=1), MASKED_LM, pad_id)
+    row = next(row for row in key_map.rows if "position" in row.ours)
     table = torch.randn(42, HIDDEN)
-    positions, _ = to_theirs(row, table, key_map)
+    positions, _ = row.to_theirs(table)
     assert positions.shape[0] == 40 + pad_id + 1
     assert positions[pad_id + 1 :].equal(table[2:])
-    assert to_ours(row, (positions, torch.zeros(1, HIDDEN)), key_map)[2:].equal(table[2:])
+    assert row.change.to_ours([positions, torch.zeros(1, HIDDEN)])[2:].equal(table[2:])
 
 
 def hub_names(kind: str) -> list[str]:
@@ -183,17 +188,19 @@ def test_missing_and_unknown_tensors_are_all_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "terms", "reason"),
+    ("model", "outputs", "reason"),
     [
-        ({"pre_layer_norm": True}, ("masked_lm",), "pre_layer_norm"),
-        ({"family": "roberta"}, ("masked_lm", "next_sentence"), "next-sentence"),
-        ({"family": "roberta", "hidden_activation": "relu"}, ("masked_lm",), "hidden_activation"),
-        ({"family": "gpt2"}, ("causal_lm",), "pre_layer_norm is False with model.family gpt2"),
-        ({"family": "gpt1", "pre_layer_norm": True}, ("causal_lm",), "pre_layer_norm is True with model.family gpt1"),
-        ({"family": "gpt1"}, ("causal_lm",), "hidden_activation is gelu: .* train with .* gelu_tanh"),
-        ({"family": "gpt1", "hidden_activation": "relu", "intermediate_size": 9}, ("causal_lm",), "hidden_size, 3072"),
+        (BertSection(pre_layer_norm=True), MASKED_LM, "pre_layer_norm"),
+        (RobertaSection(pre_layer_norm=True), MASKED_LM, "pre_layer_norm"),
+        (RobertaSection(), SENTENCES, "next-sentence"),
+        (RobertaSection(hidden_activation="relu"), MASKED_LM, "hidden_activation"),
+        (Gpt1Section(), CAUSAL, "hidden_activation is gelu: .* train with .* gelu_tanh"),
+        (Gpt1Section(hidden_activation="relu", intermediate_size=9), CAUSAL, "hidden_size, 3072"),
+        (BertSection(), ("sentence_logits",), "no class of transformers computes these"),
     ],
 )
-def test_models_without_a_plain_class_are_refused_with_the_reason(settings: dict, terms: tuple, reason: str) -> None:
+def test_models_without_a_plain_class_are_refused_with_the_reason(
+    model: ModelSection, outputs: tuple[str, ...], reason: str
+) -> None:
     with pytest.raises(ExportError, match=reason):
-        build_key_map(ModelConfig(vocab_size=60, **settings), terms, 1)
+        export_of(model.family).key_map(model, outputs, 1)

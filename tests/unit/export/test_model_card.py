@@ -8,14 +8,16 @@ from pathlib import Path
 import yaml
 
 from ctxlm_ds.export.model_card import CardFacts, read_dataset_metadata, read_evaluation, write_model_card
+from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.recipe.schema import DataConfig, OptimizerConfig, RunConfig, TrainSource
-from tests.checkpoints import make_config
+from tests.checkpoints import make_config, outputs_of
 
 
 def facts(config: RunConfig, **values: object) -> CardFacts:
     defaults = {
-        "config": config, "hf_class": "BertForPreTraining", "dtype": "bf16", "num_parameters": 12_345_678,
-        "mask_token": "[MASK]", "train_state": {"step": 1200, "tokens": 34_000_000, "seconds": 3700.0},
+        "config": config, "text": EXPORT.card(outputs_of(config), "[MASK]"), "hf_class": "BertForPreTraining",
+        "dtype": "bf16", "num_parameters": 12_345_678,
+        "train_state": {"step": 1200, "tokens": 34_000_000, "seconds": 3700.0},
         "evaluation": {"eval/wiki_dev/masked_lm_loss": 2.34567}, "datasets": {},
     }  # fmt: skip
     return CardFacts(**{**defaults, **values})  # type: ignore[arg-type]
@@ -40,6 +42,8 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     assert "| wiki_dev/masked_lm_loss | 2.34567 |" in body
     assert "| steps | 1,200 |" in body and "| wall time | 1:01:40 |" in body
     assert "| optimizer.learning_rate | 0.0003 |" in body and "| optimizer.betas | 0.9, 0.98 |" in body
+    assert "| data.packing | no |" in body and "| objective.mask_prob | 0.15 |" in body
+    assert "data.reset_at_documents" not in body and "large [MASK]." in body
     assert "12,345,678 parameters, stored in bf16" in body
     assert "BertForPreTraining.from_pretrained" in body and "`runs/phase1`" in body
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
-from ctxlm_ds.export.key_maps import build_key_map
 from ctxlm_ds.export.safetensors_files import TensorSpec, parse_size, plan_shards, write_model
+from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_checkpoint
 
@@ -49,7 +49,7 @@ def test_writing_holds_at_most_two_parameters(tmp_path: Path, wordpiece_folder: 
     """While a single file is written: never the model, never a shard."""
     config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size, {"num_layers": 6})
     reader = CountingReader(write_checkpoint(tmp_path / "step-00000100", config, random_weights(config)))
-    key_map = build_key_map(config.model, ("masked_lm",), 0)
+    key_map = EXPORT.key_map(config.model, ("predicted_logits",), 0)
     specs = their_specs(key_map, reader)
     write_model(tmp_path, plan_shards(specs, "fp32", 10**9), their_tensors(key_map, reader), "fp32")
     assert reader.most <= 2 and reader.now == 0

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.errors import CtxlmError, ExportError
 from ctxlm_ds.export.huggingface import to_hf
-from ctxlm_ds.export.verify import Comparison, build_inputs, verify_folder
-from ctxlm_ds.export.weights import terms_of
+from ctxlm_ds.export.verify import Comparison, verify_folder
+from ctxlm_ds.export.verify_inputs import build_inputs
+from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import make_config, random_weights, write_checkpoint
+from tests.checkpoints import make_config, outputs_of, random_weights, write_checkpoint
 
 
 class Exported:
@@ -32,8 +33,8 @@ class Exported:
         to_hf(self.checkpoint, self.folder)
 
     def verify(self) -> list[Comparison]:
-        terms = terms_of(self.config.objective)
-        return verify_folder(self.folder, CheckpointReader(self.checkpoint), self.config.model, terms, self.tokenizer)
+        reader, outputs = CheckpointReader(self.checkpoint), outputs_of(self.config)
+        return verify_folder(self.folder, reader, self.config.model, outputs, self.tokenizer)
 
     def change_weights(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
         path = self.folder / "model.safetensors"
@@ -59,7 +60,9 @@ def roberta(tmp_path: Path, byte_bpe_folder: Path) -> Exported:
 def test_a_right_export_holds_on_random_longest_and_real_text(bert: Exported) -> None:
     comparisons = bert.verify()
     assert [c.name for c in comparisons] == [
-        f"{name}/{term}" for name in ("random", "longest", "text") for term in ("masked_lm", "next_sentence")
+        f"{name}/{output}"
+        for name in ("random", "longest", "text")
+        for output in ("predicted_logits", "sentence_logits")
     ]
     assert all(c.relative <= 1e-5 and c.logit_scale > 0.1 for c in comparisons)
 
@@ -135,10 +138,10 @@ def test_another_tokenizer_fails(bert: Exported) -> None:
 
 
 def test_the_inputs_use_padding_both_token_types_and_every_position(bert: Exported) -> None:
-    inputs = build_inputs(bert.folder, bert.config.model, bert.tokenizer)
+    inputs = build_inputs(bert.folder, EXPORT, bert.config.model, bert.tokenizer)
     random, longest, text = inputs["random"], inputs["longest"], inputs["text"]
-    assert longest.position_ids.tolist() == [list(range(40))]
-    assert (random.sequence_ids == 0).any()
-    assert set(random.token_type_ids.flatten().tolist()) == {0, 1} == set(text.token_type_ids.flatten().tolist())
-    assert (text.input_ids == bert.tokenizer.mask_id).any()
-    assert not (random.input_ids[random.sequence_ids > 0] == bert.tokenizer.pad_id).any()
+    assert longest["position_ids"].tolist() == [list(range(40))]
+    assert (random["sequence_ids"] == 0).any()
+    assert set(random["token_type_ids"].flatten().tolist()) == {0, 1} == set(text["token_type_ids"].flatten().tolist())
+    assert (text["input_ids"] == bert.tokenizer.mask_id).any()
+    assert not (random["input_ids"][random["sequence_ids"] > 0] == bert.tokenizer.pad_id).any()

@@ -9,24 +9,25 @@ from torch import Tensor
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.collate import BatchShape
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list, build_model
 from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.objectives.causal_lm_old import CausalLM
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import tiny_model
 from tests.ragged import collate, text_examples
 
 TERMS = ("causal_lm",)
 SEQ_LENGTH = 12
 CONFIGS = {
-    "gpt2": tiny_model(family="gpt2", pre_layer_norm=True, hidden_activation="gelu_tanh"),
+    "gpt2": tiny_model(family="gpt2", hidden_activation="gelu_tanh"),
     "gpt1": tiny_model(family="gpt1", hidden_activation="gelu_tanh"),
 }
 
 
 @pytest.fixture(params=list(CONFIGS))
-def config(request: pytest.FixtureRequest) -> ModelConfig:
+def config(request: pytest.FixtureRequest) -> TransformerSection:
     return CONFIGS[request.param]
 
 
@@ -46,7 +47,7 @@ def logits(model: LayerSequence, given: Batch) -> Tensor:
     return values
 
 
-def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: ModelConfig) -> None:
+def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: TransformerSection) -> None:
     model = build_model(config, TERMS, kernels(), seed=1).eval()
     given = batch([[5, 7]])
     before = logits(model, given)
@@ -59,7 +60,7 @@ def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: Model
         assert differs == [changed <= position < end for position in range(SEQ_LENGTH)]
 
 
-def test_positions_restart_at_documents(config: ModelConfig) -> None:
+def test_positions_restart_at_documents(config: TransformerSection) -> None:
     model = build_model(config, TERMS, kernels(), seed=1).eval()
     given = batch([[5, 7]])
     alone = Batch(
@@ -71,7 +72,7 @@ def test_positions_restart_at_documents(config: ModelConfig) -> None:
     torch.testing.assert_close(logits(model, given)[:, 5:], logits(model, alone), rtol=1e-5, atol=1e-5)
 
 
-def test_what_travels_between_layers(config: ModelConfig) -> None:
+def test_what_travels_between_layers(config: TransformerSection) -> None:
     """From the embeddings on hidden states, sequence ids and starts; the last layers get hidden states alone."""
     descriptions = build_layer_list(config, TERMS, kernels())
     names = [description.name for description in descriptions]
@@ -92,7 +93,7 @@ def test_what_travels_between_layers(config: ModelConfig) -> None:
     assert shapes == [(2, SEQ_LENGTH, 61)]
 
 
-def test_recomputing_changes_no_gradient(config: ModelConfig) -> None:
+def test_recomputing_changes_no_gradient(config: TransformerSection) -> None:
     given = batch([[5, 7], [4, 4]])
     gradients = []
     for recompute in (False, True):

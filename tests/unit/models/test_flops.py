@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.models.flops import forward_flops_per_row, parameter_count, training_flops_per_row
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import TERMS, random_batch, tiny_model
+from tests.sections import model_section
 
 SEQ_LENGTH, SLOTS = 20, 6
 CAUSAL = ("causal_lm",)
@@ -19,13 +21,13 @@ MODELS = [
     (tiny_model(), TERMS[:1]),
     (tiny_model(family="roberta"), TERMS[:1]),
     (tiny_model(family="roberta", pre_layer_norm=True, num_layers=3), TERMS[:1]),
-    (tiny_model(family="gpt2", pre_layer_norm=True, num_layers=3), CAUSAL),
+    (tiny_model(family="gpt2", num_layers=3), CAUSAL),
     (tiny_model(family="gpt1", hidden_activation="gelu_tanh"), CAUSAL),
 ]
 
 
 @pytest.mark.parametrize(("config", "terms"), MODELS)
-def test_parameter_count(config: ModelConfig, terms: tuple[str, ...]) -> None:
+def test_parameter_count(config: TransformerSection, terms: tuple[str, ...]) -> None:
     kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, packing=False)
     with torch.device("meta"):
         model = build_model(config, terms, kernels, seed=0)
@@ -34,7 +36,9 @@ def test_parameter_count(config: ModelConfig, terms: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("config", "terms"), MODELS)
 @pytest.mark.parametrize("lengths", [[[20], [7]], [[8, 5], [6, 6]]])
-def test_flops_are_what_torch_counts(config: ModelConfig, terms: tuple[str, ...], lengths: list[list[int]]) -> None:
+def test_flops_are_what_torch_counts(
+    config: TransformerSection, terms: tuple[str, ...], lengths: list[list[int]]
+) -> None:
     kernels = choose_kernels(KernelsConfig(attention="reference"), "cpu", torch.float32, packing=True)
     model = build_model(config, terms, kernels, seed=0)
     inputs = random_batch(lengths, config, SEQ_LENGTH, terms).model_inputs()
@@ -50,4 +54,4 @@ def test_flops_are_what_torch_counts(config: ModelConfig, terms: tuple[str, ...]
 
 def test_a_model_without_a_vocabulary_cannot_be_counted() -> None:
     with pytest.raises(ValueError, match="vocab_size"):
-        parameter_count(ModelConfig(), TERMS)
+        parameter_count(model_section(), TERMS)

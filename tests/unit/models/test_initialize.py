@@ -25,7 +25,7 @@ def test_distribution() -> None:
 
 def test_gpt2_narrows_what_ends_on_the_residual_stream() -> None:
     """Radford 2019, section 2.3: by one over the root of the number of residual layers, two a transformer layer."""
-    config = tiny_model(family="gpt2", pre_layer_norm=True, num_layers=8, initializer_range=0.02)
+    config = tiny_model(family="gpt2", num_layers=8, initializer_range=0.02)
     for name, expected in (
         ("decoder.3.attention.output.weight", 0.005),
         ("decoder.3.mlp.down.weight", 0.005),

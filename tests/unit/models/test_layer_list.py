@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_layer_list, build_model
 from ctxlm_ds.models.layer_list import LayerSequence, Tensors
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import TERMS, random_batch, tiny_model
+from tests.sections import model_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[8, 5], [20], [3, 4]]
 KERNELS = choose_kernels(KernelsConfig(), "cpu", torch.float32, packing=True)
 
 
-def model_of(config: ModelConfig, terms: tuple[str, ...] = TERMS, **options: bool) -> LayerSequence:
+def model_of(config: TransformerSection, terms: tuple[str, ...] = TERMS, **options: bool) -> LayerSequence:
     return build_model(config, terms, KERNELS, seed=3, **options)
 
 
@@ -60,7 +62,7 @@ NSP_NAMES = {f"heads.{part}.{leaf}" for part in ("pooler", "nsp_classifier") for
         ),
     ],
 )
-def test_parameter_names(config: ModelConfig, terms: tuple[str, ...], names: set[str]) -> None:
+def test_parameter_names(config: TransformerSection, terms: tuple[str, ...], names: set[str]) -> None:
     assert {name for name, _ in model_of(config, terms).named_parameters()} == names
 
 
@@ -196,10 +198,10 @@ def test_a_copy_is_independent() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (ModelConfig(), r"model\.vocab_size is not set"),
-        (ModelConfig(vocab_size=10, hidden_size=30, num_attention_heads=4), "4 heads do not divide .* 30"),
+        (model_section(), r"model\.vocab_size is not set"),
+        (model_section(vocab_size=10, hidden_size=30, num_attention_heads=4), "4 heads do not divide .* 30"),
     ],
 )
-def test_impossible_shapes(config: ModelConfig, message: str) -> None:
+def test_impossible_shapes(config: TransformerSection, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_layer_list(config, TERMS, KERNELS)

@@ -8,23 +8,28 @@ import torch
 from torch.nn import functional
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
-from ctxlm_ds.objectives.build import build_objective, objective_terms
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
-from ctxlm_ds.recipe.schema import ObjectiveConfig
-from tests.ragged import text_examples
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.causal_lm import CausalLMSection
+from ctxlm_ds.objectives.losses import weighted_loss
+from tests.ragged import Rows, text_examples
 from tests.sample_data import FakeTokenizer
 
 VOCAB_SIZE = 11
 
 
-def objective() -> CausalLM:
-    built = build_objective(ObjectiveConfig(name="causal_lm"), FakeTokenizer())
-    assert isinstance(built, CausalLM)
-    return built
+TERMS = ("causal_lm",)
 
 
-def test_terms() -> None:
-    assert objective_terms(ObjectiveConfig(name="causal_lm")) == objective().terms == ("causal_lm",)
+def test_terms_and_fields() -> None:
+    objective = build_objective(CausalLMSection(), FakeTokenizer(pad_id=7))
+    (term,) = objective.terms
+    assert (term.name, term.outputs, term.labels) == ("causal_lm", ("logits",), ("causal_lm_labels",))
+    assert term.has_perplexity and set(objective.outputs) == set(term.outputs)
+    fields = {field.name: (field.columns, field.fill) for field in objective.fields(Rows(16, 3))}
+    assert fields == {
+        "input_ids": (16, 7), "position_ids": (16, 0), "sequence_ids": (16, 0), "sequence_starts": (4, 16),
+        "causal_lm_labels": (16, IGNORE_LABEL),
+    }  # fmt: skip
 
 
 def test_inputs_are_all_but_the_last_and_labels_all_but_the_first() -> None:
@@ -34,7 +39,7 @@ def test_inputs_are_all_but_the_last_and_labels_all_but_the_first() -> None:
     assert second.input_ids.tolist() == [5] and second.prediction_labels.tolist() == [3]
     assert second.prediction_positions.tolist() == [0] and third.prediction_positions.tolist() == [0, 1]
     assert third.input_ids.tolist() == [4, 6] and third.prediction_labels.tolist() == [6, 8]
-    assert not first.token_type_ids.any() and first.is_random_next == NO_LABEL
+    assert not first.token_type_ids.any() and first.sequence_label == NO_LABEL
 
 
 def test_micro_batches_of_unequal_counts_add_up_to_the_mean_of_the_step() -> None:
@@ -43,7 +48,7 @@ def test_micro_batches_of_unequal_counts_add_up_to_the_mean_of_the_step() -> Non
     labels = torch.randint(0, VOCAB_SIZE, (4, 6), generator=generator)
     labels[0, 2:] = labels[3] = IGNORE_LABEL
     factors = torch.tensor([1.0 / int((labels != IGNORE_LABEL).sum())])
-    rows = [objective().loss([logits[i : i + 1]], [labels[i : i + 1]], factors) for i in range(4)]
+    rows = [weighted_loss(TERMS, [logits[i : i + 1]], [labels[i : i + 1]], factors) for i in range(4)]
     loss = torch.stack([value for value, _ in rows]).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
     wanted = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL)
@@ -60,5 +65,5 @@ def test_flattened_logits_give_the_same_loss(shape: tuple[int, ...]) -> None:
     logits = torch.randn(2, 3, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([[1, 2, IGNORE_LABEL], [3, 4, 5]])
     expected = -torch.log_softmax(logits, -1)[[0, 0, 1, 1, 1], [0, 1, 0, 1, 2], [1, 2, 3, 4, 5]].sum()
-    loss, _ = objective().loss([logits.reshape(shape)], [labels], torch.ones(1))
+    loss, _ = weighted_loss(TERMS, [logits.reshape(shape)], [labels], torch.ones(1))
     torch.testing.assert_close(loss, expected)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.corruption import MaskedTokenCorruption
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
@@ -33,7 +33,7 @@ def samples_of(lengths: list[int] | NDArray[np.int64], seed: int = 0, vocab_size
 def corrupt(samples: list[Sample], budget: int = 1000, epoch: int = 0, **settings: object) -> list[Example]:
     config = ObjectiveConfig.model_validate(settings)
     laid = samples_from(samples, [(number, epoch, 0) for number in range(len(samples))])
-    return each(MaskedTokenCorruption(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(len(samples), budget)))
+    return each(build_objective(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(len(samples), budget)))
 
 
 def outcomes(samples: list[Sample], examples: list[Example]) -> dict[str, int]:
@@ -160,7 +160,7 @@ def test_whole_words_are_whole() -> None:
 
 
 class Words:
-    """The words of a sample's stream as corruption.py and native.py document them, in Python's whole numbers."""
+    """The words of a sample's stream as corruption/tokens.py documents them, in Python's whole numbers."""
 
     GAMMA, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -229,7 +229,7 @@ def test_every_sample_is_the_originals_loop_over_documented_words(
     samples = samples_of(np.random.default_rng(8).integers(5, 90, size=60), seed=8)
     keys = [(number * 10**12, 3, (1 << 64) - 1 - number) for number in range(60)]
     laid = samples_from(samples, keys)
-    examples = each(MaskedTokenCorruption(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(60, budget)))
+    examples = each(build_objective(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(60, budget)))
     for sample, key, example in zip(samples, keys, examples, strict=True):
         positions, ids = berts_corruption(sample, Words(int(KEY), key), budget, config)
         assert example.prediction_positions.tolist() == positions
@@ -254,7 +254,7 @@ def test_nothing_to_predict_in_a_sample_of_specials() -> None:
 def test_a_sample_is_corrupted_alike_in_any_batch(settings: dict[str, object]) -> None:
     lengths = np.random.default_rng(2).integers(5, 100, size=40)
     samples = samples_of(lengths)
-    corruption = MaskedTokenCorruption(ObjectiveConfig.model_validate(settings), TOKENIZER)
+    corruption = build_objective(ObjectiveConfig.model_validate(settings), TOKENIZER)
     together = each(corruption.corrupt_batch(samples_from(samples), KEY, np.full(40, 1000)))
     for number in (0, 7, 39):
         laid = samples_from([samples[number]], [(number, 0, 0)])
@@ -272,6 +272,6 @@ def test_keys_give_different_masks() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"keep_prob 0\.6 and objective\.random_prob 0\.5"):
-        MaskedTokenCorruption(ObjectiveConfig(keep_prob=0.6, random_prob=0.5), TOKENIZER)
+        build_objective(ObjectiveConfig(keep_prob=0.6, random_prob=0.5), TOKENIZER)
     with pytest.raises(ConfigError, match="all special"):
-        MaskedTokenCorruption(ObjectiveConfig(), FakeTokenizer(vocab_size=5))
+        build_objective(ObjectiveConfig(), FakeTokenizer(vocab_size=5))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
-from ctxlm_ds.objectives.build import build_objective, objective_terms
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.losses import weighted_loss
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.schema import ObjectiveConfig
-from tests.ragged import KEY, each, samples_from
+from tests.ragged import KEY, Rows, each, samples_from
 
 VOCAB_SIZE = 11
 
@@ -23,6 +23,7 @@ class Words:
     """The facts of a tokenizer that corruption needs: ids 0-4 are special."""
 
     vocab_size = VOCAB_SIZE
+    pad_id = 0
     mask_id = 4
     special_ids = frozenset(range(5))
 
@@ -30,8 +31,7 @@ class Words:
         return np.ones(VOCAB_SIZE, dtype=bool)
 
 
-def objective(name: str = "masked_lm_nsp") -> MaskedLM:
-    return build_objective(ObjectiveConfig.model_validate({"name": name}), Words())
+TERMS = ("masked_lm", "next_sentence")
 
 
 def draw(dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -56,17 +56,24 @@ def by_hand(logits: Tensor, labels: Tensor) -> tuple[float, int, int]:
     return loss, correct, count
 
 
-def test_terms() -> None:
-    assert objective_terms(ObjectiveConfig(name="masked_lm")) == ("masked_lm",)
-    assert objective().terms == ("masked_lm", "next_sentence")
+@pytest.mark.parametrize(("name", "terms"), [("masked_lm", TERMS[:1]), ("masked_lm_nsp", TERMS)])
+def test_terms_outputs_and_fields(name: str, terms: tuple[str, ...]) -> None:
+    """Known without a tokenizer."""
+    objective = build_objective(ObjectiveConfig.model_validate({"name": name}))
+    assert tuple(term.name for term in objective.terms) == terms
+    assert [term.labels for term in objective.terms] == [(f"{term}_labels",) for term in terms]
+    assert tuple(output for term in objective.terms for output in term.outputs) == objective.outputs
+    names = {field.name for field in objective.fields(Rows(16))}
+    assert {f"{term}_labels" for term in terms} <= names
+    assert ("cls_positions" in names) == ("next_sentence" in terms)
 
 
 def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:
     outputs, labels = draw()
     factors = torch.tensor([0.25, 3.0])
-    loss, statistics = objective().loss(outputs, labels, factors)
+    loss, statistics = weighted_loss(TERMS, outputs, labels, factors)
     expected = 0.0
-    for term, factor, logits, term_labels in zip(objective().terms, factors.tolist(), outputs, labels, strict=True):
+    for term, factor, logits, term_labels in zip(TERMS, factors.tolist(), outputs, labels, strict=True):
         loss_sum, correct, count = by_hand(logits, term_labels)
         assert statistics[f"{term}/loss_sum"].item() == pytest.approx(loss_sum, rel=1e-5)
         assert statistics[f"{term}/correct"].item() == correct
@@ -81,7 +88,7 @@ def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:
 def test_gradients_are_softmax_minus_one_hot_times_the_factor_and_zero_in_empty_slots() -> None:
     outputs, labels = draw()
     factors = torch.tensor([0.25, 3.0])
-    objective().loss(outputs, labels, factors)[0].backward()
+    weighted_loss(TERMS, outputs, labels, factors)[0].backward()
     for logits, term_labels, factor in zip(outputs, labels, factors, strict=True):
         filled = term_labels != IGNORE_LABEL
         expected = torch.softmax(logits.detach(), dim=-1)
@@ -93,9 +100,9 @@ def test_gradients_are_softmax_minus_one_hot_times_the_factor_and_zero_in_empty_
 def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
     outputs, labels = draw()
     factors = torch.tensor([1 / 6, 1 / 3])
-    whole, _ = objective().loss(outputs, labels, factors)
+    whole, _ = weighted_loss(TERMS, outputs, labels, factors)
     rows = [
-        objective().loss([x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0]
+        weighted_loss(TERMS, [x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0]
         for row in range(3)
     ]
     torch.testing.assert_close(torch.stack(rows).sum(), whole)
@@ -105,7 +112,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
 def test_a_micro_batch_with_every_label_ignored_is_an_exact_zero_with_gradients() -> None:
     outputs, labels = draw()
     ignored = [torch.full_like(values, IGNORE_LABEL) for values in labels]
-    loss, statistics = objective().loss(outputs, ignored, torch.tensor([0.5, 0.5]))
+    loss, statistics = weighted_loss(TERMS, outputs, ignored, torch.tensor([0.5, 0.5]))
     loss.backward()
     assert loss.item() == 0.0 and all(value.item() == 0.0 for value in statistics.values())
     assert all(logits.grad is not None and (logits.grad == 0).all() for logits in outputs)
@@ -124,11 +131,11 @@ def test_corruption_follows_the_recipe() -> None:
     ids = np.array([2, *[5, 6, 7, 8, 9, 10] * 10, 3])
     special = np.zeros(len(ids), dtype=bool)
     special[[0, -1]] = True
-    sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, is_random_next=1)
+    sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, sequence_label=1)
     config = ObjectiveConfig(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
     examples = build_objective(config, Words()).corrupt_batch(samples_from([sample]), KEY, np.array([40]))
     (example,) = each(examples)
     assert len(example.prediction_positions) == round(0.5 * len(ids))
     assert (example.input_ids[example.prediction_positions] == Words.mask_id).all()
     assert (example.prediction_labels == ids[example.prediction_positions]).all()
-    assert example.is_random_next == 1
+    assert example.sequence_label == 1

@@ -11,9 +11,10 @@ from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
 from ctxlm_ds.parallel.placement import is_split, shard_of, split_axis, vocabulary_rows_per_rank
 from ctxlm_ds.parallel.shards import Shard
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.schema import KernelsConfig
+from tests.sections import model_section
 
-MODEL = ModelConfig(
+MODEL = model_section(
     vocab_size=61, hidden_size=16, num_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=8
 )
 

@@ -33,10 +33,9 @@ def config_of(family: str = "bert", rows: int = 4, length: int = 64, **changes: 
     model = {
         "family": family, "vocab_size": 500, "hidden_size": 64, "num_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 256, "max_position_embeddings": length, "hidden_dropout": 0.1, "attention_dropout": 0.0,
-        "pre_layer_norm": family == "gpt2",
     }  # fmt: skip
-    data = {"seq_length": length, "reset_at_documents": False}
-    data |= {"sample_format": "blocks"} if objective == "causal_lm" else {}
+    data = {"seq_length": length}
+    data |= {"sample_format": "blocks", "reset_at_documents": False} if objective == "causal_lm" else {}
     training = {"micro_batch_size": rows, "global_batch_size": rows, "precision": "fp32"}
     return RunConfig.model_validate(
         {

@@ -22,7 +22,7 @@ MODELS: list[dict[str, Any]] = [
     {"family": "bert"},
     {"family": "bert", "pre_layer_norm": True},
     {"family": "roberta"},
-    {"family": "gpt2", "pre_layer_norm": True},
+    {"family": "gpt2"},
     {"family": "gpt1"},
 ]
 

@@ -84,7 +84,7 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {"data": {"sample_format": "full_sentences"}},
         "data.sample_format",
-        ["full_sentences", "masked_lm_nsp", "segment_pair, sentence_pair"],
+        ["full_sentences", "masked_lm_nsp", "segment_pair or sentence_pair"],
     ),
     ({"model": {"family": "roberta"}}, "objective.name", ["masked_lm_nsp", "roberta"]),
     ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas", ["0.9, 1.0"]),
@@ -209,7 +209,7 @@ def test_length_of_schedule_and_warmup() -> None:
 
 def test_settings_without_effect_are_named() -> None:
     config = config_of(
-        data={"sample_format": "full_sentences", "short_seq_prob": 0.5},
+        data={"sample_format": "full_sentences", "max_sequences_per_row": 4},
         objective={"name": "masked_lm"},
         schedule={"power": 2.0, "decay_fraction": 0.3},
         training={"initial_loss_scale_power": 8},
@@ -218,7 +218,7 @@ def test_settings_without_effect_are_named() -> None:
     named = [sentence.split(":")[0] for sentence in unused_settings(config)]
     assert sorted(named) == [
         "checkpoint.keep_every_steps",
-        "data.short_seq_prob",
+        "data.max_sequences_per_row",
         "schedule.decay_fraction",
         "schedule.power",
         "training.initial_loss_scale_power",

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import all_settings, section_of
 from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
@@ -152,7 +153,7 @@ def test_names_of_other_sections_and_other_systems(tmp_path: Path, written: str,
 
 
 SETTINGS = [path for path in all_settings() if "[]" not in path]
-SECTIONS = [name for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is not None]
+SECTIONS = [name for name, field in RunConfig.model_fields.items() if field.annotation is not None]
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,7 +166,10 @@ def test_every_misspelt_setting_is_reported_with_its_path_and_the_right_name(
     siblings = {other.split(".")[-1] for other in SETTINGS if other.split(".")[:-1] == above} | set(SECTIONS)
     if wrong in siblings or len(name) < 4:
         return
-    recipe = write(tmp_path_factory.getbasetemp() / "misspelt.yaml", "")
+    choice = CHOICES.get(above[0]) if len(above) == 1 else None
+    owner = choice.owners(name)[0] if choice is not None and choice.owners(name) else None
+    text = f"{above[0]}: {{{choice.key}: {owner}}}\n" if choice is not None and owner else ""
+    recipe = write(tmp_path_factory.getbasetemp() / "misspelt.yaml", text)
     override = ".".join([*above, wrong]) + "=3"
     problems = problems_of(recipe, [override])
     line = line_about(problems, ".".join([*above, wrong]))
@@ -298,7 +302,7 @@ def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
         "config = load_config('bert-large-lamb-phase1', ['training.seed=7'])\n"
         "check_config(config, 1024)\n"
         "build_deepspeed_config(config, load_deepspeed_json('zero2'), 1024)\n"
-        "heavy = {'torch', 'deepspeed', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'deepspeed', 'transformers', 'numpy', 'numba'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     root = Path(__file__).resolve().parents[3]

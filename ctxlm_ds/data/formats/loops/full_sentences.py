@@ -6,17 +6,33 @@ cut where a block is full, so no token is lost and none is out of bounds. In a d
 sentences are unknown: it becomes a stream of full blocks, cut wherever a block ends.
 
 Where a block begins follows from the one before it, so that one thread walks the corpus, at some nanoseconds a
-sentence. Not here: doc_sentences.py, which walks each document on its own with the same code.
+sentence; doc_sentences walks each document on its own with the same code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ctxlm_ds.data.formats.loops.template import SINGLE_SPECIALS
+from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
 from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, start_of
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL
+
+
+def sentence_blocks(
+    table: SentenceTable, room: int, crosses: bool, documents: tuple[int, int]
+) -> Iterator[NDArray[Any]]:
+    """Yield the records of a range of documents; with `crosses` a block goes on beyond a document's end."""
+    first, after = documents
+    place = np.array([first, table.documents[first], 0], dtype=np.int64)
+    while place[0] < after:
+        records = np.empty(RECORDS_AT_ONCE, dtype=SAMPLE_DTYPE)
+        yield records[: fill_sentence_blocks(table, room, crosses, after, place, records)]
 
 
 @compiled

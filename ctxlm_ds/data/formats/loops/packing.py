@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.formats.loops.records import in_order
+from ctxlm_ds.data.formats.loops.ranges import in_order
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.randomness import Permutation
 

@@ -10,10 +10,13 @@ truncate_seq_pair).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, reaching, start_of
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, word_at
 
@@ -39,6 +42,20 @@ class PairSettings(NamedTuple):
     """Of the draws: native.stream_key of the seed and the format."""
     duplicate: int
     """Number of the pass."""
+
+
+def make_pairs(
+    choose: Callable[..., tuple[int, int]], table: SentenceTable, settings: PairSettings, documents: tuple[int, int]
+) -> NDArray[Any]:
+    """Return the records of a range of documents, which `choose` of segment_pair.py or sentence_pair.py cuts."""
+    first, after = documents
+    most = int(table.documents[after] - table.documents[first])
+    records, a_sentences = np.empty(most, dtype=SAMPLE_DTYPE), np.empty(most, dtype=np.int64)
+    choices = np.empty(most, dtype=CHOICE_DTYPE)
+    count, num_random = choose(table, settings, first, after, records, a_sentences, choices)
+    fetch_segments(table, records, choices[:num_random])
+    shorten_pairs(settings, records[:count], a_sentences)
+    return records[:count]
 
 
 @inlined

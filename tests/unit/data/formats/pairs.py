@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxlm_ds.data.formats.loops.pairs import COINS, PairSettings
-from ctxlm_ds.data.formats.loops.records import pairs
+from ctxlm_ds.data.formats.loops.pairs import COINS, PairSettings, make_pairs
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
+from ctxlm_ds.registry import FORMATS
 
 Record = tuple[int, int, int, int, int, int]
 
@@ -28,7 +28,8 @@ def _all_pairs(
     table: SentenceTable, sample_format: str, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
 ) -> list[Record]:
     settings = PairSettings(room, specials, short_seq_prob, stream_key(seed, sample_format), duplicate)
-    records: list[Record] = pairs(table, settings, sample_format, (0, table.num_documents)).tolist()
+    choose = FORMATS.get(sample_format)().chooser()
+    records: list[Record] = make_pairs(choose, table, settings, (0, table.num_documents)).tolist()
     return records
 
 

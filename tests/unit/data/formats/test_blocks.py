@@ -30,7 +30,7 @@ def config_of(seq_length: int, reset: bool = True, slots: int = 4, **sections: d
         "sample_format": "blocks", "seq_length": seq_length, "reset_at_documents": reset,
         "max_sequences_per_row": slots,
     }  # fmt: skip
-    model = {"family": "gpt2", "pre_layer_norm": True}
+    model = {"family": "gpt2"}
     values: dict[str, dict[str, object]] = {"data": data, "objective": {"name": "causal_lm"}, "model": model}
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}
@@ -50,11 +50,11 @@ def predictions(batches: list[Batch]) -> list[tuple[int, int]]:
     """(input token, label) of every position with a label."""
     pairs = []
     for batch in batches:
-        labels = batch.labels["causal_lm"]
-        assert labels.shape == batch.input_ids.shape
-        assert ((labels != IGNORE_LABEL) == (batch.sequence_ids > 0)).all()
+        labels = batch.fields["causal_lm_labels"]
+        assert labels.shape == batch.fields["input_ids"].shape
+        assert ((labels != IGNORE_LABEL) == (batch.fields["sequence_ids"] > 0)).all()
         real = labels != IGNORE_LABEL
-        pairs += list(zip(batch.input_ids[real].tolist(), labels[real].tolist(), strict=True))
+        pairs += list(zip(batch.fields["input_ids"][real].tolist(), labels[real].tolist(), strict=True))
     return pairs
 
 
@@ -95,15 +95,15 @@ def test_rows_of_documents_that_do_not_see_each_other(tmp_path: Path) -> None:
         [[5, 6, 7, EOD], [8, 9, EOD], [10, 11, 12, 13]],
         [[13, 14, 15, EOD]],
     ]
-    by_first = {int(batch.input_ids[0, 0]): batch for batch in one_epoch(prefix, config_of(8))}
+    by_first = {int(batch.fields["input_ids"][0, 0]): batch for batch in one_epoch(prefix, config_of(8))}
     batch = by_first[5]
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 10, 11, 12]]
-    assert batch.labels["causal_lm"].tolist() == [[6, 7, EOD, 9, EOD, 11, 12, 13]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
-    assert batch.sequence_ids.tolist() == [[1, 1, 1, 2, 2, 3, 3, 3]]
-    assert batch.sequence_starts.tolist() == [[0, 3, 5, 8, 8]]
-    assert by_first[13].input_ids.tolist() == [[13, 14, 15, 0, 0, 0, 0, 0]]
-    assert by_first[13].labels["causal_lm"].tolist() == [[14, 15, EOD] + [IGNORE_LABEL] * 5]
+    assert batch.fields["input_ids"].tolist() == [[5, 6, 7, 8, 9, 10, 11, 12]]
+    assert batch.fields["causal_lm_labels"].tolist() == [[6, 7, EOD, 9, EOD, 11, 12, 13]]
+    assert batch.fields["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
+    assert batch.fields["sequence_ids"].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3]]
+    assert batch.fields["sequence_starts"].tolist() == [[0, 3, 5, 8, 8]]
+    assert by_first[13].fields["input_ids"].tolist() == [[13, 14, 15, 0, 0, 0, 0, 0]]
+    assert by_first[13].fields["causal_lm_labels"].tolist() == [[14, 15, EOD] + [IGNORE_LABEL] * 5]
 
 
 def test_without_reset_rows_are_megatrons_blocks(tmp_path: Path) -> None:
@@ -117,7 +117,8 @@ def test_without_reset_rows_are_megatrons_blocks(tmp_path: Path) -> None:
     blocks = [index.sample(number).input_ids.tolist() for number in range(len(index))]
     assert blocks == [stream[start : start + 17] for start in range(0, len(stream) - 1, 16)]
     batches = one_epoch(prefix, config)
-    assert all(batch.sequence_starts.shape == (1, 2) and batch.sequence_ids.max() == 1 for batch in batches)
+    for batch in batches:
+        assert batch.fields["sequence_starts"].shape == (1, 2) and batch.fields["sequence_ids"].max() == 1
     assert sorted(predictions(batches)) == sorted(zip(stream[:-1], stream[1:], strict=True))
 
 

@@ -48,7 +48,7 @@ def test_without_reset_rows_are_gptdatasets(tmp_path: Path) -> None:
     wanted = {(tuple(item["tokens"].tolist()), tuple(item["labels"].tolist())) for item in theirs}
     assert len(wanted) == len(theirs) == 12
     ours = {
-        (tuple(batch.input_ids[0].tolist()), tuple(batch.labels["causal_lm"][0].tolist()))
+        (tuple(batch.fields["input_ids"][0].tolist()), tuple(batch.fields["causal_lm_labels"][0].tolist()))
         for batch in one_epoch(prefix, config_of(16, reset=False))
     }
     assert wanted < ours and len(ours - wanted) == 1
@@ -67,10 +67,10 @@ def test_with_reset_every_prediction_sees_what_megatrons_sees(tmp_path: Path) ->
 
     (batch,) = one_epoch(prefix, config_of(len(stream), slots=len(documents)))
     ours: Counter[Any] = Counter()
-    (ids, sequences), labels = (batch.input_ids[0], batch.sequence_ids[0]), batch.labels["causal_lm"][0]
+    ids, sequences, labels = (batch.fields[name][0] for name in ("input_ids", "sequence_ids", "causal_lm_labels"))
     for place in (sequences > 0).nonzero().flatten().tolist():
         seen = tuple(ids[: place + 1][sequences[: place + 1] == sequences[place]].tolist())
-        ours[seen, int(batch.position_ids[0, place]), int(labels[place])] += 1
+        ours[seen, int(batch.fields["position_ids"][0, place]), int(labels[place])] += 1
     assert ours == theirs and len(ours) > 50
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops import records as formats
+from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from tests.sample_data import numbered_documents, random_documents, table_of
 from tests.unit.data.formats.test_full_sentences import full_sentences
@@ -13,8 +13,8 @@ from tests.unit.data.formats.test_full_sentences import full_sentences
 
 def doc_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
     """All blocks of one pass."""
-    records: list[tuple[int, ...]] = formats.doc_sentences(table, room, (0, table.num_documents)).tolist()
-    return records
+    blocks = sentence_blocks(table, room, False, (0, table.num_documents))
+    return [record for records in blocks for record in records.tolist()]
 
 
 @pytest.mark.parametrize("room", [20, 62, 510])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops import records as formats
+from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from tests.sample_data import Documents, numbered_documents, random_documents, table_of
 
@@ -14,7 +14,8 @@ SEPARATOR = -1
 
 def full_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
     """All blocks of one pass."""
-    return [record for records in formats.full_sentences(table, room) for record in records.tolist()]
+    blocks = sentence_blocks(table, room, True, (0, table.num_documents))
+    return [record for records in blocks for record in records.tolist()]
 
 
 def greedy_blocks(documents: Documents, room: int) -> list[list[int]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops.excerpt import excerpt
 from ctxlm_ds.data.index.build import build_rows, build_sample_index
+from ctxlm_ds.data.index.excerpt import excerpt
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.location import open_rows, open_sample_index
 from ctxlm_ds.data.index.record import SourcePart
@@ -58,7 +58,7 @@ def test_pairs_are_framed_for_both_families(tmp_path: Path) -> None:
             assert len(ids) == record["num_tokens"]
             assert sample.token_type_ids.tolist() == [0] * (len(a) + 2) + [1] * (len(middle) - 1 + len(b) + 1)
             assert sample.special_mask.tolist() == [token in (CLS, SEP) for token in ids]
-            assert sample.is_random_next in (0, 1)
+            assert sample.sequence_label in (0, 1)
         shutil.rmtree(index.directory)
 
 
@@ -68,7 +68,7 @@ def test_full_sentences_have_separators_between_documents(tmp_path: Path) -> Non
     assert ids_of(index) == [[CLS, 5, 6, 7, SEP, 8, 9, 10, 11, SEP], [CLS, 12, 13, 14, 15, SEP]]
     sample = index.sample(0)
     assert np.flatnonzero(sample.special_mask).tolist() == [0, 4, 9]
-    assert sample.token_type_ids.sum() == 0 and sample.is_random_next == NO_LABEL
+    assert sample.token_type_ids.sum() == 0 and sample.sequence_label == NO_LABEL
 
 
 @pytest.mark.parametrize("sample_format", ["full_sentences", "doc_sentences"])
@@ -220,7 +220,7 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
             restored[example.prediction_positions] = example.prediction_labels
             assert np.array_equal(restored, sample.input_ids)
             assert np.array_equal(example.token_type_ids, sample.token_type_ids)
-            assert example.is_random_next == sample.is_random_next
+            assert example.sequence_label == sample.sequence_label
             assert len(example.prediction_positions) >= 1
             masks.add((len(sample.input_ids), tuple(example.prediction_positions.tolist())))
     assert len(masks) > 0.5 * index.num_samples

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.build import build_rows, build_sample_index
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, ranges
 from ctxlm_ds.data.index.location import open_sample_index
@@ -27,7 +28,7 @@ def config_of(sample_format: str, **data: Any) -> RunConfig:
     return run_config(
         data={"sample_format": sample_format} | data,
         objective={"name": "causal_lm" if is_block else "masked_lm"},
-        model={"family": "gpt2", "pre_layer_norm": True} if is_block else {},
+        model={"family": "gpt2"} if is_block else {},
     )
 
 
@@ -43,7 +44,7 @@ def assert_same(samples: Samples, number: int, index: SampleIndex, sample_number
     ours, alone = samples.sample(number), index.sample(sample_number)
     for name in ("input_ids", "token_type_ids", "special_mask"):
         assert np.array_equal(getattr(ours, name), getattr(alone, name)), name
-    assert ours.is_random_next == alone.is_random_next
+    assert ours.sequence_label == alone.sequence_label
 
 
 @pytest.mark.parametrize("sample_format", FORMATS)
@@ -84,7 +85,7 @@ def test_static_copies_of_several_sources(tmp_path: Path) -> None:
             ours, alone = examples.example(slot), index.example(number)
             for name in ("input_ids", "token_type_ids", "prediction_positions", "prediction_labels"):
                 assert np.array_equal(getattr(ours, name), getattr(alone, name)), name
-            assert ours.is_random_next == alone.is_random_next
+            assert ours.sequence_label == alone.sequence_label
 
 
 def test_ranges() -> None:
@@ -99,8 +100,8 @@ def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Pa
     index = build_sample_index(prefix, TOKENIZER, config_of(sample_format))
     path = index.directory / "samples.npy"
     whole = path.read_bytes()
-    tokens, refused = index.reader._tokens, 0
-    used = index.records.dtype.names if index.reader.is_pair else ("a_start", "a_end", "num_tokens")
+    tokens, refused = IndexedDataset(prefix).tokens, 0
+    used = index.records.dtype.names if index.format.makes_pairs else ("a_start", "a_end", "num_tokens")
     for field in used:
         for value in (-1, -(2**62), 2**62, 2**31 - 1, 127, 0, 1):
             records = np.lib.format.open_memmap(path, mode="r+")

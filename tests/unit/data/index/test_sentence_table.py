@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.loops import blocks
-from ctxlm_ds.data.formats.loops import records as formats
+from ctxlm_ds.data.formats.loops import blocks, full_sentences, ranges
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import build_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, SourcePart
 from ctxlm_ds.data.index.sentence_table import document_token_bounds, sentence_table
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.registry import FORMATS as REGISTERED
 from tests.sample_data import FakeTokenizer, random_documents, run_config, table_of, write_dataset
 
 TOKENIZER = FakeTokenizer()
@@ -99,10 +99,10 @@ def test_parts_have_indexes_of_their_own_and_must_exist(tmp_path: Path) -> None:
 
 def records_of(table: Any, sample_format: str, workers: int) -> list[tuple[int, ...]]:
     values = SampleSettings(
-        sample_format=sample_format, seq_length=64, short_seq_prob=0.1, num_duplicates=1, seed=3, packing=False,
-        max_sequences_per_row=1, static_masking=None,
+        sample_format=sample_format, seq_length=64, num_duplicates=1, seed=3, packing=False,
+        max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": 0.1},
     )  # fmt: skip
-    parts = formats.sample_records(table, "d", values, SequenceTemplate.of(TOKENIZER), 0, workers)
+    parts = REGISTERED.get(sample_format)().records(table, "d", values, SequenceTemplate.of(TOKENIZER), 0, workers)
     return [record for records in parts for record in records.tolist()]
 
 
@@ -111,8 +111,8 @@ def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPat
     table = table_of(random_documents(200, seed=6))
     expected = records_of(table, sample_format, 1)
     assert expected == records_of(table, sample_format, 3)
-    monkeypatch.setattr(formats, "document_ranges", partial(formats.document_ranges, size=17))
-    monkeypatch.setattr(formats, "RECORDS_AT_ONCE", 3)
+    monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=17))
+    monkeypatch.setattr(full_sentences, "RECORDS_AT_ONCE", 3)
     assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)
 
 
@@ -126,7 +126,7 @@ def test_buffers_change_no_block(monkeypatch: pytest.MonkeyPatch, slots: int) ->
 
 
 def test_index_files_do_not_depend_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "document_ranges", partial(formats.document_ranges, size=50))
+    monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=50))
     documents = random_documents(100, seed=7)
     config = run_config(data={"num_duplicates": 2, "packing": True})
     found = []

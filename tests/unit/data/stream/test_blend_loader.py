@@ -13,8 +13,8 @@ from ctxlm_ds.data.stream.blend import train_stream
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.no_data_loader import IdleTrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
+from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def setup(folder: Path, blend: str, **training: Any) -> tuple[RunRows, MaskedLM, RunConfig]:
+def setup(folder: Path, blend: str, **training: Any) -> tuple[RunRows, Objective, RunConfig]:
     data = dict(BLENDS[blend], blend=blend, sample_format="doc_sentences", seq_length=32)
     places = [{"path": str(folder / name)} for name in ("large", "small")]
     data["train"] = [place | source for place, source in zip(places, data.pop("sources"), strict=True)]
@@ -44,7 +44,7 @@ def setup(folder: Path, blend: str, **training: Any) -> tuple[RunRows, MaskedLM,
 
 
 def steps_of(
-    made: tuple[RunRows, MaskedLM, RunConfig], count: int, rank: int = 0, size: int = 1, start: int = 0
+    made: tuple[RunRows, Objective, RunConfig], count: int, rank: int = 0, size: int = 1, start: int = 0
 ) -> list[Step]:
     loader = TrainLoader(made[0].train, *made[1:], data_parallel_rank=rank, data_parallel_size=size, start_row=start)
     return list(itertools.islice(loader, count))
@@ -55,7 +55,7 @@ def rows_of(parts: list[list[Step]]) -> list[bytes]:
     rows = []
     for step in zip(*parts, strict=True):
         for batch in itertools.chain.from_iterable(zip(*(rank.micro_batches for rank in step), strict=True)):
-            tensors = [*batch.model_inputs(), *batch.labels.values()]
+            tensors = list(batch.fields.values())
             rows += [b"".join(tensor[row].numpy().tobytes() for tensor in tensors) for row in range(len(tensors[0]))]
     return rows
 

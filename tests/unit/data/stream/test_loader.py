@@ -23,13 +23,14 @@ from ctxlm_ds.data.stream.loader import EvalLoader, Step, TrainLoader
 from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, TrainSampler
 from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
+from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
 TOKENIZER = FakeTokenizer()
-Setup = tuple[RowSource, MaskedLM, RunConfig]
+Setup = tuple[RowSource, Objective, RunConfig]
 
 
 def setup(folder: Path, documents: int = 30, **sections: dict[str, Any]) -> Setup:
@@ -52,8 +53,8 @@ def steps_of(made: Setup, count: int, rank: int = 0, size: int = 1, start_row: i
 
 def rows_of_batch(batch: Batch) -> list[bytes]:
     """Each row with everything that belongs to it, as bytes."""
-    tensors = [*batch.model_inputs(), *batch.labels.values()]
-    return [b"".join(tensor[row].numpy().tobytes() for tensor in tensors) for row in range(len(batch.input_ids))]
+    tensors = list(batch.fields.values())
+    return [b"".join(tensor[row].numpy().tobytes() for tensor in tensors) for row in range(len(tensors[0]))]
 
 
 def global_rows(parts: list[list[Step]]) -> list[list[bytes]]:
@@ -119,12 +120,13 @@ def test_every_epoch_has_every_row_once_under_new_masks(tmp_path: Path) -> None:
         batches = [step.micro_batches[0] for step in epoch]
         restored = []
         for batch in batches:
-            ids = batch.input_ids[0].clone()
-            used = batch.labels["masked_lm"][0] != IGNORE_LABEL
-            ids[batch.prediction_positions[0][used]] = batch.labels["masked_lm"][0][used]
+            ids = batch.fields["input_ids"][0].clone()
+            used = batch.fields["masked_lm_labels"][0] != IGNORE_LABEL
+            ids[batch.fields["prediction_positions"][0][used]] = batch.fields["masked_lm_labels"][0][used]
             restored.append(tuple(ids.tolist()))
         originals.append(restored)
-        masked.append({text: tuple(batch.input_ids[0].tolist()) for text, batch in zip(restored, batches, strict=True)})
+        seen = [tuple(batch.fields["input_ids"][0].tolist()) for batch in batches]
+        masked.append(dict(zip(restored, seen, strict=True)))
     assert sorted(originals[0]) == sorted(originals[1]) == sorted(originals[2])
     assert originals[0] != originals[1]
     long_rows = [text for text in masked[0] if len(set(text)) > 30]
@@ -180,11 +182,11 @@ def test_shapes_are_constant_and_counts_are_local(tmp_path: Path) -> None:
         parts = [steps_of(made, 5, rank, 2) for rank in range(2)]
         shapes = set()
         for step in itertools.chain(*parts):
-            shapes |= {tuple(tuple(tensor.shape) for tensor in batch.model_inputs()) for batch in step.micro_batches}
+            shapes |= {tuple(tuple(tensor.shape) for tensor in batch.fields.values()) for batch in step.micro_batches}
             for term in ("masked_lm", "next_sentence"):
-                labels = [(batch.labels[term] != IGNORE_LABEL).sum().item() for batch in step.micro_batches]
+                labels = [(batch.fields[f"{term}_labels"] != IGNORE_LABEL).sum().item() for batch in step.micro_batches]
                 assert step.counts[term] == sum(labels) > 0
-            assert step.num_tokens == sum((batch.sequence_ids > 0).sum().item() for batch in step.micro_batches)
+            assert step.num_tokens == sum(batch.num_tokens for batch in step.micro_batches)
         assert len(shapes) == 1
         whole = steps_of(made, 5)
         assert [a.counts["masked_lm"] + b.counts["masked_lm"] for a, b in zip(*parts, strict=True)] == [
@@ -219,7 +221,7 @@ def test_evaluation_is_always_the_same_and_covers_its_rows_once(tmp_path: Path) 
         assert rows[:21] == expected[:21]
         assert set(rows[21:]) <= {expected[21]}
     empty = whole[0][-1]
-    assert empty.sequence_ids[1].sum() == 0 and (empty.labels["masked_lm"][1] == IGNORE_LABEL).all()
+    assert empty.fields["sequence_ids"][1].sum() == 0 and (empty.fields["masked_lm_labels"][1] == IGNORE_LABEL).all()
 
 
 def test_evaluation_masks_do_not_depend_on_the_seed(tmp_path: Path) -> None:
@@ -293,10 +295,8 @@ print(*(worker.pid for worker in loader._arrays._workers), flush=True)
         time.sleep(0.05)
 
 
-class Refusing:
+class Refusing(MaskedLM):
     """An objective whose data turns out to be bad."""
-
-    terms = ("masked_lm",)
 
     def corrupt_batch(self, samples: Any, key: Any, budgets: Any) -> Any:
         raise DataError("samples.npy: damaged; build it again")
@@ -306,7 +306,7 @@ class Refusing:
 def test_errors_of_workers_keep_their_message(tmp_path: Path, workers: int) -> None:
     rows, _, config = setup(tmp_path, data={"num_workers": workers})
     with pytest.raises(DataError) as caught:
-        next(iter(TrainLoader(rows, Refusing(), config)))
+        next(iter(TrainLoader(rows, Refusing(config.objective), config)))
     assert str(caught.value) == "samples.npy: damaged; build it again"
 
 

@@ -61,7 +61,7 @@ def test_what_is_shown_is_what_was_trained_on(tmp_path: Path) -> None:
     rows, objective, config = setup(tmp_path, **BLENDS[0])
     first = 5 * BATCH
     step = next(iter(TrainLoader(rows, objective, config, start_row=first)))
-    ids = np.concatenate([batch.input_ids.numpy() for batch in step.micro_batches])
+    ids = np.concatenate([batch.fields["input_ids"].numpy() for batch in step.micro_batches])
     batch = BatchRows(rows, config)
     planned, titles = batch.plan(first, BATCH), batch.titles(first, BATCH)
     shown = list(preview_planned(rows, objective, TOKENIZER, config, planned, titles))

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.text import Text
 
+from ctxlm_ds.data.formats.segment_pair import SegmentPair
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.stream.loader import TrainLoader
-from ctxlm_ds.data.stream.preview import preview_rows, render_example, render_row
+from ctxlm_ds.data.stream.preview import preview_rows, render_row
 from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
 TOKENIZER = FakeTokenizer()
+LABELS = SegmentPair.sequence_labels
+
+
+def render_example(example: Example, tokenizer: FakeTokenizer) -> Text:
+    return build_objective(ObjectiveConfig()).render(example, tokenizer)
 
 
 def example(ids: list[int], predictions: dict[int, int], is_random: int = NO_LABEL) -> Example:
@@ -56,7 +65,7 @@ def test_byte_level_tokens_are_read_as_text() -> None:
 
 def test_a_packed_row_shows_its_sequences_and_labels() -> None:
     row = [example([2, 10, 3], {1: 10}, is_random=0), example([2, 12, 14, 3], {1: 12}, is_random=1)]
-    lines = render_row(row, TOKENIZER, "row 5", 16).plain.splitlines()
+    lines = render_row(row, "row 5", 16, LABELS, partial(render_example, tokenizer=TOKENIZER)).plain.splitlines()
     assert lines == [
         "row 5: 7 of 16 positions, 2 predictions",
         "  sequence 1 of 2: B follows A",
@@ -72,7 +81,7 @@ def test_shows_what_training_reads_first(tmp_path: Path) -> None:
     rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config, objective)
     shown = [text.plain for text in preview_rows(rows, objective, TOKENIZER, config, 2)]
     batch = next(iter(TrainLoader(rows, objective, config))).micro_batches[0]
-    for text, ids in zip(shown, batch.input_ids, strict=True):
+    for text, ids in zip(shown, batch.fields["input_ids"], strict=True):
         lines = [line for line in text.splitlines() if line.startswith("  [CLS]")]
         tokens = [token.strip("[]").split("→")[0] for line in lines for token in line.split()]
         names = [TOKENIZER.id_to_token(token_id).strip("[]") for token_id in ids.tolist() if token_id != 0]

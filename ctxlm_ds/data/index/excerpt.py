@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.location import IndexPlace, open_rows
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.storage import META_NAME
-from ctxlm_ds.data.stream.collate import Objective
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:

@@ -1,14 +1,35 @@
-"""The compiled loops of corruption.py: which tokens of a sample are predicted, and what replaces them."""
+"""Choosing and replacing the tokens to predict (masked LM): compiled loops over the samples of a micro-batch.
+
+Sources: google-research/bert create_pretraining_data.py (Devlin 2018), fairseq data/mask_tokens_dataset.py (Liu 2019).
+
+Of a sample of n tokens, specials counted as both originals do, k are predicted: max(1, round(p·n)) or, rounding
+`probabilistic`, max(1, floor(p·n + U)); never more than the sample's budget. Each becomes the mask token, itself, or a
+random token (80/10/10). `special_tokens` says which originals' habit is followed: `never` neither masks specials nor
+draws them as random tokens, `bert` draws from the whole vocabulary, `roberta` also masks the specials.
+
+Whole words are drawn in random order and taken while they fit: a word that would exceed k is skipped (BERT). If not one
+word fits, the first drawn is predicted in part, so that every sample has a prediction.
+
+The words of a sample's stream (data/numba_random.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate
+(token or word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i:
+its upper half says how, its lower half is the random token. So the result depends on the sample and its key alone,
+whatever batch it is corrupted in.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples
+from ctxlm_ds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ctxlm_ds.objectives.masked_lm import MaskedLMSection
+    from ctxlm_ds.tokenizers.base import Tokenizer
 
 HALF_WORD = np.uint64(32)
 LOW_HALF = np.uint64((1 << 32) - 1)
@@ -29,7 +50,36 @@ class MaskingRules(NamedTuple):
     random_ids: NDArray[np.int32]
     """Ids that a random replacement is drawn from."""
     word_starts: NDArray[np.bool_]
-    """[vocabulary] True where a token begins a word; empty without whole_word."""
+    """[vocabulary] whether a token begins a word; empty without whole_word."""
+
+
+def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRules:
+    """Return the rules of a section for one tokenizer, below whose vocab_size every token must be.
+
+    Raises:
+        ConfigError: keep_prob and random_prob exceed 1, or the tokenizer has only special tokens to draw from.
+    """
+    if section.keep_prob + section.random_prob > 1.0:
+        raise ConfigError(
+            f"objective.keep_prob {section.keep_prob} and objective.random_prob {section.random_prob} add up to more "
+            "than 1; lower one of them (BERT: 0.1 and 0.1)"
+        )
+    ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
+    if section.special_tokens != "bert":
+        ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
+    if len(ids) == 0:
+        raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
+    return MaskingRules(
+        mask_prob=section.mask_prob,
+        keep_prob=section.keep_prob,
+        random_prob=section.random_prob,
+        rounds_to_nearest=section.count_rounding == "nearest",
+        masks_specials=section.special_tokens == "roberta",
+        whole_word=section.whole_word,
+        mask_id=tokenizer.mask_id,
+        random_ids=ids,
+        word_starts=tokenizer.word_start_mask() if section.whole_word else np.empty(0, dtype=np.bool_),
+    )
 
 
 class Scratch(NamedTuple):
@@ -90,7 +140,7 @@ def mask_samples(
 
 @compiled
 def wanted_predictions(length: int, word: np.uint64, rules: MaskingRules) -> int:
-    """How many predictions a sample should have: at least one."""
+    """Return how many predictions a sample should have: at least one."""
     expected = length * rules.mask_prob
     if rules.rounds_to_nearest:
         return max(1, int(np.rint(expected)))
@@ -99,7 +149,7 @@ def wanted_predictions(length: int, word: np.uint64, rules: MaskingRules) -> int
 
 @compiled
 def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratch) -> int:
-    """Every token that may be predicted as a candidate of its own; how many there are."""
+    """Find every token that may be predicted, each a candidate of its own; return how many there are."""
     count = 0
     for position in range(len(special)):
         scratch.begins[count], scratch.ends[count] = position, position + 1
@@ -109,7 +159,7 @@ def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratc
 
 @compiled
 def find_words(ids: NDArray[np.int32], special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratch) -> int:
-    """Every word that may be predicted; how many there are. A special token is a word of its own."""
+    """Find every word that may be predicted; return how many there are. A special token is a word of its own."""
     count, begin = 0, 0
     for position in range(1, len(ids) + 1):
         is_last = position == len(ids)
@@ -140,7 +190,7 @@ def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> 
 
 @compiled
 def replacement(token: np.int32, word: np.uint64, rules: MaskingRules) -> np.int32:
-    """The mask, the token itself, or a random token."""
+    """Draw the mask, the token itself, or a random token."""
     action = np.float64(word >> HALF_WORD) * HALF_SCALE
     if action < 1.0 - rules.random_prob - rules.keep_prob:
         return np.int32(rules.mask_id)

@@ -1,0 +1,78 @@
+"""What the data needs to know of an objective: the fields of a batch, how labels are counted, and its loops.
+
+Objectives are built above the data and handed in (objectives/base.py); this is all that the data calls of one. Imports
+nothing but the standard library: a recipe is checked without numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.text import Text
+
+    from ctxlm_ds.data.sample import Samples
+    from ctxlm_ds.tokenizers.base import Tokenizer
+
+IGNORE_LABEL = -100
+"""A label of nothing to predict."""
+FITS = -1
+"""What filling returns if every row fits into its fields; otherwise it returns the first row that does not."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a micro-batch: a tensor [rows, columns] of constant shape."""
+
+    name: str
+    columns: int
+    fill: int | float = 0
+    """Value of empty places."""
+    dtype: Literal["int64", "float32"] = "int64"
+
+
+class RowShape(Protocol):
+    """What an objective needs of the data section (recipe/sections.DataSection)."""
+
+    @property
+    def seq_length(self) -> int: ...
+
+    @property
+    def shares_rows(self) -> bool: ...
+
+    @property
+    def sequences_per_row(self) -> int: ...
+
+
+class Term(Protocol):
+    """What the loader needs of a term of the loss (objectives/base.LossTerm)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def count(self) -> Callable[[Mapping[str, NDArray[Any]]], int] | None: ...
+
+
+class Objective(Protocol):
+    """What the data needs of an objective (objectives/base.Objective)."""
+
+    @property
+    def terms(self) -> Sequence[Term]: ...
+
+    def fields(self, data: RowShape) -> tuple[Field, ...]: ...
+
+    def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]: ...
+
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any: ...
+
+    def fill(self, examples: Any, row_starts: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> int: ...
+
+    def render(self, example: Any, tokenizer: Tokenizer) -> Text: ...

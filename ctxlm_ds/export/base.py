@@ -1,0 +1,201 @@
+"""What the export knows of a family: its classes in transformers, and how settings, tensors, inputs and outputs match.
+
+In: the family's section, the outputs (heads) that an objective asks for, the files of a folder. Out: what the generic
+code of this package writes, reads and compares. Not here: any family (families/*/export.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.key_maps import KeyMap
+from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.registry import FAMILIES, load_object
+from ctxlm_ds.tokenizers.base import Tokenizer
+
+Fields = dict[str, Tensor]
+"""Fields of a batch by name."""
+
+
+class TokenIds(Protocol):
+    """The ids that a Hugging Face config names; a Tokenizer has them."""
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def cls_id(self) -> int: ...
+
+    @property
+    def sep_id(self) -> int: ...
+
+
+class Rows(NamedTuple):
+    """Token ids and token types of some sequences."""
+
+    ids: list[list[int]]
+    types: list[list[int]]
+
+
+@dataclass(frozen=True)
+class CardText:
+    """What a model card says of the family."""
+
+    kind: str
+    """What the model is, after `A`."""
+    heads: str
+    """What it predicts: a sentence."""
+    task: str
+    """Its pipeline in transformers."""
+    tag: str
+    """Its tag on the Hub, besides the general ones."""
+    usage: str
+    """Lines of Python that use the pipeline, the model being in `folder`."""
+    language_model: str
+    """Kind of language model, after `A`."""
+
+
+class FamilyExport(ABC):
+    """A family's side of the conversion to and from transformers."""
+
+    section: ClassVar[type[ModelSection]]
+    model_type: ClassVar[str]
+    """`model_type` of the config.json that it reads."""
+    config_class: ClassVar[str]
+    """Config class of transformers."""
+    hf_classes: ClassVar[Mapping[frozenset[str], str]]
+    """Outputs of a model -> model class of transformers that computes them."""
+    settings: ClassVar[Mapping[str, str]]
+    """Our setting -> theirs with the same value."""
+    activation_key: ClassVar[str]
+    """Their setting for model.hidden_activation."""
+    activations: ClassVar[Mapping[str, str]]
+    """Our activation -> their name for the same function."""
+    further_activations: ClassVar[Mapping[str, str]] = {}
+    """Their further names -> our activation."""
+    plain_settings: ClassVar[Mapping[str, Any]] = {}
+    """Values of settings with which the class computes the published model, and besides which none is imported."""
+    next_token_output: ClassVar[str | None] = None
+    """The output [b, s, v] with the next token's logits at every position, if transformers' class can generate()."""
+
+    @abstractmethod
+    def key_map(self, model: Any, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        """Return the table for a model with these outputs.
+
+        Raises:
+            ExportError: no class computes the model (`check`).
+        """
+
+    def check(self, model: Any, outputs: Sequence[str]) -> None:
+        """Raise ExportError with the reason if no class of transformers computes this model."""
+        if frozenset(outputs) not in self.hf_classes:
+            raise ExportError(
+                f"model.family {model.family} with {', '.join(outputs)}: no class of transformers computes these; "
+                f"{', '.join(self.hf_classes.values())} do not"
+            )
+
+    def their_settings(self, model: Any, ids: TokenIds) -> dict[str, Any]:
+        """Return the arguments of the config class for a model with vocab_size set."""
+        return {theirs: getattr(model, ours) for ours, theirs in self.settings.items()} | {
+            self.activation_key: self.activations[model.hidden_activation],
+            "pad_token_id": ids.pad_id,
+        }
+
+    def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
+        """Return the values of our section for a config of transformers.
+
+        Raises:
+            ExportError: the config's activation is none of ours.
+        """
+        known = {**{theirs: ours for ours, theirs in self.activations.items()}, **self.further_activations}
+        activation = getattr(config, self.activation_key)
+        if activation not in known:
+            raise ExportError(
+                f"{folder}/config.json: {self.activation_key} {activation!r} is none of {', '.join(known)}"
+            )
+        return {ours: getattr(config, theirs) for ours, theirs in self.settings.items()} | {
+            "family": self.section.model_fields["family"].default,
+            "hidden_activation": known[activation],
+        }
+
+    def pad_id(self, config: Any) -> int:
+        """Return the padding id that a config of transformers means."""
+        return config.pad_token_id or 0
+
+    def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
+        """Return the outputs whose heads a folder's tensors hold, whatever class its config.json declares."""
+        (outputs,) = self.hf_classes
+        return tuple(outputs)
+
+    def import_warnings(self, read: Callable[[str], Tensor]) -> Iterator[str]:
+        """Yield what an import loses of the tensors, which `read(name in the table)` reads."""
+        yield from ()
+
+    def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
+        """Tell why a folder's tokenizer does not go with its config, whose padding id is `pad_id`."""
+        return None
+
+    def num_token_types(self, model: Any) -> int:
+        """Return how many token types the model tells apart."""
+        return 1
+
+    def more_fields(self, model: Any, fields: Fields) -> Fields:
+        """Return what the layers read besides the fields that verify_inputs.make_fields makes."""
+        return {}
+
+    @abstractmethod
+    def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
+        """Return pairs of texts as rows, special tokens from the tokenizer as transformers loads it (`loaded`).
+
+        Raises:
+            ExportError: its special tokens are not those that the model was trained with.
+        """
+
+    def their_inputs(self, fields: Fields) -> Fields:
+        """Return the arguments of transformers' forward for a batch's fields."""
+        return {"input_ids": fields["input_ids"], "attention_mask": (fields["sequence_ids"] > 0).long()}
+
+    @abstractmethod
+    def their_outputs(self, result: Any, fields: Fields) -> Fields:
+        """Return what transformers' forward gave under our names, each shaped as ours."""
+
+    @abstractmethod
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return the labels of transformers' forward for a batch's fields, for the same loss as ours."""
+
+    @abstractmethod
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        """Return what a model card says; `mask_token` is empty for a tokenizer that has none."""
+
+
+def export_of(family: str) -> FamilyExport:
+    """Import a family's export.
+
+    Raises:
+        ExportError: transformers has no such model.
+    """
+    target = FAMILIES.get(family).export
+    if target is None:
+        raise ExportError(
+            f"model.family {family} has no class in transformers; its checkpoints can be used with this project only"
+        )
+    return load_object(target)
+
+
+def all_exports() -> Iterator[FamilyExport]:
+    """Import one export after the other, this package's first."""
+    for name in FAMILIES.names():
+        if FAMILIES.get(name).export is not None:
+            yield export_of(name)
+
+
+def at_positions(values: Tensor, positions: Tensor) -> Tensor:
+    """Take values [b, s, v] at positions [b, p] of each row: [b, p, v]."""
+    return values.gather(1, positions[:, :, None].expand(-1, -1, values.shape[-1]))

@@ -1,0 +1,173 @@
+"""BERT as BertForPreTraining and BertForMaskedLM, and what the encoders of transformers share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, at_positions
+from ctxlm_ds.export.key_maps import KeyMap, Row, expand
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.families.bert.config import BertSection
+from ctxlm_ds.tokenizers.base import Tokenizer
+
+MASKED_LM = frozenset({"predicted_logits"})
+WITH_SENTENCES = frozenset({"predicted_logits", "sentence_logits"})
+OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Names in files converted from TensorFlow (google-bert/bert-base-uncased)."""
+MASKED_SHARE = 7
+"""One token in so many is masked in the text that proves a conversion."""
+
+
+def layer_rows(prefix: str) -> tuple[Row, ...]:
+    """List the rows of an encoder's layers, whose tensors begin with `prefix` there."""
+    theirs = f"{prefix}.encoder.layer.{{i}}"
+    return (
+        Row("encoder.{i}.attention.qkv.{p}",
+            tuple(f"{theirs}.attention.self.{part}.{{p}}" for part in ("query", "key", "value"))),
+        Row("encoder.{i}.attention.output.{p}", (f"{theirs}.attention.output.dense.{{p}}",)),
+        Row("encoder.{i}.attention_layer_norm.{p}", (f"{theirs}.attention.output.LayerNorm.{{p}}",)),
+        Row("encoder.{i}.mlp.up.{p}", (f"{theirs}.intermediate.dense.{{p}}",)),
+        Row("encoder.{i}.mlp.down.{p}", (f"{theirs}.output.dense.{{p}}",)),
+        Row("encoder.{i}.mlp_layer_norm.{p}", (f"{theirs}.output.LayerNorm.{{p}}",)),
+    )  # fmt: skip
+
+
+ROWS = (
+    Row("word_embeddings.weight", ("bert.embeddings.word_embeddings.weight",)),
+    Row("embeddings.position_embeddings.weight", ("bert.embeddings.position_embeddings.weight",)),
+    Row("embeddings.token_type_embeddings.weight", ("bert.embeddings.token_type_embeddings.weight",)),
+    Row("embeddings.layer_norm.{p}", ("bert.embeddings.LayerNorm.{p}",)),
+    *layer_rows("bert"),
+    Row("heads.mlm_transform.{p}", ("cls.predictions.transform.dense.{p}",)),
+    Row("heads.mlm_layer_norm.{p}", ("cls.predictions.transform.LayerNorm.{p}",)),
+    Row("mlm_bias.bias", ("cls.predictions.bias",)),
+)
+SENTENCE_ROWS = (
+    Row("heads.pooler.{p}", ("bert.pooler.dense.{p}",)),
+    Row("heads.nsp_classifier.{p}", ("cls.seq_relationship.{p}",)),
+)
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+BUFFERS = (r"bert\.embeddings\.(position_ids|token_type_ids)",)
+SENTENCE_TENSORS = (r"bert\.pooler\.dense\.(weight|bias)", r"cls\.seq_relationship\.(weight|bias)")
+
+
+class EncoderExport(FamilyExport):
+    """What BERT and the encoders like it share."""
+
+    settings = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "max_position_embeddings": "max_position_embeddings",
+        "layer_norm_eps": "layer_norm_eps",
+        "hidden_dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "initializer_range": "initializer_range",
+    }
+    activation_key = "hidden_act"
+    activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+    further_activations = {"gelu_new": "gelu_tanh"}
+    plain_settings = {
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+        "position_embedding_type": "absolute",
+    }
+
+    def check(self, model: Any, outputs: Sequence[str]) -> None:
+        if model.pre_layer_norm:
+            raise ExportError(
+                f"model.pre_layer_norm is true: {' and '.join(self.hf_classes.values())} put LayerNorm after each "
+                "block, so this model cannot be computed there; train with model.pre_layer_norm: false to export"
+            )
+        super().check(model, outputs)
+
+    def text_rows(
+        self, loaded: Any, model: TransformerSection, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
+    ) -> Rows:
+        """Encode each pair as one row and mask some of its tokens."""
+        if loaded.pad_token_id != tokenizer.pad_id or loaded.mask_token_id != tokenizer.mask_id:
+            raise ExportError(
+                f"the exported tokenizer has pad {loaded.pad_token_id} and mask {loaded.mask_token_id}, "
+                f"the model was trained with {tokenizer.pad_id} and {tokenizer.mask_id}"
+            )
+        encoded = loaded(
+            [first for first, _ in pairs], [second for _, second in pairs],
+            truncation="longest_first", max_length=model.max_position_embeddings, return_token_type_ids=True,
+        )  # fmt: skip
+        rows = [
+            [tokenizer.mask_id if place % MASKED_SHARE == 3 else token for place, token in enumerate(row)]
+            for row in encoded["input_ids"]
+        ]
+        one_type = self.num_token_types(model) == 1
+        return Rows(rows, [[0] * len(row) for row in rows] if one_type else encoded["token_type_ids"])
+
+    def their_outputs(self, result: Any, fields: Fields) -> Fields:
+        """Return the predicted positions' logits [b, p, v] and, if there are any, those of sentences [b, 1, 2]."""
+        with_sentences = "seq_relationship_logits" in result
+        logits = result.prediction_logits if with_sentences else result.logits
+        found = {"predicted_logits": at_positions(logits, fields["prediction_positions"])}
+        return found | ({"sentence_logits": result.seq_relationship_logits[:, None]} if with_sentences else {})
+
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
+        labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
+        rows, slots = (fields["masked_lm_labels"] != IGNORE_LABEL).nonzero(as_tuple=True)
+        labels[rows, fields["prediction_positions"][rows, slots]] = fields["masked_lm_labels"][rows, slots]
+        pairs = fields.get("next_sentence_labels")
+        return {"labels": labels} | ({} if pairs is None else {"next_sentence_label": pairs[:, 0]})
+
+
+def fill_mask_card(kind: str, heads: str, mask_token: str) -> CardText:
+    """Describe a masked language model."""
+    usage = (
+        'fill = pipeline("fill-mask", model=folder)\n'
+        f'print(fill("The capital of the country is a large {mask_token}."))\n'
+    )
+    return CardText(kind, heads, "fill-mask", "masked-lm", usage, "masked")
+
+
+class BertExport(EncoderExport):
+    """BERT: two classes, one with the next-sentence head."""
+
+    section = BertSection
+    model_type = "bert"
+    config_class = "BertConfig"
+    hf_classes = {WITH_SENTENCES: "BertForPreTraining", MASKED_LM: "BertForMaskedLM"}
+    settings = EncoderExport.settings | {"type_vocab_size": "type_vocab_size"}
+
+    def key_map(self, model: BertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        self.check(model, outputs)
+        with_sentences = "sentence_logits" in outputs
+        rows, unused = (ROWS + SENTENCE_ROWS, BUFFERS) if with_sentences else (ROWS, BUFFERS + SENTENCE_TENSORS)
+        return KeyMap(self.hf_classes[frozenset(outputs)], expand(rows, model.num_layers), TIED, unused, OLD_ENDINGS)
+
+    def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
+        """Look for the next-sentence head: bert-base-uncased has it and declares BertForMaskedLM."""
+        wanted = {name for row in expand(SENTENCE_ROWS, 0) for name in row.theirs}
+        return ("predicted_logits", "sentence_logits") if wanted <= set(file_names) else ("predicted_logits",)
+
+    def num_token_types(self, model: BertSection) -> int:
+        return model.type_vocab_size
+
+    def their_inputs(self, fields: Fields) -> Fields:
+        return super().their_inputs(fields) | {"token_type_ids": fields["token_type_ids"]}
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        heads = "It has BERT's masked-language-modelling head; it was trained without next-sentence prediction."
+        if "sentence_logits" in outputs:
+            heads = "It has BERT's two heads: masked language modelling and next-sentence prediction."
+        return fill_mask_card("BERT encoder", heads, mask_token)
+
+
+EXPORT = BertExport()

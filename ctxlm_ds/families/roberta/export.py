@@ -1,0 +1,130 @@
+"""RoBERTa as RobertaForMaskedLM, whose position table begins after the padding id and which adds a token type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import CardText, TokenIds
+from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
+from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, fill_mask_card, layer_rows
+from ctxlm_ds.families.roberta.config import RobertaSection
+from ctxlm_ds.families.roberta.layers import POSITION_OFFSET
+from ctxlm_ds.tokenizers.base import Tokenizer
+
+TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
+
+
+def offset_positions(offset: int) -> Change:
+    """Convert the position table, and row 0 of their token types, which they add to every position.
+
+    `offset` is the number of rows before position 0 in their table [offset + n, h]: their pad_token_id + 1.
+    """
+
+    def to_theirs(value: Tensor, _: int) -> list[Tensor]:
+        return [_moved(value, POSITION_OFFSET, offset), value.new_zeros(1, value.shape[1])]
+
+    def to_ours(values: list[Tensor]) -> Tensor:
+        positions, token_types = values
+        # Adding 0.0 would turn -0.0 into 0.0; adding -0.0 keeps every bit.
+        addend = torch.where(token_types[0] == 0, -0.0, token_types[0])
+        return _moved(positions, offset, POSITION_OFFSET) + addend
+
+    return Change(to_theirs, to_ours)
+
+
+def _moved(table: Tensor, offset: int, new_offset: int) -> Tensor:
+    """Move position 0 of a table [offset + n, h] to row `new_offset`; the rows before it are never used."""
+    if offset == new_offset:
+        return table
+    moved = table.new_zeros(table.shape[0] - offset + new_offset, table.shape[1])
+    kept = min(offset, new_offset)
+    moved[new_offset - kept :] = table[offset - kept :]
+    return moved
+
+
+def _rows(pad_id: int) -> tuple[Row, ...]:
+    embeddings = "roberta.embeddings"
+    return (
+        Row("word_embeddings.weight", (f"{embeddings}.word_embeddings.weight",)),
+        Row("embeddings.position_embeddings.weight", (f"{embeddings}.position_embeddings.weight", TOKEN_TYPES),
+            offset_positions(pad_id + 1)),
+        Row("embeddings.layer_norm.{p}", (f"{embeddings}.LayerNorm.{{p}}",)),
+        *layer_rows("roberta"),
+        Row("heads.mlm_transform.{p}", ("lm_head.dense.{p}",)),
+        Row("heads.mlm_layer_norm.{p}", ("lm_head.layer_norm.{p}",)),
+        Row("mlm_bias.bias", ("lm_head.bias",)),
+    )  # fmt: skip
+
+
+TIED = {
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+UNUSED = (r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\.dense\.(weight|bias)")
+
+
+class RobertaExport(EncoderExport):
+    """RoBERTa."""
+
+    section = RobertaSection
+    model_type = "roberta"
+    config_class = "RobertaConfig"
+    hf_classes = {MASKED_LM: "RobertaForMaskedLM"}
+
+    def check(self, model: RobertaSection, outputs: Sequence[str]) -> None:
+        if "sentence_logits" in outputs:
+            raise ExportError(
+                "model.family is roberta with a next-sentence objective: RobertaForMaskedLM has no next-sentence head; "
+                "use objective masked_lm, or family bert"
+            )
+        if model.hidden_activation != "gelu":
+            raise ExportError(
+                f"model.hidden_activation is {model.hidden_activation}: RobertaForMaskedLM's head always computes the "
+                "exact gelu; train with model.hidden_activation: gelu to export"
+            )
+        super().check(model, outputs)
+
+    def key_map(self, model: RobertaSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        self.check(model, outputs)
+        return KeyMap("RobertaForMaskedLM", expand(_rows(pad_id), model.num_layers), TIED, UNUSED, OLD_ENDINGS)
+
+    def their_settings(self, model: RobertaSection, ids: TokenIds) -> dict[str, Any]:
+        return super().their_settings(model, ids) | {
+            "max_position_embeddings": model.max_position_embeddings + ids.pad_id + 1,
+            "type_vocab_size": 1,
+            "bos_token_id": ids.cls_id,
+            "eos_token_id": ids.sep_id,
+        }
+
+    def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
+        positions = config.max_position_embeddings - self.pad_id(config) - 1
+        return super().our_settings(config, folder) | {"max_position_embeddings": positions}
+
+    def pad_id(self, config: Any) -> int:
+        return 1 if config.pad_token_id is None else config.pad_token_id
+
+    def import_warnings(self, read: Callable[[str], Tensor]) -> Iterator[str]:
+        if bool(read(TOKEN_TYPES)[1:].any()):
+            yield (
+                f"{TOKEN_TYPES} has more than one row; only row 0, the one RobertaForMaskedLM uses by itself, is kept"
+            )
+
+    def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
+        if tokenizer.pad_id == pad_id:
+            return None
+        return (
+            f"config.json has pad_token_id {pad_id}, after which RoBERTa counts positions, but the tokenizer pads "
+            f"with {tokenizer.pad_id}; make them equal"
+        )
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        return fill_mask_card("RoBERTa encoder", "It has RoBERTa's masked-language-modelling head.", mask_token)
+
+
+EXPORT = RobertaExport()

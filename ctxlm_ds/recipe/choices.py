@@ -1,0 +1,106 @@
+"""Sections whose settings depend on a name: `model` by its family, `objective` by its name, `data` by its format.
+
+The class of such a section is that of the registry's entry, imported when a recipe names it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.problems import nearest_name, show_value
+from ctxlm_ds.recipe.section import Section
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
+from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, Registry
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One such section."""
+
+    section: str
+    key: str
+    """Setting of the section that names the registry's entry."""
+    base: type[Section]
+    """What the section has whichever entry it names."""
+    registry: Registry
+    default: str
+    """Name of the entry if a recipe gives none."""
+
+    @property
+    def path(self) -> str:
+        """Dotted path of the setting that names the entry."""
+        return f"{self.section}.{self.key}"
+
+    def name(self, settings: Any) -> Any:
+        """Return the name that a raw section gives, or the default."""
+        return settings.get(self.key, self.default) if isinstance(settings, dict) else self.default
+
+    def why_not(self, settings: Any) -> str | None:
+        """Return why a raw section's name chooses no entry, in words for people; None if it chooses one."""
+        name = self.name(settings)
+        if isinstance(name, str) and name in self.registry:
+            try:
+                self.registry.get(name)
+            except ConfigError as error:
+                return str(error)
+            return None
+        near = nearest_name(str(name), self.registry.names())
+        hint = f"; did you mean {near}?" if near else ""
+        return f"{show_value(name)}: expected one of {', '.join(self.registry.names())}{hint}"
+
+    def find(self, settings: Any) -> type[Section] | None:
+        """Return the class of a raw section; None if its name chooses no entry."""
+        return None if self.why_not(settings) else self._class_of(self.name(settings))
+
+    def make_default(self) -> Any:
+        """Return the default entry's section with its defaults."""
+        return self._class_of(self.default)()
+
+    def entries(self) -> dict[str, Any]:
+        """Return every entry that can be imported, by name."""
+        return {name: self.registry.get(name) for name in self.registry.names() if not self.why_not({self.key: name})}
+
+    def classes(self) -> dict[str, type[Section]]:
+        """Return the section class of every entry that can be imported, by name."""
+        return {name: entry.section for name, entry in self.entries().items()}
+
+    def owners(self, setting: str) -> list[str]:
+        """Return the names of the entries that have a setting."""
+        return [name for name, section in self.classes().items() if setting in section.model_fields]
+
+    def validate(self, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """Validate a section (pydantic's WrapValidator) against the class that it names; JSON strictly."""
+        if not isinstance(value, dict):
+            return handler(value)
+        reason = self.why_not(value)
+        if reason is not None:
+            error = PydanticCustomError("unknown_name", "{reason}", {"reason": reason})
+            details = InitErrorDetails(type=error, loc=(self.key,), input=self.name(value))
+            raise ValidationError.from_exception_data(self.section, [details])
+        section = self._class_of(self.name(value))
+        if info.mode == "json":
+            return section.model_validate_json(json.dumps(value), strict=True)
+        return section.model_validate(value)
+
+    def _class_of(self, name: str) -> type[Section]:
+        section: type[Section] = self.registry.get(name).section
+        return section
+
+
+MODEL = Choice("model", "family", ModelSection, FAMILIES, "bert")
+OBJECTIVE = Choice("objective", "name", ObjectiveSection, OBJECTIVES, "masked_lm_nsp")
+DATA = Choice("data", "sample_format", DataSection, FORMATS, "segment_pair")
+CHOICES = {choice.section: choice for choice in (MODEL, OBJECTIVE, DATA)}
+
+
+def listed(names: Iterable[str], word: str = "or") -> str:
+    """Join names for a sentence: `a`, `a or b`, `a, b or c`."""
+    *most, last = names
+    return f"{', '.join(most)} {word} {last}" if most else last

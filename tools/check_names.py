@@ -1,0 +1,88 @@
+"""Find comparisons with the name of a family, objective, loss term or sample format outside its own files.
+
+Part of `make check`. The names are those of the registry and of the objectives' terms. A comparison is `==`, `!=`,
+`in`, `not in`, a `match` case, a look-up by such a string, or a constant made of one. Files of registered entries and
+the registry itself may spell names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN_FILES = ("ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/registry.py")
+ATTRIBUTES = {"is_decoder"}
+"""Attributes that ask for a family without its name."""
+
+
+def registered_names() -> set[str]:
+    """Return every name that only its own files may compare with."""
+    names = {*FAMILIES.shipped_names(), *OBJECTIVES.shipped_names(), *FORMATS.shipped_names()}
+    for name in OBJECTIVES.shipped_names():
+        names |= {term.name for term in OBJECTIVES.get(name).terms}
+    return names
+
+
+def comparisons(tree: ast.AST, names: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every comparison in a syntax tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            found = [name for operand in (node.left, *node.comparators) for name in _strings(operand)]
+        elif isinstance(node, ast.MatchValue):
+            found = _strings(node.value)
+        elif isinstance(node, ast.Subscript):
+            found = _strings(node.slice)
+        elif isinstance(node, ast.Assign) and all(_is_constant(target) for target in node.targets):
+            found = _strings(node.value)
+        elif isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
+            yield node.lineno, node.attr
+            continue
+        else:
+            continue
+        yield from ((node.lineno, name) for name in found if name in names)
+
+
+def _is_constant(target: ast.expr) -> bool:
+    """Return whether a name in capitals is assigned to: a constant that something may be compared with."""
+    return isinstance(target, ast.Name) and target.id.isupper()
+
+
+def _strings(node: ast.expr) -> list[str]:
+    """Return the string constants of an operand, and of a tuple, list or set of them."""
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return [name for item in node.elts for name in _strings(item)]
+    return []
+
+
+def find_all(root: Path) -> list[str]:
+    """Return one line per comparison in the package and the tools below `root`."""
+    names = registered_names()
+    lines = []
+    for path in sorted([*root.glob("ctxlm_ds/**/*.py"), *root.glob("tools/*.py")]):
+        place = path.relative_to(root).as_posix()
+        if place.startswith(OWN_FILES):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"), place)
+        lines += [f"{place}:{line}: compares with {name!r}" for line, name in comparisons(tree, names)]
+    return lines
+
+
+def main() -> None:
+    """Print what is found; the exit status is 1 if there is anything."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    found = find_all(ROOT)
+    if found:
+        print("\n".join(found))
+        sys.exit("ask the registered entry, its section or its terms instead (docs/extending.md)")
+
+
+if __name__ == "__main__":
+    main()
