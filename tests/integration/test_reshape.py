@@ -305,7 +305,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ctxlm_ds.checkpoint import reshape, checkpoint_copy
-from ctxlm_ds.checkpoint.piece_writer import PieceWriter
+from ctxlm_ds.checkpoint.pieces import PieceWriter
 count, add = 0, PieceWriter.add
 def killed(*arguments):
     global count

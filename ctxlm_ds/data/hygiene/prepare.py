@@ -26,9 +26,8 @@ from ctxlm_ds.console import ByteProgress, byte_progress
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, blend_text
 from ctxlm_ds.data.hygiene.duplicates import ExactIndex, NearIndex, Signatures, require_rensa
 from ctxlm_ds.data.hygiene.held_out import build_held_out_table, held_out_sources
-from ctxlm_ds.data.hygiene.language import LanguageIdentifier
-from ctxlm_ds.data.hygiene.parts import PartWriter
-from ctxlm_ds.data.hygiene.record import EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
+from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
+from ctxlm_ds.data.hygiene.record import EXCERPT_CHARACTERS, Dropped, Kept, PartWriter, StagedChunk, active_stages
 from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, check_counts, corpus_report, read_report
 from ctxlm_ds.data.hygiene.stages import build_stager
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt

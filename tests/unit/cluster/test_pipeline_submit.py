@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.cluster import pipeline
-from ctxlm_ds.cluster.dependants import moved_dependency
 from ctxlm_ds.cluster.pipeline_jobs import (
     SEPARATOR,
     ActiveJob,
@@ -23,6 +22,7 @@ from ctxlm_ds.cluster.pipeline_jobs import (
 from ctxlm_ds.cluster.pipeline_submit import Submission, Submitter, sbatch_options, task_ranges
 from ctxlm_ds.cluster.pipeline_table import print_table, status_rows
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict, judge
+from ctxlm_ds.cluster.successor import moved_dependency
 from tests.unit.cluster.pipelines import recipe_plan, run_step, shell_plan, shell_step
 
 
