@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from ctxlm_ds.checkpoint.memory import find_shortage, memory_need
 from ctxlm_ds.checkpoint.pieces import WEIGHT_KIND, Flushed, ParameterPieces, PieceWriter, PlannedPieceWriter
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.process.cgroups import CGROUP_ROOT, OWN_CGROUPS, memory_left, read_text
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment
 
@@ -29,6 +30,9 @@ logger = logging.getLogger("ctxlm_ds")
 ELEMENT_BYTES = 4
 PORTABLE = 1
 """cudaHostRegisterPortable"""
+MEMINFO = Path("/proc/meminfo")
+USABLE_SHARE = 0.8
+"""Of what is available: data workers and evaluations take some too, later."""
 
 
 @dataclass(frozen=True)
@@ -227,3 +231,38 @@ def _page_lock(memory: torch.Tensor, device: torch.device) -> None:
     # The next launch of a kernel would take the refusal for its own failure.
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What one rank wants to take, and the places that it comes out of."""
+
+    needed_bytes: int
+    available_bytes: dict[str, int]
+    """By name of the place: a machine, a cgroup with a limit. Ranks with the same name share it."""
+
+
+def memory_need(
+    needed_bytes: int, meminfo: Path = MEMINFO, own_cgroups: Path = OWN_CGROUPS, root: Path = CGROUP_ROOT
+) -> MemoryNeed:
+    """Set this rank's need beside what is available to it now."""
+    host = socket.gethostname()
+    available = {f"{host}, cgroup {name}": left for name, left in memory_left(root, own_cgroups).items()}
+    for line in read_text(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            available[host] = int(line.split()[1]) * 1024
+    return MemoryNeed(needed_bytes, available)
+
+
+def find_shortage(needs: Sequence[MemoryNeed]) -> str | None:
+    """Explain which memory limit the ranks together would exceed; None if all fit."""
+    wanted: dict[str, int] = {}
+    available: dict[str, int] = {}
+    for need in needs:
+        for place, bytes_there in need.available_bytes.items():
+            wanted[place] = wanted.get(place, 0) + need.needed_bytes
+            available[place] = min(bytes_there, available.get(place, bytes_there))
+    for place, wanted_bytes in wanted.items():
+        if wanted_bytes > available[place] * USABLE_SHARE:
+            return f"{wanted_bytes / 1e9:.1f} GB wanted, {available[place] / 1e9:.1f} GB available on {place}"
+    return None

@@ -24,7 +24,7 @@ from typing import Literal
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
-from ctxlm_ds.process.cores import available_cores, threads_per_rank
+from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.launcher_watch import die_with_launcher
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.process.slurm import is_srun_task, read_task
@@ -160,6 +160,22 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     return threads
+
+
+def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, str]) -> int:
+    """Count the threads for one rank: its share of the node's cores.
+
+    OMP_NUM_THREADS counts where a person or DeepSpeed's --bind_cores_to_rank set it; the 1 that torchrun sets by
+    itself does not. A task that srun bound to its own cores (SLURM_CPUS_PER_TASK of them) does not share them.
+    """
+    wanted = environ.get("OMP_NUM_THREADS", "")
+    set_by_torchrun = wanted == "1" and "TORCHELASTIC_RUN_ID" in environ and local_world_size > 1
+    if wanted.isdigit() and int(wanted) > 0 and not set_by_torchrun:
+        return int(wanted)
+    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
+    if per_task.isdigit() and cores <= int(per_task):
+        return cores
+    return max(1, cores // max(1, local_world_size))
 
 
 def _raise_file_limit() -> None:
