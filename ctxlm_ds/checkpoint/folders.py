@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxlm_ds.atomic import PARTIAL_MARK
+from ctxlm_ds.atomic import FULL_DISK_ERRORS, PARTIAL_MARK
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
@@ -32,7 +32,6 @@ REMOVING_SUFFIX = ".removing"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 WAIT_S = 60.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0
-FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDIES = {
     **dict.fromkeys(FULL_DISK_ERRORS, "free space there or raise the quota"),
     errno.EROFS: "it is mounted read-only; have it mounted for writing",
@@ -212,11 +211,6 @@ def explain(error: Exception) -> str:
     text = f"{error.strerror or error}{where} on {socket.gethostname()}"
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{text}; {remedy}" if remedy else text
-
-
-def is_full_disk(error: Exception) -> bool:
-    """Whether an error is want of space, of quota, or of the permitted size of a file."""
-    return isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS
 
 
 def look(directory: Path) -> NodeView:

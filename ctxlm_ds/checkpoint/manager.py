@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import fsync_path, write_text
+from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint.background_save import PendingSave, Written
 from ctxlm_ds.checkpoint.folders import (
     CHECKPOINTS_DIR,
@@ -27,7 +27,6 @@ from ctxlm_ds.checkpoint.folders import (
     explain,
     find_newest_intact,
     holds,
-    is_full_disk,
     least_free,
     list_checkpoints,
     look,
@@ -323,7 +322,7 @@ class CheckpointManager:
             # The folder of that name is another job's by now.
             raise
         except BaseException as error:
-            self._was_full |= isinstance(error, OSError) and is_full_disk(error)
+            self._was_full |= is_full_disk(error)
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._damaged.discard(step)
