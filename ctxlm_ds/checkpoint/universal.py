@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.checkpoint.folders import find_verified
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import byte_progress, logger
