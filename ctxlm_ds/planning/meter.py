@@ -254,25 +254,32 @@ class _DeviceFunctions(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> Tensor:
         shape = (*query.shape[:-1], key.shape[-2])
         self.scores += prod(shape)
         if self._platform.device == "cpu" and dropout_p > 0.0:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         if self._platform.keeps_scores:
             masks = (1 + query.element_size()) if dropout_p > 0.0 else 0
             self.score_bytes += prod(shape) * (query.element_size() + masks)
-        bias = None
-        if attn_mask is not None and self._platform.reads_masks:
-            bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+        if enable_gqa:
+            group = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        bias = attn_mask if self._platform.reads_masks else None
+        if bias is not None and bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill(~bias, float("-inf"))
         if self._platform.device == "cpu":
             return aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, dropout_p, is_causal, attn_mask=bias
+                query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
             )[0]
         if bias is None:
-            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)[0]
+            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return aten._scaled_dot_product_efficient_attention(
-            query, key, value, bias.expand(shape), True, dropout_p, is_causal
+            query, key, value, bias.expand(shape), True, dropout_p, is_causal, scale=scale
         )[0]
 
 
