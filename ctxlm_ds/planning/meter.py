@@ -27,7 +27,10 @@ aten = torch.ops.aten
 MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
 LOOK_UPS = {aten.embedding, aten.index_select, aten.gather, aten.index}
 """They read as much as they write, however large the table is."""
-UNMOVED = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten._unsafe_view, aten.detach}
+UNMOVED = {
+    aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten._unsafe_view,
+    aten.detach,
+}  # fmt: skip
 SCALINGS = {aten.mul, aten.div}
 """By a number: part of the kernel before or after."""
 
@@ -218,7 +221,7 @@ class _Operations(TorchDispatchMode):
         written = sum(_size(x) for x in results)
         read = sum(_size(x) for x in sources)
         if operation in LOOK_UPS:
-            read = min(read, written)
+            read = written
         moved = 0 if operation in MATRIX_PRODUCTS or (operation in SCALINGS and len(sources) == 1) else read + written
         if self._present is None:
             self.forward_bytes += moved
