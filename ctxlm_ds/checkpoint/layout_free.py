@@ -3,7 +3,7 @@
 Each rank writes the pieces it owns, one flat fp32 tensor each, into one safetensors file for weights and one for
 moments; index.json says which piece covers which flat range of which parameter, or of which tensor-parallel shard of
 it. So every layout writes in parallel, and any other reads it back a range at a time.
-In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (piece_writer.py), which rank owns
+In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (pieces.py), which rank owns
 what (training/fragments.py, parallel/placement.py), sizes and checksums (manifest.py).
 """
 
@@ -16,14 +16,18 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.checkpoint.piece_coverage import Piece, ShardPieces, check_shape, group_pieces
-from ctxlm_ds.checkpoint.piece_writer import (
+from ctxlm_ds.checkpoint.pieces import (
+    CARRIED_KIND,
     HEADER_ROOM_BYTES,
     INDEX_NAME,
     WEIGHT_KIND,
     ParameterPieces,
+    Piece,
     PieceWriter,
+    ShardPieces,
+    check_shape,
     estimate_bytes,
+    group_pieces,
     merge_index,
 )
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, TensorFileReader
@@ -72,7 +76,11 @@ class CheckpointReader:
 
     def names(self) -> list[str]:
         """Full names of all parameters."""
-        return list(self._shapes)
+        return [name for name in self._shapes if CARRIED_KIND not in self._groups[name]]
+
+    def carried_names(self) -> list[str]:
+        """Names of what layers carry from step to step, `NAME.MICROBATCH`."""
+        return [name for name in self._shapes if CARRIED_KIND in self._groups[name]]
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -90,7 +98,7 @@ class CheckpointReader:
     def moment_kinds(self) -> list[str]:
         """Kinds of moments that any parameter has, such as `exp_avg` and `exp_avg_sq`."""
         found = {kind for kinds in self._groups.values() for kind in kinds}
-        return sorted(found - {WEIGHT_KIND})
+        return sorted(found - {WEIGHT_KIND, CARRIED_KIND})
 
     def scalars(self) -> dict[str, Any]:
         """The values that belong to no parameter, as they were saved."""

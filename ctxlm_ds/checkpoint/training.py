@@ -19,10 +19,11 @@ from typing import Any
 import torch
 import yaml
 
+from ctxlm_ds.checkpoint.background_save import PendingSave
+from ctxlm_ds.checkpoint.carried import load_carried
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.pending import PendingSave
-from ctxlm_ds.checkpoint.piece_writer import merge_index
+from ctxlm_ds.checkpoint.pieces import merge_index
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
@@ -179,6 +180,7 @@ class TrainingCheckpoints:
         scalars = reader.scalars()
         self._load_pieces(reader, int(scalars["optimizer_updates"]))
         self._engine.restore_scalars(scalars)
+        load_carried(self._engine, reader, described["environment"])
         self._say_if_not_bitwise(described["environment"])
         return TrainState.from_dict(described["train_state"])
 

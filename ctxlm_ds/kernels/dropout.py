@@ -1,4 +1,4 @@
-"""Dropout keyed on the device: the mask is a hash of a key and each element's place, no generator is involved.
+"""Random numbers keyed on the device, for dropout and draws: each is a hash of a key and of its element's place.
 
 So an eager layer, a compiled one, a recomputed one and a CUDA graph drop the same elements. The hash is splitmix64
 (Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16 drops its element.
@@ -29,15 +29,30 @@ def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
     return torch.where(keep, x * (LANE_VALUES / (LANE_VALUES - threshold)), 0.0)
 
 
+def keyed_uniform(places: Tensor, key: Tensor) -> Tensor:
+    """Draw an fp32 number in (0, 1) for each place, of which any rank may hold any.
+
+    Args:
+        places: any shape, int64: numbers of the elements in the whole tensor.
+        key: as of keyed_dropout.
+    """
+    return (_shift_right(_hash(places, key), 40).float() + 0.5) * 2.0**-24
+
+
 def _lanes(count: int, key: Tensor, first: int) -> Tensor:
     """Hash places first to first + count - 1 to int16 numbers, all values equally likely."""
     begin, end = first // LANES_PER_WORD, -(-(first + count) // LANES_PER_WORD)
-    z = torch.arange(begin + 1, end + 1, device=key.device) * _signed(GAMMA) + key
-    z = (z ^ _shift_right(z, 30)) * _signed(MIX_1)
-    z = (z ^ _shift_right(z, 27)) * _signed(MIX_2)
-    lanes = (z ^ _shift_right(z, 31)).view(torch.int16)
+    lanes = _hash(torch.arange(begin, end, device=key.device), key).view(torch.int16)
     skipped = first - begin * LANES_PER_WORD
     return lanes[skipped : skipped + count]
+
+
+def _hash(places: Tensor, key: Tensor) -> Tensor:
+    """Hash places to int64 numbers, all values equally likely."""
+    z = (places + 1) * _signed(GAMMA) + key
+    z = (z ^ _shift_right(z, 30)) * _signed(MIX_1)
+    z = (z ^ _shift_right(z, 27)) * _signed(MIX_2)
+    return z ^ _shift_right(z, 31)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

@@ -8,15 +8,19 @@ a layer that is recomputed reads the same ones again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 
 class CarriedStates:
     """The carried tensors of one rank's layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = tuple(sorted(names))
         self._number = 0
         self._held: dict[tuple[str, int], Tensor] = {}
+        self._written: dict[tuple[str, int], Tensor] = {}
 
     def begin(self, micro_batch: int) -> None:
         """Select the micro-batch, by its number in the global batch, whose forward pass runs next."""
@@ -28,7 +32,13 @@ class CarriedStates:
 
     def put(self, name: str, value: Tensor) -> None:
         """Keep a tensor for the next step."""
-        self._held[name, self._number] = value.detach()
+        self._written[name, self._number] = value.detach()
+
+    def end_step(self, keep: bool) -> None:
+        """Take what the step wrote for the next one, or forget it."""
+        if keep:
+            self._held.update(self._written)
+        self._written = {}
 
     def named(self) -> dict[str, Tensor]:
         """Return every tensor as `NAME.NUMBER`, for a checkpoint."""
@@ -36,7 +46,7 @@ class CarriedStates:
 
     def load(self, named: dict[str, Tensor]) -> None:
         """Replace all tensors by those of a checkpoint."""
-        self._held = {}
+        self._held, self._written = {}, {}
         for key, value in named.items():
             name, _, number = key.rpartition(".")
             self._held[name, int(number)] = value

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ctxlm_ds.models.carried import CarriedStates
+from ctxlm_ds.parallel.parameters import freeze
 from ctxlm_ds.parallel.random import DropoutStreams
 
 Tensors = tuple[Tensor, ...]
@@ -47,7 +49,10 @@ class LayerDescription:
     compile: bool = False
     """Run it through torch.compile."""
     block: bool = False
-    """One of the model's repeated layers, before which a pipeline may be cut."""
+    """One of the model's repeated layers, before which a pipeline may be cut. A layer that is cheaper to repeat than
+    its output is to send (a tied relative bias) is the block in place of the layer after it."""
+    frozen: bool = False
+    """No step changes its parameters (a teacher): it runs without gradients and dropout."""
 
     def computes_like(self, other: LayerDescription) -> bool:
         """Return whether both layers do the same work on tensors of the same shapes."""
@@ -55,7 +60,7 @@ class LayerDescription:
             self.factory is other.factory
             and self.kwargs == other.kwargs
             and self.call_kwargs == other.call_kwargs
-            and (self.recompute, self.compile) == (other.recompute, other.compile)
+            and (self.recompute, self.compile, self.frozen) == (other.recompute, other.compile, other.frozen)
         )
 
     def needs(self) -> tuple[str, ...]:
@@ -66,9 +71,15 @@ class LayerDescription:
         """Return what it writes for later layers."""
         return tuple(name for name in self.writes if name not in self.carries)
 
+    def without_gradient(self) -> frozenset[str]:
+        """Return those of `writes` through which no gradient flows."""
+        return frozenset(self.writes) if self.frozen else self.no_gradient
+
     def build(self) -> nn.Module:
         """Make the module, its parameters allocated and unset."""
         module = self.factory(**self.kwargs)
+        if self.frozen:
+            freeze(module)
         if self.compile:
             module.compile(dynamic=False)
         return module
@@ -116,7 +127,7 @@ class Flow:
         self._gradient: list[frozenset[str]] = [frozenset()]
         for description in descriptions:
             written_here = frozenset(description.gives())
-            flowing = (self._gradient[-1] - written_here) | (written_here - description.no_gradient)
+            flowing = (self._gradient[-1] - written_here) | (written_here - description.without_gradient())
             self._gradient.append(flowing)
 
     @property
@@ -143,33 +154,42 @@ def run_layer(
 ) -> None:
     """Run one layer: take what it reads from `tensors`, put what it writes there.
 
-    `module` was built from `description`, which is number `index` of the list. In training the layer has dropout keys
-    of its own, and the same ones when it is recomputed.
+    `module` was built from `description`, which is number `index` of the list. The layer has random keys of its own,
+    and the same ones when it is recomputed.
     """
+    if description.frozen and module.training:
+        module.eval()
     keeps = description.carries if module.training else frozenset()
     inputs = [
         (carried.take(name) if name in keeps else None) if name in description.carries else tensors[name]
         for name in description.reads
     ]
-    if not module.training:
-        outputs = module(*inputs, **description.call_kwargs)
-    else:
-        keys = streams.layer(index)
+    keys = streams.layer(index)
 
-        def call(*arguments: Tensor) -> Any:
-            streams.use(keys)
-            return module(*arguments, **description.call_kwargs)
+    def call(*arguments: Tensor | None) -> Any:
+        streams.use(keys)
+        return module(*arguments, **description.call_kwargs)
 
-        if description.recompute:
-            outputs = checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=not streams.enabled)
-        else:
+    if description.frozen:
+        with torch.no_grad():
             outputs = call(*inputs)
+    elif description.recompute and module.training:
+        outputs = checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=not streams.enabled)
+    else:
+        outputs = call(*inputs)
     written = outputs if isinstance(outputs, tuple) else (outputs,)
+    stopped = description.without_gradient()
     for name, value in zip(description.writes, written, strict=True):
         if name not in description.carries:
-            tensors[name] = value
+            # As behind a cut, so that every layout computes the same.
+            tensors[name] = value.detach() if name in stopped else value
         elif name in keeps:
             carried.put(name, value)
+
+
+def carried_states(descriptions: Sequence[LayerDescription]) -> CarriedStates:
+    """Make room for what these layers carry."""
+    return CarriedStates({name for description in descriptions for name in description.carries})
 
 
 class LayerSequence(nn.Module):
@@ -192,7 +212,7 @@ class LayerSequence(nn.Module):
         self.flow = Flow(descriptions, outputs)
         self.streams = streams or DropoutStreams()
         self.streams.num_layers = len(descriptions)
-        self.carried = CarriedStates()
+        self.carried = carried_states(descriptions)
         tied: dict[str, nn.Module] = {}
         self._steps: list[tuple[LayerDescription, nn.Module, frozenset[str]]] = []
         for index, description in enumerate(descriptions):

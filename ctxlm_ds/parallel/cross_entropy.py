@@ -33,17 +33,29 @@ def vocabulary_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], paralle
     if parallel.size == 1:
         return classification_sums(outputs, labels, parallel)
     (logits,), (label,) = outputs, labels
+    losses, hits = label_losses(logits, label, parallel)
+    return Sums(losses.sum(), hits.sum(), (label != IGNORE_LABEL).sum(dtype=torch.float32))
+
+
+def label_losses(logits: Tensor, labels: Tensor, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
+    """Compare logits [..., v / n] of this rank's words with labels [...].
+
+    Returns:
+        fp32 cross entropy over all words [k], 0 for IGNORE_LABEL, and 1 for each label [k] that has the largest logit.
+    """
+    flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
+    counted = flat_labels != IGNORE_LABEL
+    hits = ((first_largest(flat_logits.detach(), parallel) == flat_labels) & counted).float()
+    if parallel.size == 1:
+        losses = F.cross_entropy(flat_logits.float(), flat_labels, ignore_index=IGNORE_LABEL, reduction="none")
+        return losses, hits
     from ctxlm_ds.parallel.megatron import vocab_parallel_cross_entropy
 
-    flat_logits, flat_labels = logits.flatten(0, -2), label.flatten()
-    counted = flat_labels != IGNORE_LABEL
-    correct = ((_first_largest(flat_logits.detach(), parallel) == flat_labels) & counted).sum(dtype=torch.float32)
     # Three all-reduces of an fp32 number a label: the largest logit, the label's, the sum of exponentials.
     for _ in range(3):
         parallel.traffic.add("all_reduce", flat_labels.numel() * 4)
     losses = vocab_parallel_cross_entropy(flat_logits, flat_labels.where(counted, 0))
-    loss_sum = losses.where(counted, 0.0).sum()
-    return Sums(loss_sum, correct, counted.sum(dtype=torch.float32))
+    return losses.where(counted, 0.0), hits
 
 
 def classification_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
@@ -56,8 +68,10 @@ def classification_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], par
     return Sums(loss_sum, correct, count)
 
 
-def _first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:
-    """logits [k, v / n] -> [k] the word with the largest one over all ranks, the first of equals (as argmax)."""
+def first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:
+    """Find the word [k] with the largest of logits [k, v / n] over all ranks, the first of equals (as argmax)."""
+    if parallel.size == 1:
+        return logits.argmax(dim=-1)
     words_per_rank = logits.shape[-1]
     largest, word = logits.max(dim=-1)
     largest, word = largest.float(), word + parallel.rank * words_per_rank

@@ -8,7 +8,7 @@ model as it is built on the `meta` device, by full name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
@@ -57,6 +57,12 @@ def declare(module: nn.Module, **facts: ParameterFacts) -> None:
     """Attach facts to parameters that `module` owns, by attribute name."""
     held: dict[str, ParameterFacts] = module.__dict__.setdefault("parameter_facts", {})
     held.update(facts)
+
+
+def freeze(module: nn.Module) -> None:
+    """Declare every parameter of a module one that no step changes."""
+    for part in module.modules():
+        declare(part, **{name: replace(facts, trained=False) for name, facts in _own_facts(part).items()})
 
 
 def collect_facts(model: nn.Module) -> dict[str, ParameterFacts]:

@@ -125,7 +125,7 @@ class Engine:
         self.parallel = parallel_context(config, topology)
         self.objective = objective
         self.terms = objective.terms
-        losses = TermLosses(self.terms, self.parallel)
+        losses = TermLosses(self.terms, objective.outputs, self.parallel)
         self.passes = PassSettings(losses, self.parallel, topology, config.training.precision == "fp16")
         self._mpu = self._find_mpu()
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
@@ -312,6 +312,13 @@ class Engine:
         """Return what this rank's layers carry from step to step, by name and micro-batch."""
         return self.module.carried.named()
 
+    def carried_names(self) -> list[str]:
+        """Return the names that carried_tensors has once every micro-batch of a step was seen."""
+        training = self.config.training
+        count = training.global_batch_size // (training.micro_batch_size * self.topology.data_parallel_size)
+        numbers = [self.passes.micro_batch_number(index) for index in range(count)]
+        return [f"{name}.{number}" for name in self.module.carried.names for number in numbers]
+
     def load_carried(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace what this rank's layers carry from step to step."""
         dtype = DTYPES[self.config.training.precision]
@@ -339,7 +346,8 @@ class Engine:
                 setattr(scaler, field, kind(values[field]))
 
     def forget_updates(self) -> None:
-        """Moments, counters and the loss scale of before the first update; weights stay as they are."""
+        """Bring moments, counters, the loss scale and what is carried back to before the first update."""
+        self.load_carried({})
         if self._inner.state:
             owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
             forget_state(self._inner, loaded_owners(self._zero, owners.values()))
@@ -365,6 +373,7 @@ class Engine:
         anomaly = self._find_fault(total, terms, step_index, judge)
         self.before_update()
         update = self._updater.refuse() if anomaly else self._updater.apply()
+        self.module.carried.end_step(keep=update.applied)
         anomaly = anomaly or self._find_overflow(update, step_index)
         return StepResult(
             total, terms, accuracy, update.grad_norm, num_tokens, not update.applied, self._loss_scale(), anomaly

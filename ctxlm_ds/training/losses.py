@@ -21,12 +21,14 @@ Sums = dict[str, Tensor]
 class TermLosses:
     """Computes an objective's terms from named outputs and labels."""
 
-    def __init__(self, terms: Sequence[LossTerm], parallel: ParallelContext) -> None:
+    def __init__(self, terms: Sequence[LossTerm], outputs: Sequence[str], parallel: ParallelContext) -> None:
+        """`outputs` are the tensors that the objective needs from the model; every other label is a field."""
         self._terms = [(term, load_object(term.reduce)) for term in terms]
         self._parallel = parallel
-        self.outputs = tuple(dict.fromkeys(name for term in terms for name in term.outputs))
+        self.outputs = tuple(outputs)
         """Tensors that the model must return."""
-        self.label_fields = tuple(dict.fromkeys(name for term in terms for name in term.labels))
+        labels = dict.fromkeys(name for term in terms for name in term.labels)
+        self.label_fields = tuple(name for name in labels if name not in self.outputs)
         """Fields of the batch that the terms compare them with."""
 
     def __call__(

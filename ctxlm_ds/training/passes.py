@@ -20,6 +20,9 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
 from ctxlm_ds.training.losses import Sums, TermLosses
 
+EVALUATION = -1
+"""Takes a step's place in the random keys of evaluation."""
+
 
 @dataclass
 class PassSettings:
@@ -33,6 +36,12 @@ class PassSettings:
     def micro_batch_number(self, index: int) -> int:
         """Return the place in the global batch of this rank's index-th micro-batch."""
         return index * self.topology.data_parallel_size + self.topology.data_parallel_rank
+
+    def begin(self, engine: Any, step_index: int, index: int) -> None:
+        """Prepare for the forward pass of this rank's index-th micro-batch: its random keys and what is carried."""
+        number = self.micro_batch_number(index)
+        self.parallel.dropout.begin(step_index, number, engine.device)
+        engine.module.carried.begin(number)
 
     def loss(
         self, outputs: tuple[torch.Tensor, ...], labels: Mapping[str, torch.Tensor], factors: torch.Tensor
@@ -56,9 +65,7 @@ class PlainPasses:
         self._deepspeed.train()
         sums: Sums = {}
         for index, batch in enumerate(step.micro_batches):
-            number = self._settings.micro_batch_number(index)
-            self._settings.parallel.dropout.begin(step_index, number, self._deepspeed.device)
-            self._deepspeed.module.carried.begin(number)
+            self._settings.begin(self._deepspeed, step_index, index)
             loss, stats = self._forward(batch, factors)
             self._deepspeed.backward(loss)
             add_into(sums, stats)
@@ -74,8 +81,9 @@ class PlainPasses:
         """The sums of this rank's batches in evaluation mode."""
         self._deepspeed.eval()
         sums: Sums = {}
-        for batch in batches:
+        for index, batch in enumerate(batches):
             assert batch is not None
+            self._settings.begin(self._deepspeed, EVALUATION, index)
             add_into(sums, self._forward(batch, factors)[1])
         self._deepspeed.train()
         return sums

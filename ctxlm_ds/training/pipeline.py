@@ -20,17 +20,19 @@ from torch import nn
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.models.carried import CarriedStates
-from ctxlm_ds.models.layers import Crossing, Flow, LayerDescription, Tensors, run_layer
+from ctxlm_ds.models.layers import Crossing, Flow, LayerDescription, Tensors, carried_states, run_layer
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
-from ctxlm_ds.training.passes import PassSettings, Sums
+from ctxlm_ds.training.passes import EVALUATION, PassSettings, Sums
 from ctxlm_ds.training.pipeline_instructions import allocate_buffer, backward_pass, reduce_tied_grads, send_grads
 from ctxlm_ds.training.runtime import pipeline_topology
 
-BIT_CAST = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-"""Integers under which floating tensors without a gradient cross a cut: DeepSpeed asks a gradient of every other."""
+BIT_CAST = {
+    torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8,
+}  # fmt: skip
+"""Integers under which tensors without a gradient cross a cut: DeepSpeed asks a gradient of every floating one, and
+gloo sends no booleans. Integers themselves cross, and arrive, as int64."""
 
 
 class _Spec(LayerSpec):
@@ -82,16 +84,19 @@ class PipelineStage(PipelineModule):
         self._bounds = list(bounds)
         self._streams = streams
         streams.num_layers = len(descriptions)
-        self.carried = CarriedStates()
         self._dtype = dtype
         specs = [_TiedSpec(d) if d.tie_key else _Spec(d) for d in descriptions]
         super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
         flow = Flow(descriptions, outputs)
         self.inputs = flow.inputs
+        self.carried = carried_states(descriptions[self._local_start : self._local_stop])
         self._is_first, self._is_last = self._local_start == 0, self._local_stop == len(descriptions)
         self._arriving = flow.before(self._local_start)
         self._leaving = flow.before(self._local_stop)
         self._outputs = flow.outputs
+        self._tied_names: dict[str | None, str] = {}
+        for description in descriptions:
+            self._tied_names.setdefault(description.tie_key, description.name)
         self._steps: list[tuple[int, LayerDescription, nn.Module]] = []
         for index in range(self._local_start, self._local_stop):
             description = descriptions[index]
@@ -126,23 +131,30 @@ class PipelineStage(PipelineModule):
             if id(module) in seen:
                 continue
             seen.add(id(module))
+            # A tied module has the name of its first place in the whole list, as in LayerSequence.
+            prefix = self._tied_names[description.tie_key] if description.tie_key else description.name
             for name, parameter in module.named_parameters():
-                named.setdefault(f"{description.name}.{name}", parameter)
+                named.setdefault(f"{prefix}.{name}", parameter)
         return list(named.items())
 
 
 def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:
     """Put the tensors that later stages need into one tuple: those with a gradient first, then all others as integers.
     """
-    floats = tuple(tensors[name] for name in leaving.with_gradient)
-    rest = (tensors[name].detach() for name in leaving.without_gradient)
-    return (*floats, *(x.view(BIT_CAST[x.dtype]) if x.is_floating_point() else x for x in rest))
+    floats = tuple(tensors[name].contiguous() for name in leaving.with_gradient)
+    return (*floats, *(_as_integers(tensors[name].detach().contiguous()) for name in leaving.without_gradient))
+
+
+def _as_integers(x: torch.Tensor) -> torch.Tensor:
+    """Make integers of a tensor, with the same bits if it is none."""
+    is_integer = not x.is_floating_point() and x.dtype != torch.bool
+    return x.long() if is_integer else x.view(BIT_CAST[x.dtype])
 
 
 def _unpack(inputs: Tensors, arriving: Crossing, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Name the tensors of a tuple that `_pack` made; `dtype` is that of 16-bit activations."""
     tensors = dict(zip(arriving.names, inputs, strict=True))
-    casts = {torch.int32: torch.float32, torch.int16: dtype}
+    casts = {torch.int32: torch.float32, torch.int16: dtype, torch.uint8: torch.bool}
     for name in arriving.without_gradient:
         integers = tensors[name]
         if integers.dtype in casts:
@@ -186,7 +198,7 @@ class PipelinePasses:
     def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:
         """The last stage's sums over this rank's batches, of the training's shape, in evaluation mode."""
         listed = list(batches)
-        self._begin(0)
+        self._begin(EVALUATION)
         engine = self._deepspeed
         engine.module.eval()
         engine._compute_loss = True
@@ -225,9 +237,7 @@ class PipelinePasses:
         """The forward instruction, which first makes the micro-batch's dropout keys."""
 
         def run(engine: PipelineEngine, buffer_id: int) -> None:
-            number = self._settings.micro_batch_number(self._forward_index)
-            self._settings.parallel.dropout.begin(self._step_index, number, engine.device)
-            engine.module.carried.begin(number)
+            self._settings.begin(engine, self._step_index, self._forward_index)
             self._forward_index += 1
             PipelineEngine._exec_forward_pass(engine, buffer_id)
             if engine.is_last_stage():

@@ -20,12 +20,15 @@ def backward_pass(engine: PipelineEngine, buffer_id: int) -> None:
     if engine.is_last_stage():
         PipelineEngine._exec_backward_pass(engine, buffer_id)
         return
-    outputs = [x for x in engine.pipe_buffers["outputs"][buffer_id] if x.is_floating_point()]
+    floating = [x for x in engine.pipe_buffers["outputs"][buffer_id] if x.is_floating_point()]
+    # What depends on no trained parameter up to here gets a gradient sent, and needs none.
+    pairs = [(x, gradient) for x, gradient in zip(floating, engine.grad_layer, strict=True) if x.requires_grad]
     if engine.using_bf16_optimizer:
         engine.optimizer.clear_lp_grads()
     engine._running_engine_backward = True
     try:
-        torch.autograd.backward(outputs, list(engine.grad_layer))
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
     finally:
         engine._running_engine_backward = False
     if engine.using_bf16_optimizer and not engine._config.bfloat16_config.immediate_grad_update:
@@ -52,6 +55,8 @@ def reduce_tied_grads(engine: PipelineEngine) -> None:
     optimizer = engine.optimizer
     find = getattr(optimizer, "get_gradient_for_reduction", None)
     for weight, group in engine.module.get_tied_weights_and_groups():
+        if not weight.requires_grad:
+            continue
         if engine.using_bf16_optimizer:
             gradient = weight._hp_grad
         elif find is None:

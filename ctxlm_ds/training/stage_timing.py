@@ -9,6 +9,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,18 +47,32 @@ def _measure(
     dtype = DTYPES[config.training.precision]
     tensors = {name: field.to(device) for name, field in fields.items()}
     tied: dict[str, nn.Module] = {}
-    timed: list[tuple[LayerDescription, float]] = []
+    timed: list[_Timed] = []
     costs: list[float] = []
     for description in descriptions:
-        seconds = next((cost for other, cost in timed if description.computes_like(other)), None)
-        if seconds is None:
+        inputs = [None if name in description.carries else tensors[name] for name in description.reads]
+        shapes = [None if x is None else (x.shape, x.dtype) for x in inputs]
+        alike = next((t for t in timed if t.shapes == shapes and description.computes_like(t.description)), None)
+        if alike is None:
             module = tied.get(description.tie_key or "") or _build(description, device, dtype)
             if description.tie_key:
                 tied[description.tie_key] = module
-            seconds = _time_layer(description, module, tensors)
-            timed.append((description, seconds))
-        costs.append(seconds)
+            alike = _Timed(description, shapes, *_time_layer(description, module, inputs))
+            timed.append(alike)
+        tensors.update(zip(description.writes, alike.outputs, strict=True))
+        costs.append(alike.seconds)
     return costs
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A layer that was run, for those that compute like it."""
+
+    description: LayerDescription
+    shapes: list[Any]
+    """Shape and type of each input."""
+    seconds: float
+    outputs: tuple[Tensor, ...]
 
 
 def _build(description: LayerDescription, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -67,19 +83,22 @@ def _build(description: LayerDescription, device: torch.device, dtype: torch.dty
     return module
 
 
-def _time_layer(description: LayerDescription, module: nn.Module, tensors: dict[str, Tensor]) -> float:
-    """Time a layer and leave what it writes in `tensors`."""
-    device = next(iter(tensors.values())).device
+def _time_layer(
+    description: LayerDescription, module: nn.Module, tensors: Sequence[Tensor | None]
+) -> tuple[float, tuple[Tensor, ...]]:
+    """Time a layer; return the median seconds and what it writes."""
+    device = next(x.device for x in tensors if x is not None)
     seconds = []
     for _ in range(REPEATS + 1):
-        given = [tensors[name].detach() for name in description.reads]
-        inputs = [x.requires_grad_(x.is_floating_point()) for x in given]
+        given = [None if x is None else x.detach() for x in tensors]
+        inputs = [x if x is None else x.requires_grad_(x.is_floating_point()) for x in given]
         _synchronize(device)
         started_s = time.perf_counter()
-        if description.recompute:
-            written = checkpoint(module, *inputs, use_reentrant=False, **description.call_kwargs)
-        else:
-            written = module(*inputs, **description.call_kwargs)
+        with torch.set_grad_enabled(not description.frozen):
+            if description.recompute:
+                written = checkpoint(module, *inputs, use_reentrant=False, **description.call_kwargs)
+            else:
+                written = module(*inputs, **description.call_kwargs)
         outputs = written if isinstance(written, tuple) else (written,)
         floating = [output for output in outputs if output.is_floating_point() and output.requires_grad]
         if floating:
@@ -87,8 +106,7 @@ def _time_layer(description: LayerDescription, module: nn.Module, tensors: dict[
         _synchronize(device)
         seconds.append(time.perf_counter() - started_s)
     module.zero_grad(set_to_none=True)
-    tensors.update(zip(description.writes, outputs, strict=True))
-    return statistics.median(seconds[1:])
+    return statistics.median(seconds[1:]), outputs
 
 
 def _synchronize(device: torch.device) -> None:

@@ -7,6 +7,7 @@ tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelis
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,7 +28,18 @@ class WordTable:
     """Describes the word embedding where it is looked up and where the decoder tied to it reads it (Press & Wolf 2017).
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, init: Init, build: ModelBuild) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        init: Init,
+        build: ModelBuild,
+        layer: type[WordEmbeddings] | None = None,
+        name: str = WORD_EMBEDDINGS,
+    ) -> None:
+        """`layer` is a subclass that puts the table to further uses (`use`); `name` tells several tables apart."""
+        self._layer = layer or WordEmbeddings
+        self._name = name
         self._kwargs = {
             "vocab_size": vocab_size, "hidden_size": hidden_size, "init": init, "kernels": build.kernels,
             "parallel": build.parallel,
@@ -35,19 +47,18 @@ class WordTable:
 
     def look_up(self, ids: str = "input_ids", into: str = "hidden") -> LayerDescription:
         """Describe the layer that reads `ids` [b, s] and writes `into` [b, s, h]."""
-        return LayerDescription(
-            WORD_EMBEDDINGS, WordEmbeddings, (ids,), (into,), self._kwargs, tie_key=WORD_EMBEDDINGS
-        )
+        return self.use((ids,), (into,))
 
     def decode(self, hidden: str, into: str, split_tokens: bool = False) -> LayerDescription:
         """Describe the layer that reads `hidden` [..., h] and writes its scores of the words, [..., v].
 
         `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; the scores are of all, [t, v].
         """
-        call = {"decode": True, "split_tokens": split_tokens}
-        return LayerDescription(
-            WORD_EMBEDDINGS, WordEmbeddings, (hidden,), (into,), self._kwargs, WORD_EMBEDDINGS, call
-        )
+        return self.use((hidden,), (into,), decode=True, split_tokens=split_tokens)
+
+    def use(self, reads: tuple[str, ...], writes: tuple[str, ...], **call: Any) -> LayerDescription:
+        """Describe the table's layer called with `call`."""
+        return LayerDescription(self._name, self._layer, reads, writes, self._kwargs, self._name, call)
 
 
 class WordEmbeddings(VocabParallelEmbedding):

@@ -6,12 +6,13 @@ Shape letters: b rows, s positions, h width, n heads of this rank, d size of a h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.kernels.attention import AttentionSpec
+from ctxlm_ds.kernels.attention import AttentionSpec, Sequences
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_dropout
 from ctxlm_ds.models.build import ModelBuild
@@ -44,13 +45,20 @@ class BlockSettings:
 
 
 def transformer_blocks(
-    prefix: str, num_layers: int, settings: BlockSettings, build: ModelBuild
+    prefix: str, num_layers: int, settings: BlockSettings, build: ModelBuild, scores: Mapping[int, str] | None = None
 ) -> list[LayerDescription]:
-    """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`."""
+    """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`.
+
+    `scores` names a tensor for the attention scores of each layer that must write them (distillation): the products
+    [b, n, s, s] of queries and keys over sqrt(d), before mask and softmax.
+    """
+    names = scores or {}
     kwargs = {"settings": settings, "kernels": build.kernels, "parallel": build.parallel}
     return [
         LayerDescription(
-            f"{prefix}.{index}", TransformerLayer, ("hidden", "sequence_ids", "sequence_starts"), ("hidden",), kwargs,
+            f"{prefix}.{index}", TransformerLayer, ("hidden", "sequence_ids", "sequence_starts"),
+            ("hidden", names[index]) if index in names else ("hidden",), kwargs,
+            call_kwargs={"with_scores": True} if index in names else {},
             recompute=build.recompute, compile=build.compile, block=True,
         )  # fmt: skip
         for index in range(num_layers)
@@ -96,15 +104,18 @@ class SelfAttention(nn.Module):
         self.streams = parallel.dropout
         self.streams.uses_generators |= self.dropout > 0.0
 
-    def forward(self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor) -> Tensor:
-        """Attend: hidden, sequence_ids [b, s], sequence_starts [b, m + 1] -> as hidden."""
+    def forward(
+        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, with_scores: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend: hidden, sequence_ids [b, s], sequence_starts [b, m + 1] -> as hidden, and the scores [b, n, s, s]."""
         heads = self.qkv(hidden).view(*sequence_ids.shape, 3, self.num_heads, -1)
         query, key, value = heads.unbind(2)
         dropout_p = self.dropout if self.training else 0.0
         if dropout_p > 0.0:
             self.streams.seed_generators(ATTENTION)
-        context = self.kernel(query, key, value, sequence_ids, sequence_starts, dropout_p)
-        return self.output(context.flatten(2))
+        context = self.kernel(query, key, value, Sequences(sequence_ids, sequence_starts), dropout_p)
+        scores = query.transpose(1, 2) @ key.permute(0, 2, 3, 1) * query.shape[-1] ** -0.5 if with_scores else None
+        return self.output(context.flatten(2)), scores
 
 
 class FeedForward(nn.Module):
@@ -150,12 +161,20 @@ class TransformerLayer(nn.Module):
         self.dropout = HiddenDropout(settings.hidden_dropout, parallel)
         self.pre_layer_norm = settings.pre_layer_norm
 
-    def forward(self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor) -> Tensor:
-        """Map hidden to the same shape; sequence_ids [b, s], sequence_starts [b, m + 1]."""
+    def forward(
+        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, with_scores: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Map hidden to the same shape, `with_scores` also to the scores of this rank's heads [b, n, s, s].
+
+        sequence_ids [b, s], sequence_starts [b, m + 1].
+        """
         if self.pre_layer_norm:
-            attended = self.attention(self.attention_layer_norm(hidden), sequence_ids, sequence_starts)
+            normed = self.attention_layer_norm(hidden)
+            attended, scores = self.attention(normed, sequence_ids, sequence_starts, with_scores)
             hidden = hidden + self.dropout(attended, ATTENTION_OUTPUT)
-            return hidden + self.dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
-        attended = self.attention(hidden, sequence_ids, sequence_starts)
-        hidden = self.attention_layer_norm(hidden + self.dropout(attended, ATTENTION_OUTPUT))
-        return self.mlp_layer_norm(hidden + self.dropout(self.mlp(hidden), MLP_OUTPUT))
+            hidden = hidden + self.dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
+        else:
+            attended, scores = self.attention(hidden, sequence_ids, sequence_starts, with_scores)
+            hidden = self.attention_layer_norm(hidden + self.dropout(attended, ATTENTION_OUTPUT))
+            hidden = self.mlp_layer_norm(hidden + self.dropout(self.mlp(hidden), MLP_OUTPUT))
+        return (hidden, scores) if with_scores else hidden

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from tests.sample_data import write_dataset

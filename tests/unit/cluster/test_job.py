@@ -12,7 +12,7 @@ import pytest
 
 from ctxlm_ds.cluster import attempts
 from ctxlm_ds.cluster.commands import Job
-from ctxlm_ds.cluster.other_jobs import refuse_if_taken
+from ctxlm_ds.cluster.job import refuse_if_taken
 from ctxlm_ds.errors import ClusterError, ConfigError
 from ctxlm_ds.process.run_history import END, append_event
 

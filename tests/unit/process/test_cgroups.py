@@ -1,13 +1,11 @@
-"""Threads of a rank: affinity, cgroup quotas of both versions, and settings of launchers."""
+"""Cores of a process: affinity, and cgroup quotas of both versions."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-import pytest
-
-from ctxlm_ds.process.cores import available_cores, cgroup_quota, threads_per_rank
+from ctxlm_ds.process.cgroups import available_cores, cgroup_quota
 
 
 def _write(path: Path, text: str) -> None:
@@ -56,26 +54,3 @@ def test_affinity_counts(tmp_path: Path) -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     assert available_cores(tmp_path, tmp_path / "none") == len(allowed)
-
-
-@pytest.mark.parametrize(
-    ("cores", "local_ranks", "environ", "expected"),
-    [
-        (16, 4, {}, 4),
-        (2, 4, {}, 1),
-        (16, 1, {}, 16),
-        (7, 2, {}, 3),
-        (16, 4, {"OMP_NUM_THREADS": "6"}, 6),
-        (16, 1, {"OMP_NUM_THREADS": "1"}, 1),
-        # torchrun sets 1 where nobody did.
-        (16, 4, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 4),
-        (16, 1, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 1),
-        (16, 4, {"OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "none"}, 3),
-        (16, 4, {"OMP_NUM_THREADS": "all"}, 4),
-        # srun bound each task to its own 8 cores, or bound nothing.
-        (8, 4, {"SLURM_CPUS_PER_TASK": "8"}, 8),
-        (32, 4, {"SLURM_CPUS_PER_TASK": "8"}, 8),
-    ],
-)
-def test_threads(cores: int, local_ranks: int, environ: dict[str, str], expected: int) -> None:
-    assert threads_per_rank(cores, local_ranks, environ) == expected

@@ -1,24 +1,68 @@
-"""Corpora for people: the published ones as a table, and what a prepared one came to.
+"""What tools/prepare_corpus.py shows and takes: filter settings as flags, the published corpora, what was prepared.
 
-In: data recipes, a corpus.json. Out: lines. Not here: printing them.
+In: an argument parser, parsed arguments, data recipes, a corpus.json. Out: one flag a setting, a recipe with what the
+user gave laid over its filters, lines of text. Imports no numpy, so that --help answers at once. Not here: printing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
+from pydantic import ValidationError
+
+from ctxlm_ds.console import aligned
 from ctxlm_ds.data.hygiene.corpora import (
     LANGUAGE_TEMPLATE,
     CorpusRecipe,
+    FilterConfig,
     blend_text,
     expectations,
+    explain,
     load_corpus,
     shipped_corpora,
 )
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.describe import describe_field
 
 EXAMPLE_LANGUAGE = "en"
+
+
+
+def add_filter_flags(parser: argparse._ActionsContainer) -> None:
+    """`--min-words N`, `--exact-duplicates`, ...; a flag that is not given leaves the recipe's setting."""
+    for name, field in FilterConfig.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        explanation = " ".join((field.description or "").replace("`", "").replace("%", "%%").split())
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{explanation} [{_shown(field.default)}]"}
+        if field.annotation is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+        elif get_origin(field.annotation) is list:
+            parser.add_argument(flag, nargs="+", metavar="NAME", **options)
+        else:
+            whole = "whole number" in describe_field(field)
+            parser.add_argument(flag, type=int if whole else float, metavar="N" if whole else "X", **options)
+
+
+def _shown(value: object) -> str:
+    return "off" if value in (None, False, []) else str(value)
+
+
+def with_filter_flags(recipe: CorpusRecipe, args: argparse.Namespace) -> CorpusRecipe:
+    """The recipe with the flags laid over its filters. Raises ConfigError for a value out of range."""
+    given = {name: getattr(args, name) for name in FilterConfig.model_fields if hasattr(args, name)}
+    whole = recipe.filters.model_dump(mode="json") | given
+    try:
+        filters = FilterConfig.model_validate_json(json.dumps(whole), strict=True)
+    except (ValidationError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            raise ConfigError(str(error)) from error
+        found = error.errors(include_url=False)[0]
+        flag = f"--{str(found['loc'][0]).replace('_', '-')}"
+        raise ConfigError(f"{flag} {found['input']}: {explain(FilterConfig, found)}") from error
+    return recipe.model_copy(update={"filters": filters})
 
 
 def corpora_lines() -> list[str]:
@@ -36,7 +80,7 @@ def corpora_lines() -> list[str]:
                 where = where.replace(f".{EXAMPLE_LANGUAGE}", ".LANG")
                 counts = [f"of {len(source.records_by_language)} languages"]
             rows.append((*shown, where, source.status, "; ".join(counts) or "none"))
-    return [*_columns(rows), "", *titles]
+    return [*aligned(rows, left=range(len(rows[0])), indent=""), "", *titles]
 
 
 def source_notes(recipe: CorpusRecipe) -> list[str]:
@@ -65,7 +109,7 @@ def report_lines(report: dict[str, Any]) -> list[str]:
         dropped, arrived = stage["dropped_documents"], stage["documents_in"]
         why = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
         rows.append((stage["stage"], f"{arrived:,}", f"{dropped:,}", f"{dropped / max(1, arrived):.1%}", why))
-    return [*lines, *_columns(rows)]
+    return [*lines, *aligned(rows, left=range(len(rows[0])), indent="")]
 
 
 def expected_lines(report: dict[str, Any]) -> list[str]:
@@ -105,9 +149,3 @@ def next_lines(report: dict[str, Any], directory: Path, recipe: CorpusRecipe) ->
         return []
     blend = [f"  {line}" for line in blend_text(recipe, sources).rstrip("\n").split("\n")]
     return [*commands, f"then in the training recipe ({directory}/blend.yaml):", *blend]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-

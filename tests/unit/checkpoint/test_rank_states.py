@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.checkpoint.memory import MemoryNeed, find_shortage, memory_need
+from ctxlm_ds.checkpoint.rank_states import MemoryNeed, find_shortage, memory_need
 
 GB = 10**9
 
