@@ -194,12 +194,12 @@ def _answer(
 
 
 def _empty_engines() -> None:
-    """Let go of engines, which hooks on their parameters' gradients hold in cycles that Python does not see."""
+    """Let go of engines, which parameters and hooks on gradients hold in cycles that Python does not see."""
     for left in gc.get_objects():
         if issubclass(type(left), DeepSpeedEngine) and "optimizer" in vars(left):
-            optimizer = left.optimizer
+            holders = [left.optimizer, left, *left.module.parameters(), *left.module.modules()]
             left.destroy()
-            for holder in (optimizer, left):
+            for holder in holders:
                 vars(holder).clear()
 
 
