@@ -33,6 +33,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from tests.dist.runner import RanksFailed
@@ -162,8 +163,7 @@ def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoRe
         saved = {name: dict(vars(importlib.import_module(name))) for name in STATEFUL}
         for number in itertools.count():
             fn, args, timeout_s = pickle.loads(orders.recv_bytes())
-            orders.send_bytes(_answer(fn, args, rank, world_size, folder / f"store-{number}", timeout_s))
-            _forget(saved)
+            orders.send_bytes(_answer(fn, args, rank, world_size, folder / f"store-{number}", timeout_s, saved))
     except (EOFError, OSError):
         pass
     finally:
@@ -173,25 +173,38 @@ def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoRe
 
 
 def _answer(
-    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, world_size: int, store: Path, timeout_s: float
+    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, world_size: int, store: Path, timeout_s: float,
+    saved: Mapping[str, Mapping[str, Any]],
 ) -> bytes:
-    """Run one case and leave its process group."""
+    """Run one case and let go of all that it made."""
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )  # fmt: skip
         result = pickle.dumps((True, fn(rank, world_size, *args)))
+        _empty_engines()
         # Nobody may leave while another still talks to it through gloo.
         dist.barrier()
         dist.destroy_process_group()
+        _put_back(saved)
         return result
     except BaseException:
         return pickle.dumps((False, traceback.format_exc()))
 
 
-def _forget(saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put back the variables of the stateful modules and free what the case left."""
+def _empty_engines() -> None:
+    """Let go of engines, which parameters and hooks on gradients hold in cycles that Python does not see."""
+    for left in gc.get_objects():
+        if issubclass(type(left), DeepSpeedEngine) and "optimizer" in vars(left):
+            holders = [left.optimizer, left, *left.module.parameters(), *left.module.modules()]
+            left.destroy()
+            for holder in holders:
+                vars(holder).clear()
+
+
+def _put_back(saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the stateful modules the variables of before the first case, and free what the case left."""
     for name, variables in saved.items():
         module = sys.modules[name]
         for variable in vars(module).keys() - variables.keys():
