@@ -52,11 +52,16 @@ class _TiedSpec(TiedLayerSpec):
     def __init__(self, description: LayerDescription) -> None:
         with torch.device("meta"):
             names = [name for name, _ in description.build().named_parameters()]
-        super().__init__(description.tie_key, nn.Module, tied_weight_attr=names)
+        super().__init__(_module_key(description), nn.Module, tied_weight_attr=names)
         self.description = description
 
     def build(self, log: bool = False) -> nn.Module:
         return self.description.build()
+
+
+def _module_key(description: LayerDescription) -> str:
+    """Return the tie key as the name of a module, in which no dot may be."""
+    return str(description.tie_key).replace(".", "/")
 
 
 class PipelineStage(PipelineModule):
@@ -100,7 +105,8 @@ class PipelineStage(PipelineModule):
         self._steps: list[tuple[int, LayerDescription, nn.Module]] = []
         for index in range(self._local_start, self._local_stop):
             description = descriptions[index]
-            module = self.tied_modules[description.tie_key] if description.tie_key else getattr(self, str(index))
+            tied = description.tie_key is not None
+            module = self.tied_modules[_module_key(description)] if tied else getattr(self, str(index))
             self._steps.append((index, description, module))
 
     def _partition_layers(self, method: str = "bounds") -> None:

@@ -56,3 +56,64 @@ def test_every_layout_learns_what_plain_torch_does(name: str, layout: Layout) ->
     assert run["evaluation"] == pytest.approx(single["evaluation"], rel=1e-5)
     for terms, wanted in zip(run["terms"], single["terms"], strict=True):
         assert terms == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 0), PIPE_2, PIPE_4], ids=str)
+def test_a_layer_runs_once_and_once_more_to_be_recomputed(layout: Layout) -> None:
+    """Also if several floating tensors leave its stage: DeepSpeed's own instruction goes backward once for each."""
+    for recompute in (False, True):
+        counted: dict[str, int] = {}
+        for run in run_under("two_streams", layout, recompute):
+            counted |= run["forwards"]
+        # Four micro-batches.
+        assert counted == {str(index): 4 * (1 + recompute) for index in range(4)}
+
+
+@pytest.mark.parametrize("name", ["encoder_decoder", "without_gradient", "distillation", "lanes"])
+def test_bf16_in_a_pipeline(name: str) -> None:
+    wanted = run_under(name, Layout(1, 1, "bf16"))[0]
+    run = run_under(name, Layout(2, 1, "bf16", pipeline=2), True)[0]
+    assert run["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+    assert run["norms"] == pytest.approx(wanted["norms"], rel=1e-3)
+    assert wanted["losses"] == pytest.approx(plain_run(name)["losses"], rel=3e-2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS["half_used"], ids=str)
+def test_copies_of_a_tied_module_stay_equal_if_a_stage_does_not_use_all_of_it(layout: Layout) -> None:
+    tables: dict[str, dict[str, torch.Tensor]] = {}
+    for run in run_under("half_used", layout, layout.pipeline > 1):
+        for name, value in run["tied"].items():
+            first = tables.setdefault(run["tensor_rank"], {}).setdefault(name, value)
+            assert torch.equal(first, value)
+    assert all(values.keys() == {"word_embeddings.weight", "word_embeddings.scale"} for values in tables.values())
+    assert not all(bool((values["word_embeddings.scale"] == 1).all()) for values in tables.values())
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 0), *LAYOUTS["distillation"]], ids=str)
+def test_a_teacher_is_never_changed_and_in_no_checkpoint(layout: Layout) -> None:
+    stages: dict[int, set[str]] = {}
+    for run in run_under("distillation", layout, layout.pipeline > 1):
+        assert not any(name.startswith("teacher.") for name in run["names"])
+        assert run["unchanged"]
+        for share, wanted in run["frozen"].values():
+            assert torch.equal(share, wanted)
+        stages.setdefault(run["stage"], set()).update(run["frozen"])
+    names = set().union(*stages.values())
+    assert {name.split(".")[1] for name in names} == {"word_embeddings", "layer"} and len(names) == 1 + 3 * 12
+
+
+def test_the_generator_draws_the_same_words_in_every_layout() -> None:
+    """Its labels are an output of the model; accuracy of their prediction counts the same ones."""
+    single = run_under("generator", Layout(1, 0))[0]
+    assert 0 < single["terms"][0]["discriminator_accuracy"] < 1
+    assert single["losses"][0] == pytest.approx(
+        single["terms"][0]["generator"] + 50 * single["terms"][0]["discriminator"], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 0), *LAYOUTS["chunked"]], ids=str)
+def test_a_chunked_comparison_is_the_usual_one(layout: Layout) -> None:
+    run, usual = run_under("chunked", layout, layout.pipeline > 1)[0], run_under("usual", layout)[0]
+    assert_alike(run, usual, rel=1e-6)
+    for terms, wanted in zip(run["terms"], usual["terms"], strict=True):
+        assert terms == pytest.approx(wanted, rel=1e-6)
