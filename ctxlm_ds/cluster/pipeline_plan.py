@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.cluster import pipeline_commands as commands
+from ctxlm_ds.cluster.pipeline_commands import Places, combined, phase_checks, phase_configs, phase_name
 from ctxlm_ds.cluster.pipeline_outputs import DATASET, MODEL, PATH, RUN, SAMPLES, TOKENIZER, Output
-from ctxlm_ds.cluster.pipeline_phases import Places, combined, phase_checks, phase_configs, phase_name
 from ctxlm_ds.cluster.pipeline_records import STEPS_DIR, all_records
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step, flatten
 from ctxlm_ds.data.sources.reading import find_sources, source_signature

@@ -249,11 +249,15 @@ def _held(part: Part) -> dict[tuple[str, str], dict[str, Any]]:
 
 def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Tell shards of one input, which never overlap, whatever they hold: the input itself holds this text twice."""
-    shards = [record.get("shard") for record in (one, other)]
-    same_input = one.get("source_signature") is not None and one["source_signature"] == other.get("source_signature")
-    return same_input and all(isinstance(shard, list) for shard in shards) and (
-        shards[0] != shards[1] and shards[0][1:] == shards[1][1:]
-    )  # fmt: skip
+    shard, other_shard = one.get("shard"), other.get("shard")
+    return (
+        one.get("source_signature") is not None
+        and one["source_signature"] == other.get("source_signature")
+        and isinstance(shard, list)
+        and isinstance(other_shard, list)
+        and shard[1:] == other_shard[1:]
+        and shard != other_shard
+    )
 
 
 def _double(first: Part, second: Part) -> str:

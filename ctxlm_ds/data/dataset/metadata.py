@@ -102,7 +102,7 @@ def _check_types(path: Path, metadata: dict[str, Any]) -> None:
         fields = _Fields.model_validate(metadata)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = first["loc"][0]
+        key = str(first["loc"][0])
         raise DataError(f"{path}: {key} is {str(metadata[key])[:60]!r} ({first['msg']}); {remedy}") from error
     if fields.shard and not (len(fields.shard) == 2 and fields.shard[0] < fields.shard[1]):
         raise DataError(f"{path}: shard is {str(fields.shard)[:60]}, not [number, count]; {remedy}")
