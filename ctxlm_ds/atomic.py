@@ -35,7 +35,7 @@ def report_leftovers(path: Path) -> None:
         logger.warning("%s is left from an interrupted run; remove it if none is running", left)
 
 
-def is_full_disk(error: Exception) -> bool:
+def is_full_disk(error: BaseException) -> bool:
     """Tell a lack of space, of quota, or of the permitted size of a file from other errors."""
     return isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS
 

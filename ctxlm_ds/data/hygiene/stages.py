@@ -24,9 +24,9 @@ from ctxlm_ds.data.hygiene.quality import (
     gopher_reason,
     language_reason,
     length_reason,
+    repetition_reason,
 )
 from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
-from ctxlm_ds.data.hygiene.repetition import repetition_reason
 from ctxlm_ds.data.hygiene.words import Hashes, count_words, word_hashes
 from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Document, parse_chunk
 

@@ -14,8 +14,7 @@ from ctxlm_ds.cluster.attempts import CANCELLED, begin, finish
 from ctxlm_ds.cluster.context import JobContext
 from ctxlm_ds.cluster.decide import Ended, Outcome
 from ctxlm_ds.cluster.ending import Action, Endings
-from ctxlm_ds.cluster.prepare import prepare
-from ctxlm_ds.cluster.ranks import RankStart
+from ctxlm_ds.cluster.ranks import RankStart, prepare
 from ctxlm_ds.cluster.run_files import Attempt
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.status_view import details, remarks

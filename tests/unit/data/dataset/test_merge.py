@@ -185,10 +185,10 @@ def _shard(prefix: Path, number: int, **metadata: Any) -> str:
     [
         (
             {"source_signature": "b", "sources": ["b.jsonl", "a.jsonl"]},
-            "of b.jsonl, a.jsonl, where that was made of a.jsonl;",
+            r"with sources \['b.jsonl', 'a.jsonl'\], that with \['a.jsonl'\];",
         ),
         ({"source_signature": "b"}, "of files that had changed since"),
-        ({"input_format": "text"}, "with input_format 'text', where that was made with 'auto'"),
+        ({"input_format": "text"}, "with input_format 'text', that with 'auto'"),
     ],
 )
 def test_shards_of_different_inputs_are_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:

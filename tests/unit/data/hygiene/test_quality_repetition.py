@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ctxlm_ds.data.hygiene.repetition import repeated_ngram_characters, repetition_reason, top_ngram_characters
+from ctxlm_ds.data.hygiene.quality import repeated_ngram_characters, repetition_reason, top_ngram_characters
 from ctxlm_ds.data.hygiene.words import ngram_hashes, word_hashes
 from tests.text import make_documents
 
