@@ -71,7 +71,7 @@ class Work(NamedTuple):
     kept: int
     """Held from the forward to the backward pass, without parameters and fields of the batch."""
     workspace: int
-    """Most that one operation of the backward pass holds beside it."""
+    """Most that one operation of the backward pass holds beside it, and a layer's gradients that arrive and leave."""
     scores: int
     """Elements of the attention matrices."""
     all_reduce: int
@@ -134,17 +134,18 @@ class Meter:
             with saved_tensors_hooks(kept.pack, _unchanged):
                 outputs = tuple(call(*given))
             flowing = [output for output in outputs if output.requires_grad]
-            counter.begin_backward(kept.storages)
+            arriving = [torch.empty_like(output) for output in flowing]
+            counter.begin_backward(kept.storages | {_storage(gradient) for gradient in arriving})
             if flowing:
-                torch.autograd.backward(flowing, [torch.empty_like(output) for output in flowing])
-        ends = sum(_size(x) for x in (*given, *flowing) if x.is_floating_point()) if parameters else 0
+                torch.autograd.backward(flowing, arriving)
+        ends = {_storage(x): _size(x) for x in (*arriving, *(x.grad for x in given)) if x is not None}
         sent = self._traffic.num_bytes
         work = Work(
             flops=sum(product.flops for product in counter.products),
             forward_bytes=counter.forward_bytes,
             backward_bytes=counter.backward_bytes,
             kept=kept.num_bytes + self._device.score_bytes,
-            workspace=counter.workspace + ends,
+            workspace=counter.workspace + (sum(ends.values()) if parameters else 0),
             scores=self._device.scores,
             all_reduce=sent["all_reduce"],
             all_gather=sent["all_gather"],
