@@ -66,7 +66,7 @@ class Group:
             pid = os.fork()
             if pid == 0:
                 # A rank ends when nobody can send it a case any more: it must hold no end of the parent's.
-                for connection in (ours, *_parents_ends()):
+                for connection in (ours, *(end for groups in _ALL for end in groups.ends())):
                     connection.close()
                 _serve(rank, world_size, self.folder, theirs)
             theirs.close()
@@ -126,32 +126,43 @@ class Group:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-_GROUPS: dict[int, Group] = {}
+class Groups:
+    """A group for each world size, forked when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Group] = {}
+        _ALL.append(self)
+
+    def run(self, fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+        """Run a case as tests.dist.runner.run_ranks does on ranks of its own (Group.run)."""
+        group = self._groups.get(world_size)
+        if group is None or not group.ranks:
+            group = self._groups[world_size] = Group(world_size)
+        return group.run(fn, *args, timeout_s=timeout_s)
+
+    def ends(self) -> list[Connection]:
+        """The parent's ends of all pipes."""
+        return [connection for group in self._groups.values() for _, connection in group.ranks.values()]
+
+    def close(self) -> None:
+        """Kill all ranks."""
+        for group in self._groups.values():
+            group.close()
 
 
-def run_case(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60) -> list[Any]:
-    """Run a case on the session's group of this size, as tests.dist.runner.run_ranks does on ranks of its own."""
-    group = _GROUPS.get(world_size)
-    if group is None or not group.ranks:
-        group = _GROUPS[world_size] = Group(world_size)
-    return group.run(fn, *args, timeout_s=timeout_s)
+_ALL: list[Groups] = []
 
 
 @atexit.register
-def close_groups() -> None:
-    """Kill all ranks."""
-    for group in _GROUPS.values():
-        group.close()
-
-
-def _parents_ends() -> list[Connection]:
-    return [connection for group in _GROUPS.values() for _, connection in group.ranks.values()]
+def _close_all() -> None:
+    for groups in _ALL:
+        groups.close()
 
 
 def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoReturn:
     """Run cases until the parent is gone."""
     try:
-        atexit.unregister(close_groups)
+        atexit.unregister(_close_all)
         for received in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(received, signal.SIG_DFL)
         torch.set_num_threads(1)

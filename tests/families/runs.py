@@ -10,6 +10,7 @@ import functools
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FAMILIES, FORMATS
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
@@ -79,6 +81,8 @@ class Run:
     layout: Layout = ONE_RANK
     dropout: bool = False
     seed: int = 1234
+    alone: bool = False
+    """Whether a row must hold one sequence, as transformers takes it."""
 
     def on(self, layout: Layout) -> Run:
         """The same on other ranks."""
@@ -88,7 +92,8 @@ class Run:
         """The resolved recipe."""
         sections = self.sections()
         sections["model"]["vocab_size"] = load_tokenizer(sections["tokenizer"]["path"]).vocab_size
-        return RunConfig.model_validate(sections)
+        config = RunConfig.model_validate(sections)
+        return config.model_copy(update={"data": with_rows_of_one(config.data)}) if self.alone else config
 
     def sections(self) -> dict[str, Any]:
         """The recipe around the sections that the family brings."""
@@ -118,6 +123,13 @@ class Run:
         }  # fmt: skip
 
 
+def with_rows_of_one(data: DataSection) -> DataSection:
+    """Turn the switch of a section by which its rows hold several sequences, if they do."""
+    switches = [name for name in type(data).model_fields if isinstance(getattr(data, name), bool)]
+    turned = [data.model_copy(update={name: not getattr(data, name)}) for name in switches]
+    return next(other for other in [data, *turned] if not other.shares_rows)
+
+
 def documents_of(sample_format: str) -> PreprocessConfig:
     """How a dataset for this sample format keeps documents."""
     ends = FORMATS.get(sample_format).shifted
@@ -125,7 +137,10 @@ def documents_of(sample_format: str) -> PreprocessConfig:
 
 
 def prepare(rank: int, world_size: int, run: Run) -> None:
-    """Case: make the tokenizer and the dataset unless another family did, and record rows from the loader."""
+    """Case: make the tokenizer and the dataset unless another family did, and record rows from the loader.
+
+    A step of the recorded stream is one micro-batch, so that any rank of any layout can take its own.
+    """
     quiet_libraries()
     sections, kind = run.sections(), FAMILIES.get(run.family).tokenizer
     corpus, tokenizer = run.folder / "corpus.jsonl", Path(sections["tokenizer"]["path"])
@@ -136,22 +151,18 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
         train_tokenizer(kind, iter(make_documents()), size, tokenizer)
     (run.folder / "data").mkdir(exist_ok=True)
     preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
-    record(run.config(), recorded(run), TRAINING_STEPS)
+    config = run.config()
+    objective = build_objective(config.objective, load_tokenizer(tokenizer))
+    training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})
+    single = config.model_copy(update={"training": training})
+    rows = build_run_rows(config, load_tokenizer(tokenizer), objective).train
+    steps = islice(TrainLoader(rows, objective, single), TRAINING_STEPS * ROWS // MICRO_ROWS)
+    recorded(run).write_bytes(pickle.dumps(list(steps)))
 
 
 def recorded(run: Run) -> Path:
     """The file of a family's rows."""
-    return run.folder / f"{run.family}.rows"
-
-
-def record(config: RunConfig, path: Path, num_steps: int) -> None:
-    """Keep the loader's micro-batches: a step of the stream for each, so that any rank can take its own."""
-    tokenizer = load_tokenizer(config.tokenizer.path)
-    objective = build_objective(config.objective, tokenizer)
-    training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})
-    single = config.model_copy(update={"training": training})
-    steps = iter(TrainLoader(build_run_rows(config, tokenizer, objective).train, objective, single))
-    path.write_bytes(pickle.dumps([next(steps) for _ in range(num_steps * ROWS // MICRO_ROWS)]))
+    return run.folder / f"{run.family}{'-alone' * run.alone}.rows"
 
 
 @functools.lru_cache(maxsize=2)
@@ -200,8 +211,13 @@ def train(rank: int, world_size: int, run: Run, num_steps: int = STEPS) -> dict[
     return {
         **{name: values + rest[name] for name, values in figures.items()}, "initial": initial, "weights": weights,
         "built": {name: parameter.numel() for name, parameter in engine.module.named_parameters()},
-        "facts": engine.parameter_facts(), "shapes": engine.parameter_shapes(),
+        "facts": engine.parameter_facts(), "all_shapes": engine.whole_model.shapes,
     }  # fmt: skip
+
+
+def initial(rank: int, world_size: int, run: Run) -> dict[str, torch.Tensor]:
+    """Case: the weights before the first step."""
+    return gather_weights(build(run))
 
 
 def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
