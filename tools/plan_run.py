@@ -1,6 +1,7 @@
 """Which layout of ranks a recipe needs on a cluster: memory, traffic, time of each, and the command of the best one.
 
-Needs no GPU and no torch: a login node answers in seconds. What the figures rest on: docs/planning.md.
+Needs no GPU: the model is measured without memory, on a login node in seconds. What the figures rest on:
+docs/planning.md.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ def show_table(columns: tuple[str, ...], rows: list[list[str]], title: str) -> N
 
 def show_search(args: argparse.Namespace, config: RunConfig, cluster: Cluster, found: Search) -> None:
     from ctxlm_ds.planning.hardware import GIB
+    from ctxlm_ds.planning.measure import with_vocabulary
     from ctxlm_ds.planning.report import COLUMNS, describe_recommendation, describe_refusals, plan_rows
-    from ctxlm_ds.planning.shapes import with_vocabulary
 
     best, command = recommend(args, config, cluster, found)
     if config.model.vocab_size is None:

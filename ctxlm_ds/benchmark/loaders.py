@@ -10,13 +10,12 @@ from typing import Any
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.stream.collate import prediction_slots
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.splits import train_parts
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.flops import training_flops_per_row
-from ctxlm_ds.objectives.build import build_objective, objective_terms
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.planning.hardware import TERA, find_gpu
+from ctxlm_ds.planning.measure import training_flops_per_row
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -95,8 +94,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096
 def _rows_a_gpu(config: RunConfig, vocab_size: int) -> float:
     """Rows a second that one GPU trains BERT-base on, at the recipe's length, objective and vocabulary."""
     gpu, model = find_gpu(GPU), load_config(MODEL).model.model_copy(update={"vocab_size": vocab_size})
-    slots = prediction_slots(config.data, config.objective)
-    flops = training_flops_per_row(model, objective_terms(config.objective), config.data.seq_length, slots)
+    flops = training_flops_per_row(config.model_copy(update={"model": model}))
     return gpu.tflops_16bit * TERA * gpu.matrix_efficiency / flops
 
 

@@ -25,7 +25,6 @@ from ctxlm_ds.run_builder import (
     build_engine,
     build_loaders,
     build_rows_by_node,
-    choose_run_kernels,
     initialize_weights,
     load_run_tokenizer,
     resolve,
@@ -87,9 +86,8 @@ class SaveBenchmark:
         objective = build_objective(config.objective, tokenizer)
         rows = build_rows_by_node(config, tokenizer, objective, topology)
         data = agreed_data(rows.describe(config, tokenizer), topology)
-        kernels = choose_run_kernels(config)
-        self._engine: Engine = build_engine(config, deepspeed_config, objective, kernels, topology)
-        initialize_weights(config, self._engine, objective)
+        self._engine: Engine = build_engine(config, deepspeed_config, objective, topology)
+        initialize_weights(config, self._engine)
         steps, _ = build_loaders(config, rows, objective, topology, 0)
         self._steps: Iterator[Step] = iter(steps)
         self._state = TrainState()

@@ -43,7 +43,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
     ours = build_model(config.model, build, config.training.seed).to(device, dtype).train()
     theirs = _hugging_face_model(config.model, objective.outputs).to(device, dtype).train()
     fields = _random_fields(config, objective, device)
-    losses, export = TermLosses(objective.terms, parallel), export_of(config.model.family)
+    losses, export = TermLosses(objective.terms, objective.outputs, parallel), export_of(config.model.family)
     counts = [int((fields[term.labels[0]] != IGNORE_LABEL).sum()) for term in objective.terms]
     factors = torch.tensor([1.0 / count for count in counts], device=device)
     arguments = export.their_inputs(fields) | export.their_labels(fields)

@@ -13,9 +13,9 @@ from ctxlm_ds.cluster.context import JobContext, show, tell
 from ctxlm_ds.cluster.decide import Action, Ended, Outcome
 from ctxlm_ds.cluster.evidence import report
 from ctxlm_ds.cluster.exclusions import requeue_command
+from ctxlm_ds.cluster.notices import still_ours
 from ctxlm_ds.cluster.ranks import RankStart
 from ctxlm_ds.cluster.successor import Successors
-from ctxlm_ds.cluster.timing import still_ours
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event
 

@@ -142,6 +142,8 @@ def _model_problems(first: RunConfig, own: RunConfig, here: str) -> Iterator[Pro
         if before != now:
             text = f"its model.{name} is {now}, that of the first phase {before}; weights cannot be taken over"
             yield Problem(here, text, ("pipeline.phases", f"model.{name}"))
+        if type(own.model) is not type(first.model):
+            return
 
 
 def _pretrain_resources(pipeline: PipelineConfig, index: int) -> StepResources:

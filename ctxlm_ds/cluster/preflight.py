@@ -31,12 +31,14 @@ from ctxlm_ds.cluster.exclusions import (
 from ctxlm_ds.cluster.preflight_judgement import (
     Evidence,
     Judgement,
+    PreflightSettings,
     judge_bandwidth,
     judge_local,
     over_all_gb_per_s,
+    read_settings,
+    scratch_folder,
     table_lines,
 )
-from ctxlm_ds.cluster.preflight_settings import PreflightSettings, read_settings, scratch_folder
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 

@@ -38,6 +38,8 @@ class Family:
     """Type of tokenizer that it was published with (tools/train_tokenizer.py)."""
     tiny: Callable[[], dict[str, Any]]
     """Makes the `model`, `objective` and `data` sections of a recipe small enough for tests."""
+    vocab_size: int | None = None
+    """Words of the tokenizer that it was published with: what a plan counts if the recipe leaves the size open."""
     export: str | None = None
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
     frozen: str | None = None
@@ -85,6 +87,10 @@ class TransformerSection(ModelSection):
     @property
     def longest_sequence(self) -> int | None:
         return self.max_position_embeddings
+
+    @property
+    def width(self) -> int | None:
+        return self.hidden_size
 
     @property
     def drops(self) -> bool:

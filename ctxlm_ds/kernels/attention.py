@@ -1,21 +1,25 @@
 """Attention inside each sequence of a row: plain softmax, torch's fused attention, FlashAttention over packed rows.
 
-Shape letters: b rows, s positions of a row, n heads, d size of a head, m sequences of a row.
-Positions see exactly the positions with their own sequence id; padding sees padding (or, where a row
-holds one sequence, that sequence), so that no softmax is empty and nothing is NaN. What padding positions
-hold afterwards is never read. Causal attention sees of these only the position itself and earlier ones.
+Shape letters: b rows, s positions of a row, t positions of a row of keys (s in self-attention), n heads, k heads of
+keys and values (n unless grouped), d size of a head, m sequences of a row. The spec of a Need is an AttentionSpec.
+
+A position sees the positions with its own sequence id, of these only earlier ones and itself if causal, only near ones
+in a window. Padding sees padding or, if a row holds one sequence, that sequence; a position without any key of its
+sequence sees every key of its row. So no softmax is empty and nothing is NaN. Nobody reads what such positions hold.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ctxlm_ds.errors import KernelError
+from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.linear import computes_in_float32
 
 FLASH_MAX_HEAD_SIZE = 256
 FLASH_MIN_CAPABILITY = (8, 0)
@@ -23,99 +27,175 @@ FLASH_MIN_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a layer needs of attention; the implementation is chosen for it (dispatch.py)."""
+    """What a layer needs of attention; the implementation is chosen for it."""
 
     head_size: int
     causal: bool = False
-    """Positions see earlier ones only."""
+    """Positions see no later ones."""
     shares_rows: bool = False
     """A row holds several sequences that never see each other."""
     dropout: float = 0.0
     """Dropout of the attention probabilities in training."""
+    window: int | None = None
+    """Most positions that a position sees to each side of itself (if causal: to the left); None sees all."""
+    grouped: bool = False
+    """Several query heads share a head of keys and values: k < n, and n is a multiple of k."""
+    bias: bool = False
+    """Each call brings a bias of the scores."""
+    cross: bool = False
+    """Keys and values are of another sequence than the queries."""
+    scale: float | None = None
+    """Factor of the products of queries and keys; None is 1 / sqrt(head_size)."""
+
+    def __post_init__(self) -> None:
+        if self.cross and (self.causal or self.window is not None):
+            raise ValueError("cross attention is neither causal nor windowed: its two sequences share no positions")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"an attention window is at least 1 position wide, not {self.window}")
+
+
+class Sequences(NamedTuple):
+    """The sequences of the queries' rows, and for cross attention those of the keys' rows (data/sample.py)."""
+
+    ids: Tensor
+    """[b, s], 1 to m for the sequences of a row, 0 at padding."""
+    starts: Tensor
+    """[b, m + 1], first position of each sequence and of the padding; s if there is none."""
+    key_ids: Tensor | None = None
+    """[b, t], the queries with id i see the keys with id i."""
+    key_starts: Tensor | None = None
+    """[b, m + 1]"""
 
 
 class AttentionKernel(Protocol):
-    """query, key, value [b, s, n, d], sequence_ids [b, s], sequence_starts [b, m + 1] (data/sample.py) -> [b, s, n, d].
+    """query [b, s, n, d], key and value [b, t, k, d] -> [b, s, n, d].
 
-    dropout_p is the dropout of the attention probabilities, 0 in evaluation.
+    dropout_p is the dropout of the attention probabilities, 0 in evaluation; bias [n, s, t] or [b, n, s, t] is added
+    to the scaled scores.
     """
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, dropout_p: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sequences: Sequences,
+        dropout_p: float,
+        bias: Tensor | None = None,
     ) -> Tensor: ...
 
 
-def same_sequence_mask(sequence_ids: Tensor) -> Tensor:
-    """[b, s] -> [b, 1, s, s] bool, True where query and key belong to the same sequence (or both to padding)."""
-    return sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
+def same_sequence_mask(sequences: Sequences) -> Tensor:
+    """Return [b, 1, s, t] bool, True if query and key belong to the same sequence (or both to padding)."""
+    query_ids = sequences.ids[:, None, :, None]
+    if sequences.key_ids is None:
+        return query_ids == sequences.ids[:, None, None, :]
+    mask = query_ids == sequences.key_ids[:, None, None, :]
+    return mask | ~mask.any(-1, keepdim=True)
 
 
-def first_sequence_mask(sequence_ids: Tensor) -> Tensor:
-    """[b, s] -> [b, 1, 1, s] bool for rows of one sequence: its keys; all keys where the row is empty."""
-    return (sequence_ids == sequence_ids[:, :1])[:, None, None, :]
+def first_sequence_mask(key_ids: Tensor) -> Tensor:
+    """[b, t] -> [b, 1, 1, t] bool for rows of one sequence: its keys; all keys if the row is empty."""
+    return (key_ids == key_ids[:, :1])[:, None, None, :]
 
 
-def causal_mask(seq_length: int, device: torch.device) -> Tensor:
-    """[s, s] bool, True where the key is the query's position or an earlier one."""
-    return torch.ones(seq_length, seq_length, dtype=torch.bool, device=device).tril()
+def place_mask(spec: AttentionSpec, length: int, device: torch.device) -> Tensor:
+    """Return [s, s] bool, True if the key's place in the row is one that the query sees."""
+    mask = torch.ones(length, length, dtype=torch.bool, device=device)
+    if spec.window is None:
+        return mask.tril() if spec.causal else mask
+    return mask.tril(0 if spec.causal else spec.window).triu(-spec.window)
 
 
-def reference_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequence_ids: Tensor,
-    sequence_starts: Tensor,
-    dropout_p: float,
-    causal: bool = False,
-) -> Tensor:
-    """softmax(QK^T / sqrt(d)) V (Vaswani 2017, eq. 1), the softmax at least in float32, dropout on its result."""
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-    visible = same_sequence_mask(sequence_ids)
-    if causal:
-        visible = visible & causal_mask(scores.shape[-1], scores.device)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
-    probabilities = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(value.dtype)
-    return (F.dropout(probabilities, dropout_p) @ value).transpose(1, 2)
+@dataclass(frozen=True)
+class ReferenceAttention:
+    """softmax(scale QK^T + bias) V (Vaswani 2017, eq. 1), the softmax at least in float32, dropout on its result."""
 
-
-class SdpaAttention:
-    """torch.nn.functional.scaled_dot_product_attention with a mask of visible keys."""
-
-    def __init__(self, packing: bool, compute_in_float32: bool = False, causal: bool = False) -> None:
-        """Rows of one sequence (`packing=False`) need only a key mask [b, 1, 1, s] instead of [b, 1, s, s].
-
-        Causal ones need no mask at all: padding comes after the sequence, where none of its positions looks.
-        """
-        self.packing = packing
-        self.compute_in_float32 = compute_in_float32
-        self.causal = causal
+    spec: AttentionSpec
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, dropout_p: float
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sequences: Sequences,
+        dropout_p: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        group = query.shape[1] // key.shape[1]
+        if group > 1:
+            key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        scale = query.shape[-1] ** -0.5 if self.spec.scale is None else self.spec.scale
+        scores = query @ key.transpose(-1, -2) * scale
+        if bias is not None:
+            scores = scores + bias
+        scores = scores.masked_fill(~self._visible(sequences, scores.shape[-1]), float("-inf"))
+        softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
+        probabilities = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(value.dtype)
+        return (F.dropout(probabilities, dropout_p) @ value).transpose(1, 2)
+
+    def _visible(self, sequences: Sequences, length: int) -> Tensor:
+        """Return [b, 1, s, t] bool."""
+        visible = same_sequence_mask(sequences)
+        places = torch.arange(length, device=visible.device)
+        distance = places[:, None] - places
+        if self.spec.causal:
+            visible = visible & (distance >= 0)
+        if self.spec.window is not None:
+            visible = visible & (distance.abs() <= self.spec.window)
+        return visible
+
+
+@dataclass(frozen=True)
+class SdpaAttention:
+    """torch.nn.functional.scaled_dot_product_attention with the smallest mask that hides what must be hidden."""
+
+    spec: AttentionSpec
+    in_float32: bool = False
+    """Compute in float32 and round the result."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sequences: Sequences,
+        dropout_p: float,
+        bias: Tensor | None = None,
     ) -> Tensor:
         dtype = query.dtype
-        if self.compute_in_float32:
+        if self.in_float32:
             query, key, value = query.float(), key.float(), value.float()
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        mask, is_causal = self._mask(sequence_ids)
+        is_causal = self._needs_no_mask and bias is None
+        mask = None if is_causal else self._mask(sequences)
+        if mask is not None and bias is not None:
+            bias = bias if bias.ndim == 4 else bias[None]
+            mask = bias.to(query.dtype).masked_fill(~mask, float("-inf"))
         context = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal
-        )
+            query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal,
+            scale=self.spec.scale, enable_gqa=self.spec.grouped,
+        )  # fmt: skip
         return context.transpose(1, 2).to(dtype)
 
-    def _mask(self, sequence_ids: Tensor) -> tuple[Tensor | None, bool]:
-        """The mask of visible keys, and whether torch's own causal one takes its place."""
-        if self.causal and not self.packing:
-            return None, True
-        if not self.packing:
-            return first_sequence_mask(sequence_ids), False
-        mask = same_sequence_mask(sequence_ids)
-        if self.causal:
-            mask = mask & causal_mask(sequence_ids.shape[1], sequence_ids.device)
-        return mask, False
+    @property
+    def _needs_no_mask(self) -> bool:
+        """Whether torch's own causal mask does: padding comes after the sequence, and none of its positions looks."""
+        return self.spec.causal and not self.spec.shares_rows and self.spec.window is None
+
+    def _mask(self, sequences: Sequences) -> Tensor:
+        """Return a bool mask of visible keys: [b, 1, s, t], [b, 1, 1, t] or [s, s]."""
+        spec, ids = self.spec, sequences.ids
+        ordered = spec.causal or spec.window is not None
+        if not spec.shares_rows and not ordered:
+            return first_sequence_mask(ids if sequences.key_ids is None else sequences.key_ids)
+        if not ordered:
+            return same_sequence_mask(sequences)
+        places = place_mask(spec, ids.shape[1], ids.device)
+        if spec.causal and not spec.shares_rows:
+            return places
+        return same_sequence_mask(sequences) & places
 
 
 def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
@@ -129,41 +209,66 @@ def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
     return F.pad(bounds, (0, 1), value=num_rows * seq_length).to(torch.int32)
 
 
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequence_ids: Tensor,
-    sequence_starts: Tensor,
-    dropout_p: float,
-    causal: bool = False,
-) -> Tensor:
+@dataclass(frozen=True)
+class VarlenAttention:
     """FlashAttention over the flattened rows (torch.nn.attention.varlen): work goes with the sum of squared lengths."""
-    from torch.nn.attention.varlen import varlen_attn
 
-    if dropout_p > 0.0:
-        raise KernelError(f"kernels.attention: `varlen` has no attention dropout, but it is {dropout_p}")
-    num_rows, seq_length = query.shape[:2]
-    bounds = cumulative_lengths(sequence_starts, seq_length)
-    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    window = (-1, 0) if causal else (-1, -1)
-    context = varlen_attn(query, key, value, bounds, bounds, seq_length, seq_length, window_size=window)
-    return context.unflatten(0, (num_rows, seq_length))
+    spec: AttentionSpec
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sequences: Sequences,
+        dropout_p: float,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        if dropout_p > 0.0:
+            raise KernelError(f"kernels.attention: `varlen` has no attention dropout, but it is {dropout_p}")
+        if bias is not None:
+            raise KernelError("kernels.attention: `varlen` adds no bias to the scores, but one was given")
+        (num_rows, length), key_length = query.shape[:2], key.shape[1]
+        bounds = cumulative_lengths(sequences.starts, length)
+        key_starts = sequences.key_starts
+        key_bounds = bounds if key_starts is None else cumulative_lengths(key_starts, key_length)
+        side = -1 if self.spec.window is None else self.spec.window
+        context = varlen_attn(
+            query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), bounds, key_bounds, length, key_length,
+            scale=self.spec.scale, window_size=(side, 0 if self.spec.causal else side), enable_gqa=self.spec.grouped,
+        )  # fmt: skip
+        return context.unflatten(0, (num_rows, length))
 
 
-def why_varlen_cannot_run(device_type: str, dtype: torch.dtype, attention_dropout: float, head_size: int) -> str | None:
-    """The reason, or None where `varlen` runs here."""
-    if device_type != "cuda":
-        return f"it needs a CUDA device, and this run is on {device_type}"
+def why_varlen_cannot_run(need: Need) -> str | None:
+    """Return the reason, or None if `varlen` runs here."""
+    spec: AttentionSpec = need.spec
+    if need.device_type != "cuda":
+        return f"it needs a CUDA device, and this run is on {need.device_type}"
     if not torch.cuda.is_available():
         return "it needs a CUDA device, and torch finds none"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bf16 or fp16 only, and the precision is {dtype}"
-    if attention_dropout > 0.0:
-        return f"it has no attention dropout, and model.attention_dropout is {attention_dropout}"
-    if head_size > FLASH_MAX_HEAD_SIZE or head_size % 8:
-        return f"heads must be a multiple of 8 and at most {FLASH_MAX_HEAD_SIZE} wide, and they are {head_size}"
+    if need.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bf16 or fp16 only, and the precision is {need.dtype}"
+    if spec.dropout > 0.0:
+        return f"it has no attention dropout, and model.attention_dropout is {spec.dropout}"
+    if spec.bias:
+        return "it adds no bias to the scores, and this model's attention has one"
+    if spec.head_size > FLASH_MAX_HEAD_SIZE or spec.head_size % 8:
+        return f"heads must be a multiple of 8 and at most {FLASH_MAX_HEAD_SIZE} wide, and they are {spec.head_size}"
     capability = torch.cuda.get_device_capability()
     if capability < FLASH_MIN_CAPABILITY:
         return f"it needs compute capability 8.0 (Ampere) or later, and this device has {capability[0]}.{capability[1]}"
     return None
+
+
+def _several_sequences(need: Need) -> bool:
+    return need.spec.shares_rows
+
+
+IMPLEMENTATIONS = (
+    Implementation("varlen", lambda need: VarlenAttention(need.spec), why_varlen_cannot_run, _several_sequences),
+    Implementation("sdpa", lambda need: SdpaAttention(need.spec, computes_in_float32(need))),
+    Implementation("reference", lambda need: ReferenceAttention(need.spec)),
+)

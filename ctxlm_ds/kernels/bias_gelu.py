@@ -1,7 +1,8 @@
 """A linear layer with its bias and activation: plain formulas, torch's activations, bias and activation compiled.
 
 The product belongs to the operation because torch adds the bias inside it while the compiled kernel adds it outside.
-Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions.
+Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions. The spec of a Need is
+the LinearKernel that computes the product.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctxlm_ds.kernels.implementation import Implementation, Need
 from ctxlm_ds.kernels.linear import LinearKernel, torch_linear
 
 
@@ -24,7 +26,7 @@ class BiasGeluKernel(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor: ...
 
     def with_linear(self, linear: LinearKernel) -> BiasGeluKernel:
-        """The same kernel around another product (a tensor-parallel one)."""
+        """Return the same kernel around another product (a tensor-parallel one)."""
         ...
 
 
@@ -59,7 +61,7 @@ class ReferenceBiasGelu:
         return REFERENCE_ACTIVATIONS[activation](self.linear(x, weight, bias))
 
     def with_linear(self, linear: LinearKernel) -> ReferenceBiasGelu:
-        """The same kernel around another product."""
+        """Return the same kernel around another product."""
         return ReferenceBiasGelu(linear)
 
 
@@ -73,7 +75,7 @@ class TorchBiasGelu:
         return TORCH_ACTIVATIONS[activation](self.linear(x, weight, bias))
 
     def with_linear(self, linear: LinearKernel) -> TorchBiasGelu:
-        """The same kernel around another product."""
+        """Return the same kernel around another product."""
         return TorchBiasGelu(linear)
 
 
@@ -95,12 +97,12 @@ class CompiledBiasGelu:
         return _compiled_bias_activation(activation)(self.linear(x, weight, None), bias)
 
     def with_linear(self, linear: LinearKernel) -> CompiledBiasGelu:
-        """The same kernel around another product."""
+        """Return the same kernel around another product."""
         return CompiledBiasGelu(linear)
 
 
 def why_compiled_cannot_run(device_type: str) -> str | None:
-    """The reason, or None where torch.compile can make kernels here."""
+    """Return the reason, or None if torch.compile can make kernels here."""
     if device_type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -115,3 +117,14 @@ def why_compiled_cannot_run(device_type: str) -> str | None:
     except ImportError as error:
         return f"torch.compile needs triton on {device_type} ({error})"
     return None
+
+
+def _why_not_compiled(need: Need) -> str | None:
+    return why_compiled_cannot_run(need.device_type)
+
+
+IMPLEMENTATIONS = (
+    Implementation("torch", lambda need: TorchBiasGelu(need.spec)),
+    Implementation("compiled", lambda need: CompiledBiasGelu(need.spec), _why_not_compiled),
+    Implementation("reference", lambda need: ReferenceBiasGelu(need.spec)),
+)

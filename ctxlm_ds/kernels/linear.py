@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctxlm_ds.kernels.implementation import Implementation, Need
+
 
 class LinearKernel(Protocol):
     """x [..., i], weight [o, i], bias [o] or None -> [..., o], all of one floating type."""
@@ -19,16 +21,27 @@ class LinearKernel(Protocol):
 
 
 def torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear."""
+    """Call torch.nn.functional.linear."""
     return F.linear(x, weight, bias)
 
 
 def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same product computed in float32 and rounded to x's type, forward and backward."""
+    """Compute the same product in float32 and round it to x's type, forward and backward."""
     product = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
     return product.to(x.dtype)
 
 
 def bf16_is_emulated(device_type: str) -> bool:
-    """Whether bfloat16 products lack vector code here (x86 below AVX-512: 10 to 50 times slower than float32)."""
+    """Say whether bfloat16 products lack vector code here (x86 below AVX-512: 10 to 50 times slower than float32)."""
     return device_type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def computes_in_float32(need: Need) -> bool:
+    """Say whether a product of the activations is better computed in float32."""
+    return need.dtype == torch.bfloat16 and bf16_is_emulated(need.device_type)
+
+
+IMPLEMENTATIONS = (
+    Implementation("float32", lambda need: float32_linear, suits=computes_in_float32),
+    Implementation("torch", lambda need: torch_linear),
+)

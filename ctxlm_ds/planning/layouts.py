@@ -117,15 +117,15 @@ class ZeroSettings:
     offload_parameters: bool = False
 
     @classmethod
-    def of_json(cls, settings: dict[str, Any], hidden_size: int) -> ZeroSettings:
-        """From a JSON; sizes left "auto" follow from the hidden size as recipe/deepspeed.py fills them in."""
+    def of_json(cls, settings: dict[str, Any], width: int | None) -> ZeroSettings:
+        """Read a JSON; sizes left "auto" follow from the model's width as recipe/deepspeed.py fills them in."""
         zero = settings.get("zero_optimization", {})
         stage = int(zero.get("stage", 0))
-        hints = {
-            "reduce_bucket_size": hidden_size * hidden_size,
-            "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
-            "stage3_param_persistence_threshold": 10 * hidden_size,
-        }
+        hints = {} if width is None else {
+            "reduce_bucket_size": width * width,
+            "stage3_prefetch_bucket_size": int(0.9 * width * width),
+            "stage3_param_persistence_threshold": 10 * width,
+        }  # fmt: skip
 
         def size(name: str, default: int) -> int:
             value = zero.get(name, default)

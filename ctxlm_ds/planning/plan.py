@@ -6,18 +6,20 @@ In: a recipe, a cluster, a layout, DeepSpeed's JSON of its ZeRO stage. Out: Plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from ctxlm_ds.models.stages import block_costs, bounds_of_counts, stage_bounds
-from ctxlm_ds.planning.activations import CUDA, Platform, activation_bytes
+from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.planning.hardware import Cluster
 from ctxlm_ds.planning.layouts import Layout, ZeroSettings
-from ctxlm_ds.planning.shapes import WORD_EMBEDDINGS, PlannedLayer, layer_list
+from ctxlm_ds.planning.measure import LayerWork, MeasuredModel, describe, measure, training_flops_per_row
+from ctxlm_ds.planning.meter import CUDA, Platform
 from ctxlm_ds.planning.states import StageParameters, buffer_bytes, local_elements, stage_parameters, state_bytes
-from ctxlm_ds.planning.timing import StageLoad, StepTime, model_flops_per_step, peak_flops, step_time
-from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_message
+from ctxlm_ds.planning.timing import StageLoad, StepTime, peak_flops, step_time
+from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_messages
 from ctxlm_ds.recipe.schema import RunConfig
 
 SECONDS_PER_DAY = 86_400
@@ -37,7 +39,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
 
@@ -48,15 +49,31 @@ class Plan:
     layout: Layout
     memory: Memory
     messages: tuple[Message, ...]
-    """Of the rank that moves most."""
+    """Messages sent in one step by the busiest rank."""
     time: StepTime
     mfu: float
     """Useful operations a second over the GPUs' peak."""
     days: float
 
     def axis_bytes(self, axis: str) -> float:
-        """Bytes that a rank sends on one axis in a step (on a ring)."""
+        """Return the bytes that a rank sends on one axis in a step (on a ring)."""
         return sum(message.wire_bytes for message in self.messages if message.axis == axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage: layers start to stop - 1, and what tensor-parallel rank 0 holds of their parameters."""
+
+    index: int
+    start: int
+    stop: int
+    is_last: bool
+    num_blocks: int
+    parameters: StageParameters
+
+    @property
+    def layers(self) -> slice:
+        return slice(self.start, self.stop)
 
 
 class Planner:
@@ -65,17 +82,26 @@ class Planner:
     def __init__(
         self, config: RunConfig, cluster: Cluster, jsons: JsonByStage, platform: Platform = CUDA
     ) -> None:
-        """`jsons`: DeepSpeed's JSON by ZeRO stage."""
+        """`jsons` has DeepSpeed's JSON by ZeRO stage.
+
+        Raises:
+            ConfigError: the model is impossible, or the size of its vocabulary unknown.
+        """
         self.config = config
         self.cluster = cluster
         self.platform = platform
-        self.layers = layer_list(config)
-        self.zero = {stage: ZeroSettings.of_json(data, config.model.hidden_size) for stage, data in jsons.items()}
-        self.flops = model_flops_per_step(config)
-        self._stages: dict[tuple[int, int], list[tuple[Sequence[PlannedLayer], StageParameters]]] = {}
+        self.layers, self.model = describe(config)
+        self.zero = {stage: ZeroSettings.of_json(data, config.model.width) for stage, data in jsons.items()}
+        self._stages: dict[tuple[int, int], list[Stage]] = {}
+        self._models: dict[tuple[int, bool], MeasuredModel] = {}
+
+    @cached_property
+    def flops(self) -> int:
+        """Count the useful operations of a step over all GPUs (recomputation is none)."""
+        return training_flops_per_row(self.config) * self.config.training.global_batch_size
 
     def weigh(self, layout: Layout) -> Plan:
-        """Memory, traffic and time of a possible layout (recipe/layout.py has no problem with it)."""
+        """Weigh memory, traffic and time of a possible layout (recipe/layout.py has no problem with it)."""
         config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
         time = step_time(config, layout, zero, self.cluster, loads, self.platform.keeps_scores)
@@ -91,83 +117,140 @@ class Planner:
         )
 
     def memory(self, layout: Layout) -> Memory:
-        """Bytes of the fullest stage's GPU."""
+        """Count the bytes of the fullest stage's GPU."""
         config = layout.apply(self.config)
-        return max((self._stage_memory(config, layout, i) for i in self._telling_stages(layout)), key=_total)
+        stages = self.stages(layout)
+        found = [self._stage_memory(config, layout, stages[index]) for index in self._telling_stages(layout)]
+        return max(found, key=lambda memory: memory.total)
 
-    def stages(self, layout: Layout) -> list[tuple[Sequence[PlannedLayer], StageParameters]]:
-        """Layers of each pipeline stage and what tensor-parallel rank 0 holds of their parameters."""
+    def stages(self, layout: Layout) -> list[Stage]:
+        """Cut the layers into the layout's pipeline stages."""
         key = (layout.tensor, layout.pipeline)
         if key not in self._stages:
-            bounds = self._bounds(layout)
-            cut = [self.layers[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
-            multiple = self.config.parallel.vocab_multiple
-            self._stages[key] = [(part, stage_parameters(part, layout.tensor, multiple)) for part in cut]
+            parallel = layout.apply(self.config).parallel
+            bounds = [0, len(self.layers)]
+            if layout.pipeline > 1:
+                bounds = plan_stages(parallel, self.layers, self.model.shapes)
+            blocks = blocks_per_stage(self.layers, bounds)
+            self._stages[key] = [
+                Stage(
+                    index, start, stop, index == layout.pipeline - 1, blocks[index],
+                    stage_parameters(
+                        self.model, self._parameter_names(start, stop), layout.tensor, parallel.vocab_multiple
+                    ),
+                )
+                for index, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+            ]  # fmt: skip
         return self._stages[key]
 
-    def _bounds(self, layout: Layout) -> list[int]:
-        """As training/stage_plan.py cuts; what it would measure (`time`) is taken as even."""
-        parallel = layout.apply(self.config).parallel
-        if layout.pipeline == 1:
-            return [0, len(self.layers)]
-        if parallel.pipeline_layers is not None:
-            return bounds_of_counts(self.layers, parallel.pipeline_layers)
-        by_parameters = parallel.pipeline_partition == "parameters"
-        costs = [float(layer.num_elements) for layer in self.layers] if by_parameters else block_costs(self.layers)
-        return stage_bounds(self.layers, costs, layout.pipeline)
+    @cached_property
+    def _names(self) -> list[list[str]]:
+        """Full names of each layer's parameters."""
+        return [
+            [name for name in self.model.shapes if name.startswith(f"{layer.name}.")] for layer in self.layers
+        ]
+
+    def _parameter_names(self, start: int, stop: int) -> list[str]:
+        return [name for names in self._names[start:stop] for name in names]
 
     def _telling_stages(self, layout: Layout) -> list[int]:
-        """First, last, and of those between the first with each number of layers: no other is fuller or slower."""
+        """Return first, last, and of those between the first with each number of blocks: no other is fuller or slower.
+        """
         stages = self.stages(layout)
         first_of_size: dict[int, int] = {}
-        for index, (layers, _) in enumerate(stages[1:-1], start=1):
-            first_of_size.setdefault(sum(layer.block for layer in layers), index)
+        for stage in stages[1:-1]:
+            first_of_size.setdefault(stage.num_blocks, stage.index)
         return sorted({0, *first_of_size.values(), len(stages) - 1})
 
+    def _measured(self, layout: Layout) -> MeasuredModel:
+        key = (layout.tensor, layout.sequence_parallel)
+        if key not in self._models:
+            self._models[key] = measure(self.config, *key, self.platform)
+        return self._models[key]
+
     def load(self, layout: Layout, index: int) -> StageLoad:
-        """Layers, parameters and messages of pipeline stage `index`."""
+        """Collect layers, parameters and messages of pipeline stage `index`."""
         config = layout.apply(self.config)
-        layers, parameters = self.stages(layout)[index]
-        zero, table = self.zero[layout.zero_stage], self._table_elements(layout)
-        messages = [
-            *data_messages(config, layout, parameters, zero, table if layout.pipeline == 1 else 0),
-            *tensor_messages(config, layout, layers),
-            *pipeline_messages(config, layout),
-        ]
-        if index in (0, layout.pipeline - 1):
-            messages += tied_message(config, layout, table)
-        return StageLoad(layers, parameters, messages)
+        stage, zero, measured = self.stages(layout)[index], self.zero[layout.zero_stage], self._measured(layout)
+        times = layout.num_micro_batches(config.training.global_batch_size)
+        plain = _of_stage(measured, measured.layers, stage)
+        run = _of_stage(measured, measured.recomputed, stage) if layout.recompute else plain
+        again = [layer.recompute and layout.recompute for layer in self.layers[stage.layers]]
+        sending = [layer.at(layout.micro_batch_size) for layer in run]
+        messages = data_messages(config, layout, stage.parameters, zero, self._used_twice(layout, stage))
+        messages += tensor_messages(layout, times, sending)
+        if layout.pipeline > 1:
+            messages += pipeline_messages(times, *self._crossing(layout, measured, stage))
+            messages += tied_messages(config, self._tied_elsewhere(layout, stage))
+        return StageLoad(
+            layers=plain,
+            recomputed=[*again, *([False] if stage.is_last else [])],
+            compiled=[*(layer.block for layer in self.layers[stage.layers]), *([False] if stage.is_last else [])],
+            collectives=sum(work.collectives for work in sending),
+            parameters=stage.parameters,
+            messages=messages,
+        )
 
-    def _table_elements(self, layout: Layout) -> int:
-        name, shape = next(item for layer in self.layers if layer.name == WORD_EMBEDDINGS for item in layer.shapes)
-        return local_elements(name, shape, layout.tensor, self.config.parallel.vocab_multiple)
+    def _crossing(self, layout: Layout, measured: MeasuredModel, stage: Stage) -> tuple[float, float]:
+        """Count the bytes that cross the cut after a stage (the last: before it), with and without a gradient."""
+        cut = stage.start if stage.is_last else stage.stop
+        crossing, sizes = measured.flow.before(cut), measured.tensor_bytes[cut]
+        rows = layout.micro_batch_size
+        with_gradient = sum(rows * sizes[name] for name in crossing.with_gradient)
+        return with_gradient, sum(rows * sizes[name] for name in crossing.without_gradient)
 
-    def _stage_memory(self, config: RunConfig, layout: Layout, index: int) -> Memory:
-        layers, parameters = self.stages(layout)[index]
+    def _tied(self, layers: slice) -> Counter[str]:
+        return Counter(layer.tie_key for layer in self.layers[layers] if layer.tie_key)
+
+    def _elements(self, layout: Layout, tie_key: str) -> list[int]:
+        """Count the elements of each parameter of a tied layer on one rank."""
+        number = next(index for index, layer in enumerate(self.layers) if layer.tie_key == tie_key)
+        multiple = self.config.parallel.vocab_multiple
+        return [local_elements(self.model, name, layout.tensor, multiple) for name in self._names[number]]
+
+    def _used_twice(self, layout: Layout, stage: Stage) -> list[int]:
+        """Count the elements of each parameter that a stage's forward pass uses twice."""
+        tied = self._tied(stage.layers)
+        return [size for key, count in tied.items() if count > 1 for size in self._elements(layout, key)]
+
+    def _tied_elsewhere(self, layout: Layout, stage: Stage) -> list[int]:
+        """Count the elements of each layer of a stage that another stage holds too."""
+        everywhere, here = self._tied(slice(None)), self._tied(stage.layers)
+        return [sum(self._elements(layout, key)) for key, count in here.items() if count < everywhere[key]]
+
+    def _stage_memory(self, config: RunConfig, layout: Layout, stage: Stage) -> Memory:
         zero = self.zero[layout.zero_stage]
-        states = state_bytes(config, parameters, zero, layout.data)
-        buffers = buffer_bytes(config, parameters, zero, layout.data)
-        activations, workspace = self._activations(config, layout, layers, index)
+        states = state_bytes(config, stage.parameters, zero, layout.data)
+        buffers = buffer_bytes(config, stage.parameters, zero, layout.data)
+        activations, workspace = self._activations(config, layout, stage)
         peak = max(activations + workspace + buffers.backward, buffers.update)
         return Memory(
             states.parameters, states.gradients, states.optimizer, activations, peak - activations
         )
 
-    def _activations(
-        self, config: RunConfig, layout: Layout, layers: Iterable[PlannedLayer], index: int
-    ) -> tuple[int, int]:
-        """Kept at the fullest moment by stage `index`, and the passing workspace: 1F1B holds one micro-batch for each
-        stage from here on.
+    def _activations(self, config: RunConfig, layout: Layout, stage: Stage) -> tuple[int, int]:
+        """Count what a stage keeps at the fullest moment, and the passing workspace.
+
+        1F1B holds one micro-batch for each stage from here on. A stage keeps what its layers keep, the fields of the
+        batch that they keep once, and what it hands on.
         """
-        sizes = activation_bytes(config, layout, self.platform)
-        held = min(layout.num_micro_batches(config.training.global_batch_size), layout.pipeline - index)
-        num_blocks = sum(layer.block for layer in layers)
-        is_last = index == layout.pipeline - 1
-        each = num_blocks * (sizes.layer_input if layout.recompute else sizes.layer)
-        each += sizes.embeddings if index == 0 else 0
-        each += sizes.heads if is_last else sizes.hidden
-        return held * each + (sizes.layer if layout.recompute else 0), sizes.workspace
+        measured, rows = self._measured(layout), layout.micro_batch_size
+        plain = _of_stage(measured, measured.layers, stage)
+        held_layers = _of_stage(measured, measured.recomputed, stage) if layout.recompute else plain
+        works = [layer.at(rows) for layer in plain]
+        each = sum(layer.at(rows).kept for layer in held_layers)
+        fields = {name for layer in held_layers for name in layer.fields}
+        each += rows * sum(measured.field_bytes[name] for name in fields)
+        if not stage.is_last:
+            each += int(self._crossing(layout, measured, stage)[0])
+        held = min(layout.num_micro_batches(config.training.global_batch_size), layout.pipeline - stage.index)
+        again = 0
+        if layout.recompute:
+            flags = [layer.recompute for layer in self.layers[stage.layers]]
+            again = max((work.kept for work, flag in zip(works, flags, strict=False) if flag), default=0)
+        return held * each + again, max(work.workspace for work in works)
 
 
-def _total(memory: Memory) -> int:
-    return memory.total
+def _of_stage(measured: MeasuredModel, layers: Sequence[LayerWork], stage: Stage) -> list[LayerWork]:
+    """Take a stage's layers, and the loss as one more on the last."""
+    return [*layers[stage.layers], *([measured.loss] if stage.is_last else [])]

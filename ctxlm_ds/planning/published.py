@@ -7,15 +7,14 @@ misses: docs/planning.md. Batches a GPU that a paper does not give are marked `a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ctxlm_ds.planning.activations import Platform
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
+from ctxlm_ds.planning.meter import Platform
 from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
+from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
-LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 REPRINTED = "reprinted 2019, origin unchecked"
 BEFORE_FLASH_ATTENTION = Platform(keeps_scores=True)
 OVERLAPPED: JsonByStage = {
@@ -42,16 +41,16 @@ class PublishedRun:
 
     @property
     def cluster(self) -> Cluster:
-        """The GPUs that the layout needs."""
+        """Return the GPUs that the layout needs."""
         per_node = min(self.gpus_per_node, self.layout.world_size)
         return Cluster(find_gpu(self.gpu), self.layout.world_size // per_node, per_node)
 
     def plan(self) -> Plan:
-        """The run's own layout, weighed."""
+        """Weigh the run's own layout."""
         return Planner(self.config, self.cluster, OVERLAPPED, BEFORE_FLASH_ATTENTION).weigh(self.layout)
 
     def predicted(self) -> float:
-        """In the unit of the published figure."""
+        """Predict the figure in its published unit."""
         plan = self.plan()
         if self.unit == "days":
             return plan.days + (self.second.predicted() if self.second else 0.0)
@@ -60,32 +59,29 @@ class PublishedRun:
 
 
 def _bert(large: bool, length: int, rows: int, steps: int, precision: str = "fp16") -> RunConfig:
-    shape = LARGE if large else {}
-    return _config(dict(shape), {"seq_length": length}, rows, steps, "masked_lm_nsp", precision)
-
-
-def _config(
-    model: dict[str, Any], data: dict[str, Any], rows: int, steps: int, objective: str, precision: str = "fp16"
-) -> RunConfig:
-    training = {
-        "global_batch_size": rows, "max_steps": steps, "precision": precision, "grad_accum_dtype": precision,
-    }  # fmt: skip
-    return RunConfig.model_validate(
-        {"model": model, "data": data, "objective": {"name": objective}, "training": training}
-    )
+    return _config("bert-large" if large else "bert-base", length, rows, steps, precision)
 
 
 def _gpt(hidden: int, layers: int, heads: int, length: int, rows: int) -> RunConfig:
-    model = {
-        "family": "gpt2", "vocab_size": 51_200, "hidden_size": hidden, "num_layers": layers,
-        "num_attention_heads": heads, "intermediate_size": 4 * hidden, "max_position_embeddings": length,
-        "hidden_activation": "gelu_tanh",
+    shape = {
+        "vocab_size": 51_200, "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden, "max_position_embeddings": length,
     }  # fmt: skip
-    return _config(model, {"seq_length": length, "sample_format": "blocks"}, rows, 1, "causal_lm")
+    return _config("gpt2-small", length, rows, 1, "fp16", **{f"model.{name}": value for name, value in shape.items()})
+
+
+def _config(recipe: str, length: int, rows: int, steps: int, precision: str, **settings: int) -> RunConfig:
+    """Load a shipped recipe with a published run's batch and shape."""
+    changes = {
+        "data.seq_length": length, "training.global_batch_size": rows, "training.micro_batch_size": 1,
+        "training.max_steps": steps, "training.precision": precision, "training.grad_accum_dtype": precision,
+    }  # fmt: skip
+    changes |= settings
+    return load_config(recipe, [f"{name}={value}" for name, value in changes.items()])
 
 
 def _megatron_2021() -> list[PublishedRun]:
-    """Narayanan 2021, table 1: length 2,048, vocabulary 51,200, A100-80; micro-batches are not in the table."""
+    """List Narayanan 2021, table 1: length 2,048, vocabulary 51,200, A100-80; micro-batches are not in the table."""
     rows = [
         # parameters, hidden, layers, heads, tensor, pipeline, GPUs, batch, TFLOP/s a GPU, micro-batch (assumed)
         ("1.7B", 2304, 24, 24, 1, 1, 32, 512, 137, 16),
@@ -110,7 +106,7 @@ def _megatron_2021() -> list[PublishedRun]:
 
 
 def _bert_base(precision: str) -> PublishedRun:
-    """Both phases; the report does not say in which precision."""
+    """Describe both phases; the report does not say in which precision."""
     phases = [
         PublishedRun(
             f"BERT-base (8 V100), in {precision}", REPRINTED, _bert(False, length, rows, steps, precision),
@@ -122,14 +118,8 @@ def _bert_base(precision: str) -> PublishedRun:
 
 
 def published_runs() -> list[PublishedRun]:
-    """All of them."""
-    roberta = _config(
-        {"family": "roberta", **LARGE},
-        {"seq_length": 512, "sample_format": "full_sentences"},
-        8192,
-        100_000,
-        "masked_lm",
-    )
+    """List all of them."""
+    roberta = _config("roberta-large", 512, 8192, 100_000, "fp16")
     base, base_fp32 = (_bert_base(precision) for precision in ("fp16", "fp32"))
     large = _bert(True, 128, 1120, 900_000)
     large_long = PublishedRun(

@@ -90,7 +90,7 @@ def candidates(planner: Planner) -> Iterator[Layout]:
         if cluster.world_size % tensor:
             continue
         for pipeline in _divisors(cluster.world_size // tensor):
-            if pipeline > config.model.num_layers:
+            if pipeline > config.model.num_blocks:
                 continue
             data = cluster.world_size // (tensor * pipeline)
             for stage in _zero_stages(planner, pipeline):

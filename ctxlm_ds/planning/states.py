@@ -1,7 +1,7 @@
 """Parameters, gradients and optimizer states of a rank, counted by element as DeepSpeed 0.19.8 lays them out.
 
 In: a stage's parameters, precision, ZeRO settings, data-parallel ranks. Out: elements and bytes on the GPU, and the
-buffers beside them. Not here: activations (activations.py).
+buffers beside them. Not here: activations (measure.py).
 
 Read from deepspeed 0.19.8: runtime/bf16_optimizer.py (bf16 under stage 1 with fp32 accumulation: gradients whole on
 every rank), runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py (stage 0).
@@ -13,16 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from ctxlm_ds.models.build import WholeModel
 from ctxlm_ds.parallel.placement import shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.planning.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
-from ctxlm_ds.planning.shapes import WORD_EMBEDDINGS, PlannedLayer
 from ctxlm_ds.recipe.schema import RunConfig
 
 FLOAT = 4
 MOMENTS = 2
 ALIGNMENT = 2
 """Stages 1 and 2 pad each flat group to this many elements a rank (nccl_start_alignment_factor)."""
-VOCABULARY = (f"{WORD_EMBEDDINGS}.weight", "mlm_bias.bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,15 @@ class StageParameters:
     """What one rank of one pipeline stage holds before ZeRO, in the optimizer's two groups."""
 
     decayed: tuple[int, ...]
-    """Elements of each matrix and embedding (weight decay)."""
+    """Elements of each parameter with weight decay."""
     plain: tuple[int, ...]
-    """Elements of each bias and LayerNorm weight."""
+    """Elements of each parameter without."""
+    frozen: int = 0
+    """Elements that no step changes."""
 
     @property
     def num_elements(self) -> int:
-        """All elements, without padding."""
+        """Return all trained elements, without padding."""
         return sum(self.decayed) + sum(self.plain)
 
     @property
@@ -59,21 +60,27 @@ class StageParameters:
         return sum(-(-size // ranks) * ranks for group in self.groups for size in group)
 
 
-def stage_parameters(layers: Iterable[PlannedLayer], tensor: int, vocab_multiple: int = 1) -> StageParameters:
-    """What tensor-parallel rank 0 holds of the layers' parameters, a tied one once; vocabulary padding counts."""
-    named = {name: shape for layer in layers for name, shape in layer.shapes}
-    decayed: list[int] = []
-    plain: list[int] = []
-    for name, shape in named.items():
-        (decayed if len(shape) > 1 else plain).append(local_elements(name, shape, tensor, vocab_multiple))
-    return StageParameters(tuple(decayed), tuple(plain))
+def stage_parameters(
+    model: WholeModel, names: Iterable[str], tensor: int, vocab_multiple: int = 1
+) -> StageParameters:
+    """Count what tensor-parallel rank 0 holds of the named parameters, each once."""
+    groups: dict[bool, list[int]] = {True: [], False: []}
+    frozen = 0
+    for name in dict.fromkeys(names):
+        facts, size = model.facts[name], local_elements(model, name, tensor, vocab_multiple)
+        if facts.trained:
+            groups[facts.decays].append(size)
+        else:
+            frozen += size
+    return StageParameters(tuple(groups[True]), tuple(groups[False]), frozen)
 
 
-def local_elements(name: str, shape: tuple[int, ...], tensor: int, vocab_multiple: int = 1) -> int:
-    """Elements of a parameter on tensor-parallel rank 0, padding rows of the vocabulary included."""
-    if name in VOCABULARY:
+def local_elements(model: WholeModel, name: str, tensor: int, vocab_multiple: int = 1) -> int:
+    """Count the elements of a parameter on tensor-parallel rank 0, padding rows of the vocabulary included."""
+    shape, split = model.shapes[name], model.facts[name].split
+    if split is not None and split.axis == "vocabulary":
         return vocabulary_rows_per_rank(shape[0], tensor, vocab_multiple) * prod(shape[1:])
-    return shard_of(name, shape, tensor, 0).num_elements
+    return shard_of(name, split, shape, tensor, 0).num_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ class BufferBytes:
 
 
 def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
-    """Whether DeepSpeed takes its BF16_Optimizer instead of ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
+    """Say whether DeepSpeed takes its BF16_Optimizer, not ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
     training = config.training
     return (
         training.precision == "bf16"
@@ -125,7 +132,7 @@ def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
 def state_elements(
     config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
 ) -> StateElements:
-    """Elements on the GPU; what is offloaded is not there."""
+    """Count the elements on the GPU; what is offloaded is not there."""
     whole, padded = parameters.num_elements, parameters.padded(data_ranks)
     share = padded // data_ranks
     if zero.stage == 0:
@@ -142,15 +149,15 @@ def state_elements(
 
 
 def state_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> StateBytes:
-    """The same in bytes."""
+    """Count the same in bytes."""
     elements = state_elements(config, parameters, zero, data_ranks)
     weight, gradient = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
     optimizer = FLOAT * (elements.master + elements.moments)
-    return StateBytes(weight * elements.parameters, gradient * elements.gradients, optimizer)
+    return StateBytes(weight * (elements.parameters + parameters.frozen), gradient * elements.gradients, optimizer)
 
 
 def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> BufferBytes:
-    """Buckets and copies.
+    """Count buckets and copies.
 
     Stage 0 and the BF16_Optimizer flatten up to 500 million elements for one all-reduce after the backward pass
     (and cast them to the weights' type); stages 1 to 3 fill buckets during it, two with overlap_comm.
@@ -171,8 +178,10 @@ def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSetti
 
 
 def live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:
-    """Most elements of stage 3's gathered parameters at once: at the end of the forward pass those whose backward pass
-    is nearer than max_reuse_distance, which are the last half of it; a model of fewer elements stays whole.
+    """Count the most elements of stage 3's gathered parameters at once.
+
+    They are, at the end of the forward pass, those whose backward pass is nearer than max_reuse_distance: the last half
+    of it; a model of fewer elements stays whole.
     """
     sizes = [size for group in parameters.groups for size in group]
     persistent = sum(size for size in sizes if size <= zero.persistence_threshold)

@@ -15,12 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ctxlm_ds.data.stream.collate import prediction_slots
-from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.models.flops import BACKWARD_FACTOR, forward_flops_per_row, training_flops_per_row
 from ctxlm_ds.planning.hardware import TERA, Cluster
-from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
-from ctxlm_ds.planning.shapes import PlannedLayer, objective_terms, with_vocabulary
+from ctxlm_ds.planning.layouts import Layout, ZeroSettings
+from ctxlm_ds.planning.measure import BACKWARD_FACTOR, LayerWork
 from ctxlm_ds.planning.states import FLOAT, StageParameters, state_elements, uses_bf16_optimizer
 from ctxlm_ds.planning.traffic import Message
 from ctxlm_ds.recipe.schema import RunConfig
@@ -31,16 +28,10 @@ HALF_FILLING_TOKENS = 256
 LAUNCH_S_PER_LAYER = 5e-4
 """Least time that a layer's forward and backward pass take, however small it is: about 60 kernels from Python."""
 COLLECTIVE_LATENCY_S = 2e-5
-NORM_REGION_PASSES = 14
-"""Tensors of width h read or written, forward, where tokens may be split: twice dropout (2), sum (3), LayerNorm (2)."""
-SPLIT_REGION_PASSES = 4
-"""The same of query, key, value and result; the activation adds two of width f."""
 COMPILED_SHARE = 0.6
 """Of the element-wise passes, with training.compile (they are fused)."""
 SCORE_BYTES = 13
-"""Read or written forward for each attention score in 16 bits where scores are kept (scores, softmax, dropout)."""
-LOGIT_BYTES = 40
-"""Read or written for each logit, forward and backward."""
+"""Read or written forward for each attention score in 16 bits if scores are kept (scores, softmax, dropout)."""
 UPDATE_BYTES = 30
 """An element of the optimizer's share: weight, two moments and gradient read, three written, 16-bit weight too."""
 PCIE_BYTES_PER_S = 12e9
@@ -74,7 +65,14 @@ class StepTime:
 class StageLoad:
     """What the timing needs of one stage."""
 
-    layers: Sequence[PlannedLayer]
+    layers: Sequence[LayerWork]
+    """Its layers as measured without recomputation, and the loss on the last stage."""
+    recomputed: Sequence[bool]
+    """Whether the backward pass computes each of them again."""
+    compiled: Sequence[bool]
+    """Whether training.compile compiles each of them: the repeated layers."""
+    collectives: int
+    """Tensor-parallel collectives of one micro-batch."""
     parameters: StageParameters
     messages: Sequence[Message]
 
@@ -103,58 +101,28 @@ def step_time(
     )
 
 
-def model_flops_per_step(config: RunConfig) -> int:
-    """Useful operations of a step over all GPUs (recomputation is none)."""
-    model = with_vocabulary(config.model)
-    slots, sequences = prediction_slots(config.data, config.objective), config.data.sequences_per_row
-    per_row = training_flops_per_row(model, objective_terms(config), config.data.seq_length, slots, sequences)
-    return per_row * config.training.global_batch_size
-
-
 def peak_flops(config: RunConfig, cluster: Cluster) -> float:
     """Of one GPU, in the recipe's precision, operations a second."""
     gpu = cluster.gpu
     return TERA * (gpu.tflops_fp32 if config.training.precision == "fp32" else gpu.tflops_16bit)
 
 
-def block_flops_per_row(config: RunConfig) -> int:
-    """One layer's forward products of one row."""
-    model = with_vocabulary(config.model)
-    return _forward(config, _with_layers(model, 2)) - _forward(config, _with_layers(model, 1))
-
-
-def head_flops_per_row(config: RunConfig) -> int:
-    """Forward products of one row after the last layer."""
-    model = _with_layers(with_vocabulary(config.model), 1)
-    return _forward(config, model) - block_flops_per_row(config)
-
-
-def _with_layers(model: TransformerSection, count: int) -> TransformerSection:
-    return model.model_copy(update={"num_layers": count})
-
-
-def _forward(config: RunConfig, model: TransformerSection) -> int:
-    slots, sequences = prediction_slots(config.data, config.objective), config.data.sequences_per_row
-    return forward_flops_per_row(model, objective_terms(config), config.data.seq_length, slots, sequences)
-
-
 def _micro_batch(
     config: RunConfig, layout: Layout, cluster: Cluster, stage: StageLoad, keeps_scores: bool
 ) -> tuple[float, float, float]:
-    """Seconds of one micro-batch on a stage: computing, tensor-parallel collectives, transfers."""
-    num_blocks = sum(layer.block for layer in stage.layers)
-    compute = num_blocks * _block_time(config, layout, cluster, keeps_scores)
-    if not stage.layers[-1].block:
-        compute += _head_time(config, layout, cluster)
+    """Return the seconds of one micro-batch on a stage: computing, tensor-parallel collectives, transfers."""
+    compute = sum(
+        _layer_time(config, layout, cluster, layer, again, compiled, keeps_scores)
+        for layer, again, compiled in zip(stage.layers, stage.recomputed, stage.compiled, strict=True)
+    )
     micro_batches = layout.num_micro_batches(config.training.global_batch_size)
-    tensor = sum(m.wire_bytes for m in stage.messages if m.axis == "tensor") / micro_batches
-    tensor_s = tensor / cluster.ring_bytes_per_s(layout.tensor, 1) if layout.tensor > 1 else 0.0
+    tensor_s = transfer_s = 0.0
     if layout.tensor > 1:
-        tensor_s += num_blocks * (6 if layout.recompute else 4) * COLLECTIVE_LATENCY_S
-    sent = sum(m.wire_bytes for m in stage.messages if m.axis == "pipeline" and m.operation == "send") / micro_batches
-    transfer_s = 0.0
+        sent = sum(m.wire_bytes for m in stage.messages if m.axis == "tensor") / micro_batches
+        tensor_s = sent / cluster.ring_bytes_per_s(layout.tensor, 1) + stage.collectives * COLLECTIVE_LATENCY_S
     if layout.pipeline > 1:
-        transfer_s = sent / _stage_link(layout, cluster) + 2 * COLLECTIVE_LATENCY_S
+        sends = (m.wire_bytes for m in stage.messages if m.axis == "pipeline" and m.operation == "send")
+        transfer_s = sum(sends) / micro_batches / _stage_link(layout, cluster) + 2 * COLLECTIVE_LATENCY_S
     return compute, tensor_s, transfer_s
 
 
@@ -169,33 +137,29 @@ def _passes(layout: Layout) -> int:
     return 1 + BACKWARD_FACTOR + (1 if layout.recompute else 0)
 
 
-def _product_speed(config: RunConfig, layout: Layout, cluster: Cluster, tokens: int) -> float:
-    width = config.model.hidden_size / layout.tensor
-    filled = width / (width + HALF_FILLING_WIDTH) * tokens / (tokens + HALF_FILLING_TOKENS)
-    return peak_flops(config, cluster) * cluster.gpu.matrix_efficiency * filled
-
-
-def _block_time(config: RunConfig, layout: Layout, cluster: Cluster, keeps_scores: bool) -> float:
-    model, rows, passes = config.model, layout.micro_batch_size, _passes(layout)
-    tokens, word_bytes = rows * config.data.seq_length, BYTES[config.training.precision]
-    products = passes * rows * block_flops_per_row(config) / layout.tensor
-    products_s = products / _product_speed(config, layout, cluster, tokens)
-    moved = NORM_REGION_PASSES * model.hidden_size / layout.token_split
-    moved += (SPLIT_REGION_PASSES * model.hidden_size + 2 * model.intermediate_size) / layout.tensor
-    moved *= tokens * word_bytes * (COMPILED_SHARE if config.training.compile else 1.0)
+def _layer_time(
+    config: RunConfig,
+    layout: Layout,
+    cluster: Cluster,
+    layer: LayerWork,
+    again: bool,
+    compiled: bool,
+    keeps_scores: bool,
+) -> float:
+    """Return the seconds of a layer's forward and backward pass."""
+    rows, forwards = layout.micro_batch_size, 2 if again else 1
+    speed = peak_flops(config, cluster) * cluster.gpu.matrix_efficiency
+    products_s = sum(
+        flops / speed * (1 + HALF_FILLING_WIDTH / width) * (1 + HALF_FILLING_TOKENS / tokens)
+        for flops, tokens, width in layer.products(rows)
+    )
+    work = layer.at(rows)
+    moved: float = forwards * work.forward_bytes + work.backward_bytes
+    moved *= COMPILED_SHARE if config.training.compile and compiled else 1.0
     if keeps_scores:
-        moved += SCORE_BYTES * model.num_attention_heads * tokens * config.data.seq_length / layout.tensor
-    return max(products_s + passes * moved / cluster.memory_bytes_per_s, LAUNCH_S_PER_LAYER * passes / 3)
-
-
-def _head_time(config: RunConfig, layout: Layout, cluster: Cluster) -> float:
-    """From the last layer to the loss and back; it is never computed again."""
-    rows = layout.micro_batch_size
-    vocabulary = with_vocabulary(config.model).vocab_size or 0
-    labels = rows * prediction_slots(config.data, config.objective)
-    products = (1 + BACKWARD_FACTOR) * rows * head_flops_per_row(config) / layout.tensor
-    logits = LOGIT_BYTES * labels * vocabulary / layout.tensor
-    return products / _product_speed(config, layout, cluster, labels) + logits / cluster.memory_bytes_per_s
+        moved += (forwards + BACKWARD_FACTOR) * SCORE_BYTES * work.scores
+    seconds = (forwards + BACKWARD_FACTOR) * products_s + moved / cluster.memory_bytes_per_s
+    return max(seconds, LAUNCH_S_PER_LAYER * (forwards + BACKWARD_FACTOR) / 3 if compiled else 0.0)
 
 
 def _data_time(

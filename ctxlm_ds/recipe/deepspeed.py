@@ -236,11 +236,10 @@ def _hand_over_optimizer(section: Any, values: dict[str, Owned]) -> Iterator[Pro
 
 
 def _fill_hints(result: dict[str, Any], config: RunConfig) -> None:
-    """ZeRO-3's bucket sizes left "auto": from the hidden size, by the rule that Hugging Face's integration set."""
-    zero = result.get("zero_optimization")
-    if not isinstance(zero, dict):
+    """Fill ZeRO-3's bucket sizes left "auto" from the model's width, by the rule of Hugging Face's integration."""
+    zero, hidden = result.get("zero_optimization"), config.model.width
+    if not isinstance(zero, dict) or hidden is None:
         return
-    hidden = config.model.hidden_size
     hints = {
         "reduce_bucket_size": hidden * hidden,
         "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),

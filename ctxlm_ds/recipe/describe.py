@@ -91,7 +91,7 @@ def all_settings() -> dict[str, FieldInfo]:
 
 def _settings_below(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
-        inner = field.annotation
+        inner = section_of(field.annotation)
         if inner is None or get_origin(field.annotation) is list:
             yield ".".join((*path, name)), field
         if inner is None:
@@ -116,7 +116,7 @@ def find_field(path: Path, data: Mapping[str, Any]) -> FieldInfo | None:
         if section is None or part not in section.model_fields:
             return None
         field = section.model_fields[part]
-        section = field.annotation
+        section = section_of(field.annotation)
         if _is_choice(path[: depth + 1]):
             section = CHOICES[part].find(data.get(part))
     return field
@@ -129,7 +129,7 @@ def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
     if _is_choice(path):
         return CHOICES[str(path[0])].find(data.get(str(path[0])))
     field = find_field(path, data)
-    return None if field is None else field.annotation
+    return None if field is None else section_of(field.annotation)
 
 
 def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ctxlm_ds.recipe.choices import CHOICES, Choice
-from ctxlm_ds.recipe.describe import describe_field
+from ctxlm_ds.recipe.describe import describe_field, section_of
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import write_yaml
 
@@ -34,10 +34,10 @@ that names another one than the recipe it extends keeps the inherited settings t
 
 def render_reference() -> str:
     """The whole page."""
-    top = {name: field for name, field in RunConfig.model_fields.items() if field.annotation is None}
+    top = {name: field for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is None}
     parts = [INTRODUCTION, "## Top level\n", _table(top, "")]
     for name, field in RunConfig.model_fields.items():
-        section = field.annotation
+        section = section_of(field.annotation)
         if name in CHOICES:
             parts += _parts_of_choice(CHOICES[name])
         elif section is not None:
@@ -63,7 +63,7 @@ def _sections_below(section: type[BaseModel], prefix: str) -> dict[type[BaseMode
     """Every kind of section below, with the places where it may stand: `a.b`, or `a.b[]` for items of a list."""
     found: dict[type[BaseModel], list[str]] = {}
     for name, field in section.model_fields.items():
-        below = field.annotation
+        below = section_of(field.annotation)
         if below is None:
             continue
         place = f"{prefix}{name}[]" if get_origin(field.annotation) is list else f"{prefix}{name}"

@@ -41,6 +41,11 @@ class ModelSection(Section):
         return None
 
     @property
+    def width(self) -> int | None:
+        """Width of most layers, from which ZeRO-3's bucket sizes follow; None leaves them to DeepSpeed."""
+        return None
+
+    @property
     def drops(self) -> bool:
         """Whether any dropout is above 0."""
         return False

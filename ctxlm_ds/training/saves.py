@@ -149,6 +149,10 @@ class Saves:
             waited = format_duration(self._waited_s)
             logger.warning("training waited %d times for the disk to take a checkpoint, %s in all", self._waits, waited)
 
+    def last_good(self) -> str | None:
+        """Return the newest checkpoint known to be intact."""
+        return self._saver.last_good()
+
     def settle(self) -> None:
         """Wait until no save is pending; one that fails is a warning."""
         if self._saver.pending:

@@ -46,13 +46,18 @@ class Trainer:
     _last_evaluation_step: int = -1
     _stopped_by_signal: bool = False
 
-    def run(self) -> RunEnd:
-        """Train to the end; the last step is always evaluated and saved."""
+    def begin(self) -> None:
+        """Prepare for the first step; run() does so itself."""
         self._started_s = time.monotonic()
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self._tell("on_phase", phase))
         self._tell("on_run_start", RunStart(self.state.step, self.config.training.max_steps, self.config))
+        self._iterator = iter(self.steps)
+
+    def run(self) -> RunEnd:
+        """Train to the end; the last step is always evaluated and saved."""
+        self.begin()
         reason, failed = "an error", True
         try:
             reason = self._train()
@@ -74,9 +79,8 @@ class Trainer:
     def _train(self) -> str:
         """Steps until there is a reason to stop, which is returned."""
         reason = self._limit_reached()
-        self._iterator = iter(self.steps)
         while reason is None:
-            metrics = self._one_step()
+            metrics = self.step()
             if metrics is None:
                 reason = self._asked_to_stop()
                 continue
@@ -92,19 +96,22 @@ class Trainer:
         self.saves.last(self.state)
         return reason
 
-    def evaluate(self) -> None:
-        """Held-out figures of every source, once a step."""
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate every held-out source, once per step; return its figures as `eval/SOURCE/FIGURE`."""
         if self._last_evaluation_step == self.state.step:
-            return
+            return {}
         self._last_evaluation_step = self.state.step
         self._tell("on_phase", "evaluation")
+        found: dict[str, float] = {}
         for name, batches in self.validation.items():
-            figures = self.engine.evaluate(batches)
-            self._tell("on_evaluation", self.state.step, {f"eval/{name}/{key}": v for key, v in figures.items()})
+            figures = {f"eval/{name}/{key}": value for key, value in self.engine.evaluate(batches).items()}
+            self._tell("on_evaluation", self.state.step, figures)
+            found |= figures
         self._tell("on_phase", "training")
+        return found
 
-    def _one_step(self) -> StepMetrics | None:
-        """None where the step was bad and the run went back to a checkpoint."""
+    def step(self) -> StepMetrics | None:
+        """Take one step; None if it was bad and the run went back to a checkpoint."""
         started_s = time.monotonic()
         step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)

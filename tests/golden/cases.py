@@ -72,7 +72,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "gpt2": {
         **_SHAPE, "family": "gpt2", "num_layers": 3, "layer_norm_eps": 1e-5, "hidden_activation": "gelu_tanh",
-        "intermediate_size": 128, "pre_layer_norm": True,
+        "intermediate_size": 128,
     },
 }  # fmt: skip
 """Family -> the recipe's section `model`."""

@@ -163,9 +163,10 @@ def _digest_stream(rank: int, world_size: int, folder: Path, stream: str) -> lis
 
 
 def _digest_batch(batch: Any) -> dict[str, str]:
-    fields = {name: getattr(batch, name) for name in batch.__slots__}
-    labels = {f"labels.{term}": value for term, value in fields.pop("labels").items()}
-    return {name: digest([value]) for name, value in (fields | labels).items()}
+    """Digest the fields of a batch; labels bear the names under which the figures have them."""
+    named = {f"labels.{name.removesuffix('_labels')}" if name.endswith("_labels") else name: value
+             for name, value in batch.fields.items()}  # fmt: skip
+    return {name: digest([value]) for name, value in named.items()}
 
 
 def _metrics(run_dir: Path) -> list[Figures]:

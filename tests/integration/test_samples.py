@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.index.excerpt import FEWEST_DOCUMENTS
+from ctxlm_ds.data.formats.doc_sentences import DocSentences
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+from ctxlm_ds.data.formats.segment_pair import SegmentPair
 from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.excerpt import FEWEST_DOCUMENTS
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.reader import SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
@@ -25,8 +27,8 @@ from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.data.stream.loader import TrainLoader
-from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -94,8 +96,8 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
         [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + template.pair_specials, 0)],
         dtype=SAMPLE_DTYPE,
     )
-    one = SampleReader(records, dataset, template, "doc_sentences").read(np.array([0])).sample(0)
-    two = SampleReader(records, dataset, template, "segment_pair").read(np.array([1])).sample(0)
+    one = SampleReader(records, dataset, template, DocSentences()).read(np.array([0])).sample(0)
+    two = SampleReader(records, dataset, template, SegmentPair()).read(np.array([1])).sample(0)
     assert one.input_ids.tolist() == theirs(first)["input_ids"]
     expected = theirs(first, second, return_token_type_ids=True, return_special_tokens_mask=True)
     assert two.input_ids.tolist() == expected["input_ids"]
@@ -150,7 +152,8 @@ def test_masking_statistics(family: str, whole_word: bool, request: pytest.Fixtu
     for step in itertools.islice(TrainLoader(rows, objective, config), len(rows) // 8):
         for batch in step.micro_batches:
             for row in range(len(batch.fields["input_ids"])):
-                ids, labels = batch.fields["input_ids"][row].numpy().copy(), batch.fields["masked_lm_labels"][row].numpy()
+                ids = batch.fields["input_ids"][row].numpy().copy()
+                labels = batch.fields["masked_lm_labels"][row].numpy()
                 used = labels != IGNORE_LABEL
                 positions, labels = batch.fields["prediction_positions"][row].numpy()[used], labels[used]
                 seen = ids[positions]

@@ -8,7 +8,6 @@ opens a dataset, gets its name last. Not here: which prefixes are meant, and whe
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import shutil
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ctxlm_ds.atomic import fsync_path, partial_path, report_leftovers
+from ctxlm_ds.atomic import fsync_path, is_full_disk, partial_path, report_leftovers
 from ctxlm_ds.console import ByteProgress, byte_progress, format_size
 from ctxlm_ds.data.dataset.checksums import dataset_manifest
 from ctxlm_ds.data.dataset.joining import Joiner, digest_of, index_blocks, index_bytes
@@ -29,7 +28,6 @@ from ctxlm_ds.data.preprocess.pool import stop_signals_interrupt
 from ctxlm_ds.errors import DataError
 
 _MAX_ERROR_LINES = 1000
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def _write(output: str, parts: Sequence[Part], overwrite: bool) -> None:
             _refuse_existing(output, overwrite)  # another join may have finished meanwhile
             publish_parts(output, aside)
     except OSError as error:
-        if error.errno not in _FULL_DISK:
+        if not is_full_disk(error):
             raise
         raise DataError(
             f"{folder}: {error.strerror}; nothing was kept, free some space or choose another --output-prefix"

@@ -1,7 +1,8 @@
-"""Documents that are dropped whole by their length, their characters, or the rules of Gopher and C4.
+"""Documents that are dropped whole by their length, their characters, the rules of Gopher and C4, or their language.
 
-In: a text. Out: why it is dropped, in words that say the bound and not the value (they are counted), or None.
-Not here: repetition (repetition.py), language (language.py), what is taken out of a text (cleaning.py).
+In: a text. Out: why it is dropped, in words that say the bound and not the value (they are counted), or None; an ISO
+639 code and its probability, by py3langid's naive Bayes over byte n-grams (Lui & Baldwin 2012; 139 languages). Not
+here: repetition (repetition.py), what is taken out of a text (cleaning.py).
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from ctxlm_ds.data.hygiene.corpora import FilterConfig
+from ctxlm_ds.errors import DataError
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "·", "*", "-", "–", "—")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?:\s|$)")
 _C4_MIN_SENTENCES = 3
+MAX_CHARACTERS = 2000
+"""Characters that are looked at; more change no answer and cost time."""
 
 
 def length_reason(text: str, num_words: int, filters: FilterConfig) -> str | None:
@@ -92,4 +98,46 @@ def c4_reason(text: str) -> str | None:
         return "C4: a curly bracket"
     if len(_SENTENCE_END.findall(text)) < _C4_MIN_SENTENCES:
         return f"C4: fewer than {_C4_MIN_SENTENCES} sentences"
+    return None
+
+
+class LanguageIdentifier:
+    """One model a process. Raises DataError where py3langid is not installed or does not know a language."""
+
+    def __init__(self, languages: Sequence[str]) -> None:
+        try:
+            import py3langid  # noqa: F401
+        except ImportError as error:
+            raise DataError(
+                "--languages needs the package py3langid, which is not installed here; pip install py3langid"
+            ) from error
+        self._model = _load_model()
+        known = set(self._model.labels)
+        unknown = sorted(set(languages) - known)
+        if unknown:
+            choice = " ".join(sorted(known))
+            raise DataError(f"--languages {' '.join(unknown)}: not known to py3langid; choose among {choice}")
+
+    def __call__(self, text: str) -> tuple[str, float]:
+        """(code, probability)."""
+        code, probability = self._model.classify(text[:MAX_CHARACTERS])
+        return str(code), float(probability)
+
+
+@cache
+def _load_model() -> Any:
+    from py3langid import langid
+
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+def language_reason(
+    text: str, identifier: LanguageIdentifier, languages: Sequence[str], min_confidence: float
+) -> str | None:
+    """Another language than the wanted ones (none given: any), or too uncertain a one."""
+    code, probability = identifier(text)
+    if languages and code not in languages:
+        return f"language {code}"
+    if probability < min_confidence:
+        return f"language under {min_confidence:.0%} certain"
     return None

@@ -1,6 +1,6 @@
 """Rows of a dataset for people to look at, without leaving an index beside it.
 
-In: a dataset, a recipe. Out: its rows under the recipe: of the whole index where that has been built, else of its first
+In: a dataset, a recipe. Out: its rows under the recipe: of the whole index if that has been built, else of its first
 documents alone, from an index in a temporary folder. Not here: showing them (stream/preview.py).
 """
 

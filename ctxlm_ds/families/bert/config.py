@@ -57,4 +57,5 @@ BERT = Family(
     sample_format="segment_pair",
     tokenizer="wordpiece",
     tiny=tiny,
+    vocab_size=30_522,
 )

@@ -61,6 +61,7 @@ GPT1 = Family(
     sample_format="blocks",
     tokenizer="gpt2",
     tiny=tiny_gpt1,
+    vocab_size=40_478,
 )
 GPT2 = Family(
     name="gpt2",
@@ -73,4 +74,5 @@ GPT2 = Family(
     sample_format="blocks",
     tokenizer="gpt2",
     tiny=tiny_gpt2,
+    vocab_size=50_257,
 )

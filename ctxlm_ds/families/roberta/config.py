@@ -43,4 +43,5 @@ ROBERTA = Family(
     sample_format="full_sentences",
     tokenizer="bpe",
     tiny=tiny,
+    vocab_size=50_265,
 )

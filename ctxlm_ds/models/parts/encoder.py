@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ctxlm_ds.kernels.attention import AttentionSpec
 from ctxlm_ds.models.build import ModelBuild
@@ -23,7 +23,7 @@ class EncoderSection(Protocol):
     num_attention_heads: int
     intermediate_size: int
     max_position_embeddings: int
-    hidden_activation: str
+    hidden_activation: Any
     layer_norm_eps: float
     hidden_dropout: float
     attention_dropout: float

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.kernels.attention import AttentionSpec
+from ctxlm_ds.kernels.attention import AttentionSpec, Sequences
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_dropout
 from ctxlm_ds.models.build import ModelBuild
@@ -113,7 +113,7 @@ class SelfAttention(nn.Module):
         dropout_p = self.dropout if self.training else 0.0
         if dropout_p > 0.0:
             self.streams.seed_generators(ATTENTION)
-        context = self.kernel(query, key, value, sequence_ids, sequence_starts, dropout_p)
+        context = self.kernel(query, key, value, Sequences(sequence_ids, sequence_starts), dropout_p)
         scores = query.transpose(1, 2) @ key.permute(0, 2, 3, 1) * query.shape[-1] ** -0.5 if with_scores else None
         return self.output(context.flatten(2)), scores
 

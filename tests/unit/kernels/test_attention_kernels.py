@@ -1,8 +1,9 @@
-"""Attention kernels against each sequence attended alone in float64."""
+"""Attention kernels against each sequence attended alone in float64, for every kind of layer."""
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,171 +13,206 @@ from torch.nn import functional as F
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import (
     AttentionKernel,
+    AttentionSpec,
+    ReferenceAttention,
     SdpaAttention,
+    Sequences,
+    VarlenAttention,
     cumulative_lengths,
-    reference_attention,
-    varlen_attention,
     why_varlen_cannot_run,
 )
+from ctxlm_ds.kernels.implementation import Need
+from tests.unit.kernels.attention_oracle import (
+    HEAD_SIZE,
+    PACKED_LENGTHS,
+    SEQ_LENGTH,
+    Oracle,
+    compare,
+    inputs_of,
+    layout,
+    sequences_of,
+    values_and_gradients,
+)
 
-SEQ_LENGTH, NUM_HEADS, HEAD_SIZE = 16, 2, 8
-PACKED_LENGTHS = [[5, 4, 6], [16], [3, 3], []]
-SINGLE_LENGTHS = [[16], [7], [1], []]
-
-
-def layout(lengths: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """sequence_ids [b, s] and sequence_starts [b, m + 1] of rows of these lengths."""
-    slots = max(len(row) for row in lengths) + 1
-    ids = torch.zeros(len(lengths), SEQ_LENGTH, dtype=torch.int64)
-    starts = torch.full((len(lengths), slots), SEQ_LENGTH)
-    for row, row_lengths in enumerate(lengths):
-        begin = 0
-        for sequence, length in enumerate(row_lengths):
-            ids[row, begin : begin + length] = sequence + 1
-            starts[row, sequence] = begin
-            begin += length
-        starts[row, len(row_lengths)] = begin
-    return ids, starts
-
-
-def each_sequence_alone(
-    query: Tensor, key: Tensor, value: Tensor, sequence_ids: Tensor, causal: bool = False
-) -> Tensor:
-    """[b, s, n, d]: every sequence attended by itself, position by position if `causal`; zeros at padding."""
-    output = torch.zeros_like(query)
-    for row, ids in enumerate(sequence_ids):
-        for sequence in range(1, int(ids.max()) + 1):
-            here = ids == sequence
-            q, k, v = (x[row, here].transpose(0, 1) for x in (query, key, value))
-            if causal:
-                steps = [one_by_one(q[:, i : i + 1], k[:, : i + 1], v[:, : i + 1]) for i in range(q.shape[1])]
-                output[row, here] = torch.cat(steps, dim=1).transpose(0, 1)
-            else:
-                output[row, here] = one_by_one(q, k, v).transpose(0, 1)
-    return output
+PLAIN = AttentionSpec(HEAD_SIZE)
+PACKED = AttentionSpec(HEAD_SIZE, shares_rows=True)
+CAUSAL = AttentionSpec(HEAD_SIZE, causal=True)
+PACKED_CAUSAL = AttentionSpec(HEAD_SIZE, causal=True, shares_rows=True)
+FAMILIES = [PLAIN, PACKED, CAUSAL, PACKED_CAUSAL]
 
 
-def one_by_one(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """[n, q, d], [n, k, d] twice -> [n, q, d]."""
-    return torch.softmax(query @ key.transpose(1, 2) / HEAD_SIZE**0.5, dim=-1) @ value
+def every_spec() -> list[AttentionSpec]:
+    """Every kind of layer without dropout."""
+    orders = [dict(causal=causal, window=window) for causal in (False, True) for window in (None, 3)]
+    extras = product([False, True], [False, True], [False, True], [None, 1.0])
+    return [
+        AttentionSpec(HEAD_SIZE, shares_rows=shares, grouped=grouped, bias=bias, scale=scale, **order)  # type: ignore[arg-type]
+        for shares, grouped, bias, scale in extras
+        for order in [*orders, dict(cross=True)]
+    ]
 
 
-def values_and_gradients(
-    attend: AttentionKernel, qkv: Tensor, lengths: list[list[int]], dtype: torch.dtype
-) -> list[Tensor]:
-    """Context at real positions and the gradient of qkv, for a loss that reads real positions only."""
-    ids, starts = layout(lengths)
-    leaf = qkv.to(dtype, copy=True).requires_grad_()
-    context = attend(*leaf.unbind(2), ids, starts, 0.0)
-    real = (ids > 0)[:, :, None, None]
-    context = torch.where(real, context, 0.0)
-    generator = torch.Generator().manual_seed(1)
-    context.backward(torch.randn(context.shape, generator=generator, dtype=torch.float64).to(dtype))
-    assert leaf.grad is not None
-    return [context.detach().double(), leaf.grad.double()]
+def name_of(value: Any) -> str | None:
+    """What a case is called: the settings that differ from the default."""
+    if not isinstance(value, AttentionSpec):
+        return None
+    settings = ("causal", "shares_rows", "window", "grouped", "bias", "cross", "scale")
+    return "-".join(name for name in settings if getattr(value, name)) or "plain"
 
 
-def oracle(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, starts: Tensor, dropout_p: float) -> Tensor:
-    return each_sequence_alone(query, key, value, ids)
+@pytest.mark.parametrize("spec", every_spec(), ids=name_of)
+def test_values_and_gradients_of_every_kind(spec: AttentionSpec) -> None:
+    inputs, sequences = inputs_of(spec), sequences_of(spec)
+    expected = values_and_gradients(Oracle(spec), inputs, sequences)
+    reference = values_and_gradients(ReferenceAttention(spec), inputs, sequences)
+    compare(reference, expected, 1e-11)
+    compare(values_and_gradients(SdpaAttention(spec), inputs, sequences), reference, 1e-11)
+    in_float32 = [values_and_gradients(kind(spec), inputs, sequences, torch.float32) for kind in BOTH]
+    compare(in_float32[0], expected, 2e-5)
+    compare(in_float32[1], expected, 2e-5)
 
 
-def causal_oracle(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, starts: Tensor, dropout_p: float) -> Tensor:
-    return each_sequence_alone(query, key, value, ids, causal=True)
+BOTH = (ReferenceAttention, SdpaAttention)
 
 
-CAUSAL_REFERENCE = partial(reference_attention, causal=True)
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("shares_rows", [False, True])
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_bias_for_each_row(kind: type, shares_rows: bool, cross: bool) -> None:
+    spec = AttentionSpec(HEAD_SIZE, shares_rows=shares_rows, cross=cross, bias=True)
+    inputs, sequences = inputs_of(spec, row_biases=True), sequences_of(spec)
+    expected = values_and_gradients(Oracle(spec), inputs, sequences)
+    compare(values_and_gradients(kind(spec), inputs, sequences), expected, 1e-11)
+
+
+@pytest.mark.parametrize("in_float32", [False, True])
+@pytest.mark.parametrize("spec", [*FAMILIES, AttentionSpec(HEAD_SIZE, bias=True, window=3, grouped=True)], ids=name_of)
+def test_sdpa_in_bf16(spec: AttentionSpec, in_float32: bool) -> None:
+    inputs, sequences = [x.bfloat16().double() for x in inputs_of(spec)], sequences_of(spec)
+    expected = values_and_gradients(Oracle(spec), inputs, sequences)
+    actual = values_and_gradients(SdpaAttention(spec, in_float32), inputs, sequences, torch.bfloat16)
+    compare(actual, expected, 3e-2 if in_float32 else 6e-2)
+
+
+class Spy:
+    """Takes the place of torch's function and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.attend = F.scaled_dot_product_attention
+        self.mask: Tensor | None = None
+        self.arguments: dict[str, Any] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, **rest: Any) -> Tensor:
+        self.mask, self.arguments = attn_mask, rest
+        return self.attend(query, key, value, attn_mask=attn_mask, **rest)
 
 
 @pytest.fixture
-def qkv() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(4, SEQ_LENGTH, 3, NUM_HEADS, HEAD_SIZE, generator=generator, dtype=torch.float64)
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    spy = Spy()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return spy
 
 
 @pytest.mark.parametrize(
-    ("kernel", "lengths", "dtype", "tolerance"),
+    ("spec", "shape"),
     [
-        (reference_attention, PACKED_LENGTHS, torch.float64, 1e-12),
-        (reference_attention, PACKED_LENGTHS, torch.float32, 1e-5),
-        (SdpaAttention(packing=True), PACKED_LENGTHS, torch.float64, 1e-12),
-        (SdpaAttention(packing=True), PACKED_LENGTHS, torch.float32, 1e-5),
-        (SdpaAttention(packing=False), SINGLE_LENGTHS, torch.float64, 1e-12),
-        (SdpaAttention(packing=False), SINGLE_LENGTHS, torch.float32, 1e-5),
-        (SdpaAttention(packing=True), PACKED_LENGTHS, torch.bfloat16, 6e-2),
-        (SdpaAttention(packing=True, compute_in_float32=True), PACKED_LENGTHS, torch.bfloat16, 3e-2),
-        (SdpaAttention(packing=False, compute_in_float32=True), SINGLE_LENGTHS, torch.bfloat16, 3e-2),
+        (PLAIN, (4, 1, 1, 16)),
+        (PACKED, (4, 1, 16, 16)),
+        (CAUSAL, None),
+        (PACKED_CAUSAL, (4, 1, 16, 16)),
+        (AttentionSpec(HEAD_SIZE, causal=True, window=2), (16, 16)),
+        (AttentionSpec(HEAD_SIZE, window=2), (4, 1, 16, 16)),
+        (AttentionSpec(HEAD_SIZE, cross=True), (4, 1, 1, 11)),
+        (AttentionSpec(HEAD_SIZE, cross=True, shares_rows=True), (4, 1, 16, 11)),
+        (AttentionSpec(HEAD_SIZE, causal=True, bias=True), (1, 4, 16, 16)),
+        (AttentionSpec(HEAD_SIZE, bias=True), (4, 4, 16, 16)),
     ],
+    ids=name_of,
 )
-def test_values_and_gradients(
-    kernel: AttentionKernel, lengths: list[list[int]], dtype: torch.dtype, tolerance: float, qkv: Tensor
-) -> None:
-    qkv = qkv.to(dtype).double()
-    expected = values_and_gradients(oracle, qkv, lengths, torch.float64)
-    actual = values_and_gradients(kernel, qkv, lengths, dtype)
-    for got, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance)
+def test_sdpa_gets_the_smallest_mask(spec: AttentionSpec, shape: tuple[int, ...] | None, spy: Spy) -> None:
+    query, key, value, *bias = inputs_of(spec)
+    SdpaAttention(spec)(query, key, value, sequences_of(spec), 0.0, *bias)
+    assert shape == (None if spy.mask is None else spy.mask.shape)
+    assert spy.mask is None or spy.mask.dtype == (torch.float64 if spec.bias else torch.bool)
+    assert spy.arguments == dict(dropout_p=0.0, is_causal=shape is None, scale=None, enable_gqa=False)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "lengths", "dtype", "tolerance"),
-    [
-        (CAUSAL_REFERENCE, PACKED_LENGTHS, torch.float64, 1e-12),
-        (SdpaAttention(packing=True, causal=True), PACKED_LENGTHS, torch.float64, 1e-12),
-        (SdpaAttention(packing=True, causal=True), SINGLE_LENGTHS, torch.float32, 1e-5),
-        (SdpaAttention(packing=False, causal=True), SINGLE_LENGTHS, torch.float64, 1e-12),
-        (SdpaAttention(packing=False, causal=True), SINGLE_LENGTHS, torch.float32, 1e-5),
-        (SdpaAttention(packing=True, compute_in_float32=True, causal=True), PACKED_LENGTHS, torch.bfloat16, 3e-2),
-    ],
-)
-def test_causal_values_and_gradients(
-    kernel: AttentionKernel, lengths: list[list[int]], dtype: torch.dtype, tolerance: float, qkv: Tensor
-) -> None:
-    qkv = qkv.to(dtype).double()
-    expected = values_and_gradients(causal_oracle, qkv, lengths, torch.float64)
-    actual = values_and_gradients(kernel, qkv, lengths, dtype)
-    for got, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance)
+def present_masks(ids: Tensor) -> dict[AttentionSpec, Tensor | None]:
+    """The masks of BERT, RoBERTa, GPT and GPT-2 in runs that exist; other ones would change their losses."""
+    together = ids[:, None, :, None] == ids[:, None, None, :]
+    return {
+        PLAIN: (ids == ids[:, :1])[:, None, None, :],
+        PACKED: together,
+        CAUSAL: None,
+        PACKED_CAUSAL: together & torch.ones(SEQ_LENGTH, SEQ_LENGTH, dtype=torch.bool).tril(),
+    }
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        reference_attention,
-        SdpaAttention(packing=True),
-        SdpaAttention(packing=False),
-        CAUSAL_REFERENCE,
-        SdpaAttention(packing=True, causal=True),
-        SdpaAttention(packing=False, causal=True),
-    ],
-)
-def test_a_row_of_padding_alone_gives_no_nan(kernel: AttentionKernel, qkv: Tensor) -> None:
-    ids, starts = layout([[]] * 4)
-    leaf = qkv.float().requires_grad_()
-    context = kernel(*leaf.unbind(2), ids, starts, 0.0)
-    context.sum().backward()
-    assert leaf.grad is not None
-    assert context.isfinite().all() and leaf.grad.isfinite().all()
+@pytest.mark.parametrize("spec", FAMILIES, ids=name_of)
+def test_sdpa_is_called_as_in_runs_that_exist(spec: AttentionSpec, spy: Spy) -> None:
+    query, key, value = (x.float() for x in inputs_of(spec))
+    sequences = sequences_of(spec)
+    actual = SdpaAttention(spec)(query, key, value, sequences, 0.0)
+    mask = present_masks(sequences.ids)[spec]
+    heads = (x.transpose(1, 2) for x in (query, key, value))
+    expected = spy.attend(*heads, attn_mask=mask, dropout_p=0.0, is_causal=mask is None)
+    assert torch.equal(actual, expected.transpose(1, 2))
+    assert mask is spy.mask is None or (spy.mask is not None and mask is not None and torch.equal(spy.mask, mask))
 
 
-def test_reference_dropout_is_dropout_of_the_probabilities(qkv: Tensor) -> None:
-    ids, starts = layout(PACKED_LENGTHS)
-    query, key, value = qkv.unbind(2)
+@pytest.mark.parametrize("spec", every_spec()[:20], ids=name_of)
+@pytest.mark.parametrize("kind", BOTH)
+def test_rows_of_padding_alone_give_no_nan(kind: type, spec: AttentionSpec) -> None:
+    inputs, (ids, starts, key_ids, key_starts) = inputs_of(spec), sequences_of(spec)
+    empty, empty_starts = torch.zeros_like(ids), torch.full_like(starts, SEQ_LENGTH)
+    cases = [Sequences(empty, empty_starts, key_ids, key_starts)]
+    if key_ids is not None:
+        cases.append(Sequences(ids, starts, torch.zeros_like(key_ids), key_starts))
+        cases.append(Sequences(empty, empty_starts, torch.ones_like(key_ids), key_starts))
+    for sequences in cases:
+        leaves = [x.float().requires_grad_() for x in inputs]
+        query, key, value, *bias = leaves
+        context = kind(spec)(query, key, value, sequences, 0.0, *bias)
+        context.sum().backward()
+        assert context.isfinite().all()
+        assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("spec", [PACKED_CAUSAL, AttentionSpec(HEAD_SIZE, window=3)], ids=name_of)
+def test_what_a_position_does_not_see_does_not_reach_it(spec: AttentionSpec) -> None:
+    query, key, value = inputs_of(spec)
+    sequences = sequences_of(spec)
+    hidden = slice(2, None) if spec.causal else slice(4, None)
+    for kernel in (ReferenceAttention(spec), SdpaAttention(spec)):
+        before = kernel(query, key, value, sequences, 0.0)
+        changed_key, changed_value = key.clone(), value.clone()
+        changed_key[:, hidden], changed_value[:, hidden] = 7.0, -7.0
+        after = kernel(query, changed_key, changed_value, sequences, 0.0)
+        seen_only = hidden.start - 3 if spec.window else hidden.start
+        assert torch.equal(before[0, :seen_only], after[0, :seen_only])
+        assert not torch.equal(before[0, seen_only], after[0, seen_only])
+
+
+def test_reference_dropout_is_dropout_of_the_probabilities() -> None:
+    query, key, value = inputs_of(PACKED)
+    sequences = sequences_of(PACKED)
     torch.manual_seed(5)
-    actual = reference_attention(query, key, value, ids, starts, 0.3)
+    actual = ReferenceAttention(PACKED)(query, key, value, sequences, 0.3)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    visible = ids[:, None, :, None] == ids[:, None, None, :]
+    visible = sequences.ids[:, None, :, None] == sequences.ids[:, None, None, :]
     scores = (q @ k.transpose(-1, -2) / HEAD_SIZE**0.5).masked_fill(~visible, float("-inf"))
     torch.manual_seed(5)
     expected = (F.dropout(torch.softmax(scores, -1), 0.3) @ v).transpose(1, 2)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-def test_sdpa_dropout_keeps_the_mean(qkv: Tensor) -> None:
-    ids, starts = layout(PACKED_LENGTHS)
-    kernel = SdpaAttention(packing=True)
-    without = kernel(*qkv.unbind(2), ids, starts, 0.0)
+def test_sdpa_dropout_keeps_the_mean() -> None:
+    inputs, sequences = inputs_of(PACKED), sequences_of(PACKED)
+    kernel = SdpaAttention(PACKED)
+    without = kernel(*inputs, sequences, 0.0)
     torch.manual_seed(0)
-    drawn = torch.stack([kernel(*qkv.unbind(2), ids, starts, 0.2) for _ in range(400)])
+    drawn = torch.stack([kernel(*inputs, sequences, 0.2) for _ in range(400)])
     assert drawn.std(0).max() > 0.1
     torch.testing.assert_close(drawn.mean(0), without, rtol=0, atol=0.25)
 
@@ -191,54 +227,70 @@ def test_cumulative_lengths_bound_every_sequence_and_every_padding() -> None:
     assert all(ids.flatten()[a:b].unique().numel() == 1 for a, b in pieces)
 
 
-def per_segment_attention(
+def segment_by_segment(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
-    *, window_size: tuple[int, int],
-) -> Tensor:
-    """What torch documents of varlen_attn, segment by segment, for machines without CUDA."""
-    assert torch.equal(cu_seq_q, cu_seq_k)
-    lengths = cu_seq_q.diff().tolist()
-    assert sum(lengths) == len(query) and max(lengths) <= min(max_q, max_k)
-    segments = [x.split(lengths) for x in (query, key, value)]
-    attended = []
-    for q, k, v in zip(*segments, strict=True):
-        scores = torch.einsum("qnd,knd->nqk", q, k) / HEAD_SIZE**0.5
-        if window_size == (-1, 0):
-            scores = scores.masked_fill(~torch.ones(len(q), len(q), dtype=torch.bool).tril(), float("-inf"))
-        weights = torch.softmax(scores, dim=-1)
+    *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """What torch documents of varlen_attn, for machines without CUDA; zeros if a segment has no key."""
+    lengths, key_lengths = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
+    assert sum(lengths) == len(query) and max(lengths) <= max_q and max(key_lengths) <= max_k
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    attended, (left, right) = [], window_size
+    segments = zip(query.split(lengths), key.split(key_lengths), value.split(key_lengths), strict=True)
+    for q, k, v in segments:
+        scores = torch.einsum("qnd,knd->nqk", q, k) * (HEAD_SIZE**-0.5 if scale is None else scale)
+        steps = torch.arange(len(k)) - torch.arange(len(q))[:, None]
+        far = (steps > right if right >= 0 else steps > len(k)) | (steps < -left if left >= 0 else steps < -len(q))
+        weights = torch.softmax(scores.masked_fill(far, float("-inf")), dim=-1)
         attended.append(torch.einsum("nqk,knd->qnd", weights, v))
     return torch.cat(attended)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", [PACKED_LENGTHS, SINGLE_LENGTHS])
+VARLEN_SPECS = [spec for spec in every_spec() if not spec.bias]
+
+
+@pytest.mark.parametrize("spec", VARLEN_SPECS, ids=name_of)
 def test_varlen_flattens_rows_so_that_sequences_stay_apart(
-    lengths: list[list[int]], causal: bool, qkv: Tensor, monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", per_segment_attention)
-    expected = values_and_gradients(causal_oracle if causal else oracle, qkv, lengths, torch.float64)
-    actual = values_and_gradients(partial(varlen_attention, causal=causal), qkv, lengths, torch.float64)
-    for got, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", segment_by_segment)
+    inputs, sequences = inputs_of(spec), sequences_of(spec)
+    expected = values_and_gradients(Oracle(spec), inputs, sequences)
+    compare(values_and_gradients(VarlenAttention(spec), inputs, sequences), expected, 1e-11)
 
 
 @pytest.mark.skipif(
-    why_varlen_cannot_run("cuda", torch.bfloat16, 0.0, HEAD_SIZE) is not None, reason="needs an Ampere or later GPU"
+    why_varlen_cannot_run(Need(PACKED, "cuda", torch.bfloat16)) is not None, reason="needs an Ampere or later GPU"
 )
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", [PACKED_LENGTHS, SINGLE_LENGTHS])
-def test_varlen_on_cuda(lengths: list[list[int]], causal: bool, qkv: Tensor) -> None:
-    def on_cuda(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, starts: Tensor, dropout_p: float) -> Tensor:
-        tensors = (x.cuda() for x in (query, key, value, ids, starts))
-        return varlen_attention(*tensors, dropout_p, causal=causal).cpu()
+@pytest.mark.parametrize("spec", VARLEN_SPECS, ids=name_of)
+def test_varlen_on_cuda(spec: AttentionSpec) -> None:
+    def on_cuda(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, dropout_p: float) -> Tensor:
+        there = Sequences(*(None if x is None else x.cuda() for x in sequences))  # type: ignore[arg-type]
+        return VarlenAttention(spec)(query.cuda(), key.cuda(), value.cuda(), there, dropout_p).cpu()
 
-    qkv = qkv.bfloat16().double()
-    expected = values_and_gradients(causal_oracle if causal else oracle, qkv, lengths, torch.float64)
-    actual = values_and_gradients(on_cuda, qkv, lengths, torch.bfloat16)
-    for got, wanted in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=6e-2)
+    kernel: AttentionKernel = on_cuda  # type: ignore[assignment]
+    inputs, sequences = [x.bfloat16().double() for x in inputs_of(spec)], sequences_of(spec)
+    expected = values_and_gradients(Oracle(spec), inputs, sequences)
+    compare(values_and_gradients(kernel, inputs, sequences, torch.bfloat16), expected, 6e-2)
 
 
-def test_varlen_refuses_dropout(qkv: Tensor) -> None:
+def test_varlen_refuses_what_it_cannot_compute() -> None:
+    query, key, value, bias = inputs_of(AttentionSpec(HEAD_SIZE, bias=True))
     with pytest.raises(KernelError, match=r"`varlen` has no attention dropout, but it is 0\.1"):
-        varlen_attention(*qkv.unbind(2), *layout(PACKED_LENGTHS), 0.1)
+        VarlenAttention(PACKED)(query, key, value, sequences_of(PACKED), 0.1)
+    with pytest.raises(KernelError, match="`varlen` adds no bias"):
+        VarlenAttention(PACKED)(query, key, value, sequences_of(PACKED), 0.0, bias)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(cross=True, causal=True), "neither causal nor windowed"),
+        (dict(cross=True, window=4), "neither causal nor windowed"),
+        (dict(window=0), "at least 1 position"),
+    ],
+)
+def test_attention_that_makes_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionSpec(HEAD_SIZE, **settings)

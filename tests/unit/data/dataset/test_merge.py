@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.data.dataset import writer as writer_module
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset
 

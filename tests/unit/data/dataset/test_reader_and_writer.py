@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset import writer as writer_module
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset, token_dtype
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.errors import DataError
 

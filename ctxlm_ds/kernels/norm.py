@@ -1,0 +1,103 @@
+"""Normalisation over the last dimension, LayerNorm and RMSNorm: plain, torch's fused ones, apex's fused ones.
+
+Shape letters: h width; `...` any leading dimensions. The spec of a Need is LAYER or RMS.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctxlm_ds.kernels.implementation import Implementation, Need
+
+LAYER, RMS = "layer", "rms"
+
+
+class LayerNormKernel(Protocol):
+    """x [..., h], weight [h], bias [h] -> [..., h] in x's type."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor: ...
+
+
+class RmsNormKernel(Protocol):
+    """x [..., h], weight [h] -> [..., h] in x's type."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+def reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Compute (x - mean) / sqrt(biased variance + eps) * weight + bias (Ba 2016), at least in float32."""
+    compute = torch.promote_types(x.dtype, torch.float32)
+    centred = x.to(compute) - x.to(compute).mean(dim=-1, keepdim=True)
+    variance = centred.square().mean(dim=-1, keepdim=True)
+    normalised = centred * torch.rsqrt(variance + eps)
+    return (normalised * weight.to(compute) + bias.to(compute)).to(x.dtype)
+
+
+def reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x / sqrt(mean of squares + eps) * weight (Zhang & Sennrich 2019), at least in float32."""
+    compute = torch.promote_types(x.dtype, torch.float32)
+    mean_square = x.to(compute).square().mean(dim=-1, keepdim=True)
+    return (x.to(compute) * torch.rsqrt(mean_square + eps) * weight.to(compute)).to(x.dtype)
+
+
+def torch_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Call torch.nn.functional.layer_norm."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Call torch.nn.functional.rms_norm."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def apex_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Call NVIDIA apex's fused LayerNorm."""
+    from apex.normalization.fused_layer_norm import fused_layer_norm_affine
+
+    return fused_layer_norm_affine(x, weight, bias, tuple(weight.shape), eps)
+
+
+def apex_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Call NVIDIA apex's fused RMSNorm."""
+    from apex.normalization.fused_layer_norm import fused_rms_norm_affine
+
+    return fused_rms_norm_affine(x, weight, tuple(weight.shape), eps)
+
+
+def why_apex_cannot_run(device_type: str) -> str | None:
+    """Return the reason, or None if apex's norms run here."""
+    if device_type != "cuda":
+        return f"it needs a CUDA device, and this run is on {device_type}"
+    try:
+        import fused_layer_norm_cuda  # noqa: F401
+        from apex.normalization.fused_layer_norm import fused_layer_norm_affine, fused_rms_norm_affine  # noqa: F401
+    except ImportError as error:
+        return (
+            f"apex.normalization with its CUDA extension is not importable ({error}); build NVIDIA apex from source, "
+            "the PyPI package named apex is something else"
+        )
+    return None
+
+
+def _kinds(layer: LayerNormKernel, rms: RmsNormKernel) -> dict[str, LayerNormKernel | RmsNormKernel]:
+    return {LAYER: layer, RMS: rms}
+
+
+REFERENCE = _kinds(reference_layer_norm, reference_rms_norm)
+TORCH = _kinds(torch_layer_norm, torch_rms_norm)
+APEX = _kinds(apex_layer_norm, apex_rms_norm)
+
+
+def _why_not_apex(need: Need) -> str | None:
+    return why_apex_cannot_run(need.device_type)
+
+
+IMPLEMENTATIONS = (
+    Implementation("apex", lambda need: APEX[need.spec], _why_not_apex),
+    Implementation("torch", lambda need: TORCH[need.spec]),
+    Implementation("reference", lambda need: REFERENCE[need.spec]),
+)

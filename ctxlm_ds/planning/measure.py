@@ -1,0 +1,296 @@
+"""The model of a recipe, measured layer by layer: it is built on the `meta` device and run there.
+
+In: a recipe, the number of tensor-parallel ranks. Out: parameters, and the Work of each layer at any number of rows.
+One layer of each kind runs, forward and backward, at two numbers of rows; everything it does lies on the line between
+them. Not here: what is counted in a run (meter.py), pipeline stages and data parallelism (plan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet, choose_kernels
+from ctxlm_ds.models.build import ModelBuild, WholeModel, build_layer_list, describe_layers
+from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, run_layer
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.planning.meter import CUDA, Meter, Platform, Product, Trace, Work
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.registry import FAMILIES, load_object
+
+BACKWARD_FACTOR = 2
+"""The backward pass multiplies twice for each product of the forward pass."""
+MEASURED_ROWS = 64
+"""Times the tensor-parallel ranks: the smaller of the two numbers of rows, so that activations outweigh weights."""
+
+
+def with_vocabulary(model: ModelSection) -> ModelSection:
+    """Return the model with the published vocabulary of its family if the recipe leaves the size to the tokenizer.
+
+    Raises:
+        ConfigError: the family was published with none.
+    """
+    if model.vocab_size is not None:
+        return model
+    size = FAMILIES.get(model.family).vocab_size
+    if size is None:
+        raise ConfigError(f"model.vocab_size is not set, and family {model.family} has no published one; set it")
+    return model.model_copy(update={"vocab_size": size})
+
+
+class LayerWork:
+    """What one layer, or the loss, does on one rank, with any number of rows."""
+
+    def __init__(self, fewer: Trace, more: Trace, rows: int) -> None:
+        """`fewer` was measured with `rows` rows, `more` with twice as many."""
+        self.fields = fewer.fields
+        """Fields of the batch that it keeps."""
+        self._fewer, self._more, self._rows = fewer, more, rows
+        self._known: dict[int, tuple[Work, list[Product]]] = {}
+
+    def at(self, rows: int) -> Work:
+        """Return the work with `rows` rows."""
+        return self._of(rows)[0]
+
+    def products(self, rows: int) -> list[Product]:
+        """Return the products of the forward pass with `rows` rows."""
+        return self._of(rows)[1]
+
+    def _of(self, rows: int) -> tuple[Work, list[Product]]:
+        if rows not in self._known:
+            work = self._fewer.work.towards(self._more.work, rows - self._rows, self._rows)
+            products = [
+                Product(flops * rows // self._rows, max(1, tokens * rows // self._rows), width)
+                for flops, tokens, width in self._fewer.products
+            ]
+            self._known[rows] = work, products
+        return self._known[rows]
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """Every layer of a model, on one tensor-parallel rank."""
+
+    layers: list[LayerWork]
+    """In the order of the descriptions."""
+    recomputed: list[LayerWork]
+    """The same with recomputation of the repeated layers."""
+    loss: LayerWork
+    flow: Flow
+    tensor_bytes: list[Mapping[str, float]]
+    """Bytes a row of each named tensor before each layer, and after the last."""
+    field_bytes: Mapping[str, int]
+    """Bytes a row of each field of the batch."""
+
+    @cached_property
+    def flops_per_row(self) -> int:
+        """Operations of the forward pass of one row."""
+        return sum(layer.at(1).flops for layer in self.layers)
+
+
+def describe(config: RunConfig) -> tuple[list[LayerDescription], WholeModel]:
+    """List the layers of the whole model and its parameters."""
+    build = _build(config, ParallelContext(), CUDA)
+    layers = build_layer_list(with_vocabulary(config.model), build)
+    return layers, describe_layers(layers, build.outputs)
+
+
+def training_flops_per_row(config: RunConfig) -> int:
+    """Count the useful operations of one row, forward and backward (recomputation is none)."""
+    return (1 + BACKWARD_FACTOR) * measure(config).flops_per_row
+
+
+_measured: dict[tuple[Any, ...], MeasuredModel] = {}
+
+
+def measure(
+    config: RunConfig, tensor: int = 1, sequence_parallel: bool = False, platform: Platform = CUDA
+) -> MeasuredModel:
+    """Measure a recipe's model on the first of `tensor` ranks; the same question is answered from memory."""
+    shape = config.model_dump_json(include={"model", "data", "objective", "kernels"})
+    key = (shape, config.training.precision, config.parallel.vocab_multiple, tensor, sequence_parallel, platform)
+    if key not in _measured:
+        if config.kernels.attention == "varlen":
+            platform = replace(platform, reads_masks=False)
+        with _ranks(tensor) as group:
+            parallel = ParallelContext(
+                size=tensor,
+                group=group,
+                sequence_parallel=sequence_parallel,
+                vocab_multiple=config.parallel.vocab_multiple,
+                dropout=DropoutStreams(enabled=True),
+            )
+            _measured[key] = _measure(config, parallel, platform)
+    return _measured[key]
+
+
+@contextmanager
+def _ranks(size: int) -> Iterator[Any]:
+    """Give a process group of `size` ranks that sends nothing; megatron-core's layers ask for one."""
+    if size == 1:
+        yield None
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from ctxlm_ds.parallel.megatron import parallel_state
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=size, create_gloo_process_groups=False)
+        yield parallel_state.get_tensor_model_parallel_group()
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def _kernels(config: RunConfig, platform: Platform) -> KernelSet:
+    """Choose kernels that run on `meta` and keep what those of the run keep; meter.py replaces fused attention."""
+    asked = config.kernels
+    plain = {
+        "attention": "reference" if asked.attention == "reference" else "sdpa",
+        "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
+        "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
+    }
+    return choose_kernels(asked.model_copy(update=plain), platform.device, DTYPES[config.training.precision])
+
+
+def _build(config: RunConfig, parallel: ParallelContext, platform: Platform) -> ModelBuild:
+    return ModelBuild(
+        outputs=build_objective(config.objective).outputs,
+        kernels=_kernels(config, platform),
+        parallel=parallel,
+        recompute=True,
+        shares_rows=config.data.shares_rows,
+    )
+
+
+def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:
+    build = _build(config, parallel, platform)
+    descriptions = build_layer_list(with_vocabulary(config.model), build)
+    rows = MEASURED_ROWS * parallel.size
+    fewer, more = (
+        _Run(config, build, platform, descriptions, count).measure() for count in (rows, 2 * rows)
+    )
+
+    def combine(first: Sequence[Trace], second: Sequence[Trace]) -> list[LayerWork]:
+        made: dict[int, LayerWork] = {}
+        for a, b in zip(first, second, strict=True):
+            made.setdefault(id(a), LayerWork(a, b, rows))
+        return [made[id(trace)] for trace in first]
+
+    return MeasuredModel(
+        layers=combine(fewer.layers, more.layers),
+        recomputed=combine(fewer.recomputed, more.recomputed),
+        loss=combine([fewer.loss], [more.loss])[0],
+        flow=Flow(descriptions, build.outputs),
+        tensor_bytes=[{name: size / rows for name, size in sizes.items()} for sizes in fewer.sizes],
+        field_bytes={name: _num_bytes(field) // rows for name, field in fewer.fields.items()},
+    )
+
+
+class _Run:
+    """The layers one after the other at one number of rows; one that works like an earlier one is not run again."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        build: ModelBuild,
+        platform: Platform,
+        descriptions: Sequence[LayerDescription],
+        rows: int,
+    ) -> None:
+        self._descriptions = descriptions
+        self._parallel = build.parallel
+        self._dtype = DTYPES[config.training.precision]
+        objective = build_objective(config.objective)
+        self._terms = objective.terms
+        self.fields = {
+            field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
+            for field in objective.fields(config.data)
+        }
+        self._meter = Meter(platform, build.parallel.traffic, self.fields)
+        self._tensors = dict(self.fields)
+        self._modules: dict[str, nn.Module] = {}
+        self.layers: list[Trace] = []
+        self.recomputed: list[Trace] = []
+        self.sizes: list[dict[str, int]] = []
+
+    def measure(self) -> _Run:
+        """Run everything."""
+        done: list[tuple[LayerDescription, list[torch.Size], tuple[Trace, Trace]]] = []
+        for index, description in enumerate(self._descriptions):
+            self._note_sizes()
+            shapes = [self._tensors[name].shape for name in description.needs()]
+            traces = next((t for other, seen, t in done if other.computes_like(description) and seen == shapes), None)
+            if traces is None:
+                traces = self._run_layer(index, description)
+                done.append((description, shapes, traces))
+            plain, again = traces
+            self.layers.append(plain)
+            self.recomputed.append(again)
+            self._tensors.update(zip(description.gives(), (x.detach() for x in plain.outputs), strict=True))
+        self._note_sizes()
+        self.loss = self._run_loss()
+        return self
+
+    def _note_sizes(self) -> None:
+        self.sizes.append({name: _num_bytes(tensor) for name, tensor in self._tensors.items()})
+
+    def _run_layer(self, index: int, description: LayerDescription) -> tuple[Trace, Trace]:
+        """Run a layer plainly, and recomputed if the run may do that."""
+        module = self._module(description)
+        inputs = [self._tensors[name] for name in description.needs()]
+        parameters = list(module.parameters())
+
+        def run(description: LayerDescription, remember: bool) -> Trace:
+            def call(*given: Tensor) -> list[Tensor]:
+                tensors = dict(zip(description.needs(), given, strict=True))
+                carried = carried_states([description])
+                run_layer(description, module, tensors, index, self._parallel.dropout, carried)
+                return [tensors[name] for name in description.gives()]
+
+            return self._meter.count(call, inputs, parameters, remember)
+
+        again = run(description, remember=False) if description.recompute else None
+        plain = run(replace(description, recompute=False), remember=True)
+        return plain, again or plain
+
+    def _module(self, description: LayerDescription) -> nn.Module:
+        key = description.tie_key or ""
+        module = self._modules.get(key)
+        if module is None:
+            with torch.device("meta"):
+                module = self._meter.on_device(description.build().to(self._dtype))
+            if key:
+                self._modules[key] = module
+        return module
+
+    def _run_loss(self) -> Trace:
+        """Run the loss terms on the model's outputs."""
+        names = list(dict.fromkeys(name for term in self._terms for name in (*term.outputs, *term.labels)))
+
+        def call(*given: Tensor) -> list[Tensor]:
+            tensors = dict(zip(names, given, strict=True))
+            return [
+                load_object(term.reduce)(
+                    [tensors[name] for name in term.outputs], [tensors[name] for name in term.labels], self._parallel
+                ).loss
+                for term in self._terms
+            ]
+
+        return self._meter.count(call, [self._tensors[name] for name in names])
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,310 @@
+"""What a piece of a model does, counted operation by operation while it runs on the `meta` device.
+
+In: a call. Out: its Work. Nothing is computed: a tensor on `meta` has a shape and a type and no data. Operations are
+those of the target device: fused attention and dropout take another path on `meta`, so they are replaced. Not here:
+which pieces a model has (measure.py), seconds (timing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ctxlm_ds.parallel.traffic import TrafficCounter
+
+aten = torch.ops.aten
+MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+LOOK_UPS = {aten.embedding, aten.index_select, aten.gather, aten.index}
+"""They read as much as they write, however large the table is."""
+UNMOVED = {
+    aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten._unsafe_view,
+    aten.detach,
+}  # fmt: skip
+SCALINGS = {aten.mul, aten.div}
+"""By a number: part of the kernel before or after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The device whose operations are counted."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    keeps_scores: bool = False
+    """Whether attention writes its s x s matrices and keeps them (GPUs before FlashAttention)."""
+    reads_masks: bool = True
+    """Whether attention takes a mask; false for kernels that know each sequence's bounds (`varlen`)."""
+
+
+CUDA = Platform()
+CPU = Platform("cpu")
+
+
+class Product(NamedTuple):
+    """One matrix product of a forward pass."""
+
+    flops: int
+    tokens: int
+    """Rows of the result."""
+    width: int
+    """The smaller side of the weight."""
+
+
+class Work(NamedTuple):
+    """What a forward and a backward pass do on one rank; bytes unless said otherwise."""
+
+    flops: int
+    """Operations of the forward pass's products, a multiplication and an addition counted as two."""
+    forward_bytes: int
+    """Read and written by everything but products."""
+    backward_bytes: int
+    kept: int
+    """Held from the forward to the backward pass, without parameters and fields of the batch."""
+    workspace: int
+    """Most that one operation of the backward pass holds beside it."""
+    scores: int
+    """Elements of the attention matrices."""
+    all_reduce: int
+    all_gather: int
+    reduce_scatter: int
+    collectives: int
+    """Number of tensor-parallel collectives."""
+
+    def towards(self, other: Work, part: int, whole: int) -> Work:
+        """Extend the line from this work to the other by part / whole."""
+        return Work(*(a + (b - a) * part // whole for a, b in zip(self, other, strict=True)))
+
+
+class Trace(NamedTuple):
+    """One call, counted."""
+
+    work: Work
+    products: tuple[Product, ...]
+    fields: frozenset[str]
+    """Fields of the batch that it keeps."""
+    outputs: tuple[Tensor, ...]
+
+
+class Meter:
+    """Counts calls one after the other; a storage that two of them keep counts for the first."""
+
+    def __init__(self, platform: Platform, traffic: TrafficCounter, fields: dict[str, Tensor]) -> None:
+        """`traffic` is what the layers count their collectives with, `fields` are those of the batch by name."""
+        self._device = _DeviceFunctions(platform)
+        self._traffic = traffic
+        self._fields = {_storage(tensor): name for name, tensor in fields.items()}
+        self._kept: dict[int, Tensor] = {}
+
+    def on_device(self, module: nn.Module) -> nn.Module:
+        """Wrap a module so that its functions choose the operations of the target device, in recomputation too."""
+        return _OnDevice(module, self._device)
+
+    def count(
+        self,
+        call: Callable[..., Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        parameters: Sequence[Tensor] = (),
+        remember: bool = True,
+    ) -> Trace:
+        """Run a call forward and backward.
+
+        Args:
+            call: takes the inputs, returns tensors.
+            inputs: on `meta`; they are detached.
+            parameters: of the call's module.
+            remember: whether what it keeps is known to later calls.
+        """
+        given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+        counter = _Operations(parameters)
+        self._device.scores = self._device.score_bytes = 0
+        held = dict(self._kept) if not remember else self._kept
+        kept = _Kept({_storage(parameter) for parameter in parameters}, self._fields, held)
+        self._traffic.reset()
+        with counter:
+            with saved_tensors_hooks(kept.pack, _unchanged):
+                outputs = tuple(call(*given))
+            flowing = [output for output in outputs if output.requires_grad]
+            counter.begin_backward(kept.storages)
+            if flowing:
+                torch.autograd.backward(flowing, [torch.empty_like(output) for output in flowing])
+        ends = sum(_size(x) for x in (*given, *flowing) if x.is_floating_point()) if parameters else 0
+        sent = self._traffic.num_bytes
+        work = Work(
+            flops=sum(product.flops for product in counter.products),
+            forward_bytes=counter.forward_bytes,
+            backward_bytes=counter.backward_bytes,
+            kept=kept.num_bytes + self._device.score_bytes,
+            workspace=counter.workspace + ends,
+            scores=self._device.scores,
+            all_reduce=sent["all_reduce"],
+            all_gather=sent["all_gather"],
+            reduce_scatter=sent["reduce_scatter"],
+            collectives=sum(self._traffic.calls.values()),
+        )
+        return Trace(work, tuple(counter.products), frozenset(kept.fields), outputs)
+
+
+class _OnDevice(nn.Module):
+    def __init__(self, module: nn.Module, device: _DeviceFunctions) -> None:
+        super().__init__()
+        self.module = module
+        self._device = device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self._device:
+            return self.module(*args, **kwargs)
+
+
+class _Kept:
+    """The distinct storages that autograd saves."""
+
+    def __init__(self, parameters: set[int], fields: dict[int, str], held: dict[int, Tensor]) -> None:
+        self._parameters, self._all_fields, self._held = parameters, fields, held
+        self.fields: set[str] = set()
+        self.storages = set(parameters)
+        self.num_bytes = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage in self._all_fields:
+            self.fields.add(self._all_fields[storage])
+        elif storage not in self._parameters:
+            self.storages.add(storage)
+            if storage not in self._held:
+                # Held on to, for the address of a freed storage is given to the next one.
+                self._held[storage] = tensor.detach()
+                self.num_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations as they reach the device."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__()
+        shapes = {tuple(parameter.shape) for parameter in parameters}
+        self._gradients = shapes | {shape[::-1] for shape in shapes}
+        self._present: set[int] | None = None
+        self.products: list[Product] = []
+        self.forward_bytes = self.backward_bytes = self.workspace = 0
+
+    def begin_backward(self, kept: set[int]) -> None:
+        """Count the backward pass from here on; `kept` are storages that are held anyway."""
+        self._present = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        operation = func.overloadpacket
+        if func.namespace != "aten" or func.is_view or operation in UNMOVED:
+            return out
+        sources = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        if self._present is None and operation in flop_registry:
+            flops = flop_registry[operation](*args, **kwargs, out_val=out)
+            self.products.append(_product(operation, sources, flops))
+        if any(x.is_floating_point() for x in results):
+            self._add(operation, sources, results)
+        return out
+
+    def _add(self, operation: Any, sources: list[Tensor], results: list[Tensor]) -> None:
+        written = sum(_size(x) for x in results)
+        read = sum(_size(x) for x in sources)
+        if operation in LOOK_UPS:
+            read = written
+        moved = 0 if operation in MATRIX_PRODUCTS or (operation in SCALINGS and len(sources) == 1) else read + written
+        if self._present is None:
+            self.forward_bytes += moved
+            return
+        self.backward_bytes += moved
+        passing = {_storage(x): x for x in (*sources, *results) if tuple(x.shape) not in self._gradients}
+        self.workspace = max(
+            self.workspace, sum(_size(x) for storage, x in passing.items() if storage not in self._present)
+        )
+
+
+class _DeviceFunctions(TorchFunctionMode):
+    """Replaces functions that choose another operation on `meta` than on the target device."""
+
+    def __init__(self, platform: Platform) -> None:
+        super().__init__()
+        self._platform = platform
+        self.scores = self.score_bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is F.dropout and self._platform.device == "cuda":
+            return torch.native_dropout(args[0], kwargs.get("p", 0.5), True)[0]
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        shape = (*query.shape[:-1], key.shape[-2])
+        self.scores += prod(shape)
+        if self._platform.device == "cpu" and dropout_p > 0.0:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        if self._platform.keeps_scores:
+            masks = (1 + query.element_size()) if dropout_p > 0.0 else 0
+            self.score_bytes += prod(shape) * (query.element_size() + masks)
+        if enable_gqa:
+            group = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        bias = attn_mask if self._platform.reads_masks else None
+        if bias is not None and bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill(~bias, float("-inf"))
+        if self._platform.device == "cpu":
+            return aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
+            )[0]
+        if bias is None:
+            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias.expand(shape), True, dropout_p, is_causal, scale=scale
+        )[0]
+
+
+def _product(operation: Any, sources: Sequence[Tensor], flops: int) -> Product:
+    """Describe a product of tokens with a weight; attention counts as one with as many columns as its heads have."""
+    if operation in (aten.mm, aten.addmm):
+        tokens, weight = sources[-2], sources[-1]
+        return Product(flops, tokens.shape[0], min(weight.shape))
+    query = sources[-2] if operation in MATRIX_PRODUCTS else sources[0]
+    batch, *heads, length, size = query.shape
+    return Product(flops, batch * length, prod(heads) * size)
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identify a storage; `data_ptr` is 0 on `meta`."""
+    return tensor.untyped_storage()._cdata
+
+
+def _size(tensor: Tensor) -> int:
+    """Return the bytes of a tensor; repeated ones (an expanded mask) count once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,229 @@
+"""Tiny runs of any registered family: its recipe, its rows from the real data route, its engine, and what it learns.
+
+Everything that knows how a part of the project is called is here and in hugging_face.py, so that the contract itself
+(test_contract.py) speaks of families only.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctxlm_ds import run_builder
+from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints
+from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix
+from ctxlm_ds.data.preprocess.job import preprocess
+from ctxlm_ds.data.stream.loader import Step, TrainLoader
+from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.process.launch import quiet_libraries
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FAMILIES, FORMATS
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
+from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.runtime import init_process_group
+from ctxlm_ds.training.state import TrainState
+from tests.dist.states import gather_moments
+from tests.dist.training import gather_weights
+from tests.golden.corpus import make_documents, write_corpus
+
+ROWS, MICRO_ROWS = 8, 2
+"""Of a global batch and of a micro-batch."""
+STEPS, TRAINING_STEPS = 3, 30
+VOCABULARY = 40
+"""Words beside those that a tokenizer of its type has at least."""
+LEARNING_RATE, DROPOUT = 5e-3, 0.2
+NO_KEY = "attention_dropout"
+"""Dropped inside torch's fused attention, which takes no key: its masks depend on the layout."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks, ZeRO stage, and what else may change nothing."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    stage: int = 0
+    sequence_parallel: bool = False
+    recompute: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        words = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{self.data}", f"zero{self.stage}"]
+        return "-".join(words + ["sp"] * self.sequence_parallel + ["recompute"] * self.recompute)
+
+
+ONE_RANK = Layout()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A family on a layout; `folder` holds the session's tokenizers, datasets and recorded rows."""
+
+    family: str
+    folder: Path
+    layout: Layout = ONE_RANK
+    dropout: bool = False
+    seed: int = 1234
+
+    def on(self, layout: Layout) -> Run:
+        """The same on other ranks."""
+        return replace(self, layout=layout)
+
+    def config(self) -> RunConfig:
+        """The resolved recipe."""
+        sections = self.sections()
+        sections["model"]["vocab_size"] = load_tokenizer(sections["tokenizer"]["path"]).vocab_size
+        return RunConfig.model_validate(sections)
+
+    def sections(self) -> dict[str, Any]:
+        """The recipe around the sections that the family brings."""
+        family = FAMILIES.get(self.family)
+        sections = family.tiny()
+        dropouts = [name for name in family.section.model_fields if name.endswith("dropout")]
+        drops = {name: DROPOUT if self.dropout and name != NO_KEY else 0.0 for name in dropouts}
+        prefix = self.folder / "data" / family.tokenizer
+        return {
+            "name": self.family,
+            "model": sections["model"] | drops,
+            "objective": sections["objective"],
+            "data": sections["data"] | {
+                "train": [dataset_prefix(prefix, "text", documents_of(sections["data"]["sample_format"]))],
+                "num_workers": 0, "sample_index_dir": str(self.folder / "indexes"),
+            },
+            "tokenizer": {"path": str(self.folder / "tokenizers" / family.tokenizer)},
+            "optimizer": {"learning_rate": LEARNING_RATE, "eps": 1e-6, "weight_decay": 0.1, "gradient_clipping": 0.0},
+            "training": {
+                "global_batch_size": ROWS, "micro_batch_size": MICRO_ROWS, "precision": "fp32", "seed": self.seed,
+                "activation_checkpointing": self.layout.recompute,
+            },
+            "parallel": {
+                "tensor_parallel_size": self.layout.tensor, "pipeline_parallel_size": self.layout.pipeline,
+                "sequence_parallel": self.layout.sequence_parallel,
+            },
+        }  # fmt: skip
+
+
+def documents_of(sample_format: str) -> PreprocessConfig:
+    """How a dataset for this sample format keeps documents."""
+    ends = FORMATS.get(sample_format).shifted
+    return PreprocessConfig(append_eod=ends, split_sentences=not ends)
+
+
+def prepare(rank: int, world_size: int, run: Run) -> None:
+    """Case: make the tokenizer and the dataset unless another family did, and record rows from the loader."""
+    quiet_libraries()
+    sections, kind = run.sections(), FAMILIES.get(run.family).tokenizer
+    corpus, tokenizer = run.folder / "corpus.jsonl", Path(sections["tokenizer"]["path"])
+    if not corpus.exists():
+        write_corpus(corpus)
+    if not tokenizer.exists():
+        size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY
+        train_tokenizer(kind, iter(make_documents()), size, tokenizer)
+    (run.folder / "data").mkdir(exist_ok=True)
+    preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
+    record(run.config(), recorded(run), TRAINING_STEPS)
+
+
+def recorded(run: Run) -> Path:
+    """The file of a family's rows."""
+    return run.folder / f"{run.family}.rows"
+
+
+def record(config: RunConfig, path: Path, num_steps: int) -> None:
+    """Keep the loader's micro-batches: a step of the stream for each, so that any rank can take its own."""
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    objective = build_objective(config.objective, tokenizer)
+    training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})
+    single = config.model_copy(update={"training": training})
+    steps = iter(TrainLoader(build_run_rows(config, tokenizer, objective).train, objective, single))
+    path.write_bytes(pickle.dumps([next(steps) for _ in range(num_steps * ROWS // MICRO_ROWS)]))
+
+
+@functools.lru_cache(maxsize=2)
+def load_recorded(path: Path) -> list[Step]:
+    return pickle.loads(path.read_bytes())
+
+
+def step_of(path: Path, number: int, rank: int = 0, size: int = 1) -> Step:
+    """A data-parallel rank's part of a global batch."""
+    count = ROWS // MICRO_ROWS
+    own = load_recorded(path)[number * count : (number + 1) * count][rank::size]
+    return Step(
+        micro_batches=[batch for step in own for batch in step.micro_batches],
+        counts={term: sum(step.counts[term] for step in own) for term in own[0].counts},
+        num_tokens=sum(step.num_tokens for step in own), rows_consumed=ROWS, epoch=0,
+    )  # fmt: skip
+
+
+def build(run: Run) -> Engine:
+    """The engine with the family's initial weights."""
+    quiet_libraries()
+    init_process_group()
+    layout, config = run.layout, run.config()
+    topology = build_topology(0, 1, layout.tensor, layout.pipeline)
+    settings = build_deepspeed_config(config, {"zero_optimization": {"stage": layout.stage}}, topology.world_size)
+    objective = build_objective(config.objective, load_tokenizer(config.tokenizer.path))
+    engine = run_builder.build_engine(config, settings, objective, topology)
+    run_builder.initialize_weights(config, engine)
+    return engine
+
+
+def advance(engine: Engine, run: Run, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Losses and gradient norms of some steps."""
+    ranks = engine.topology.data_parallel_rank, engine.topology.data_parallel_size
+    results = [engine.train_step(step_of(recorded(run), step, *ranks), step, LEARNING_RATE) for step in steps]
+    return {"losses": [result.loss for result in results], "norms": [result.grad_norm for result in results]}
+
+
+def train(rank: int, world_size: int, run: Run, num_steps: int = STEPS) -> dict[str, Any]:
+    """Case: figures of all steps, weights before the first and after STEPS, and what is built."""
+    engine = build(run)
+    initial = gather_weights(engine)
+    figures = advance(engine, run, range(STEPS))
+    weights = gather_weights(engine)
+    rest = advance(engine, run, range(STEPS, num_steps))
+    return {
+        **{name: values + rest[name] for name, values in figures.items()}, "initial": initial, "weights": weights,
+        "built": {name: parameter.numel() for name, parameter in engine.module.named_parameters()},
+        "facts": engine.parameter_facts(), "shapes": engine.parameter_shapes(),
+    }  # fmt: skip
+
+
+def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
+    """Case: save after STEPS steps and go on; what was saved and the losses after it."""
+    engine = build(run)
+    figures = advance(engine, run, range(STEPS))
+    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
+    engine.topology.barrier()
+    _checkpoints(engine, run, run_dir).save(TrainState(step=STEPS, rows_consumed=STEPS * ROWS, tokens=7))
+    held = {"weights": gather_weights(engine), "moments": gather_moments(engine)}
+    return {**figures, **held, "next": advance(engine, run, range(STEPS, 2 * STEPS))["losses"]}
+
+
+def resume(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
+    """Case: load what another layout saved and go on."""
+    engine = build(run)
+    newest = CheckpointManager(run_dir, engine.config.checkpoint, engine.topology).find_resumable()
+    state = _checkpoints(engine, run, run_dir).resume(newest)
+    held = {"weights": gather_weights(engine), "moments": gather_moments(engine), "state": state}
+    return {**held, "next": advance(engine, run, range(STEPS, 2 * STEPS))["losses"]}
+
+
+def _checkpoints(engine: Engine, run: Run, run_dir: Path) -> TrainingCheckpoints:
+    manager = CheckpointManager(run_dir, engine.config.checkpoint, engine.topology)
+    return TrainingCheckpoints(manager, engine, engine.config, run_dir / "tokenizer", {"train_rows": 100})
