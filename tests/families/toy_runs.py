@@ -6,7 +6,7 @@ Shape letters: b rows, s positions, v vocabulary of this rank, n heads of this r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -242,7 +242,8 @@ def step_of(engine: Engine, step: int) -> Step:
 
 
 def config_of(name: str, layout: Layout, recompute: bool = False) -> RunConfig:
-    config = layout.config()
+    # Its other sections are those of a causal model, which fit a toy that writes logits.
+    config = replace(layout, family="gpt2").config()
     training = config.training.model_copy(update={"activation_checkpointing": recompute})
     section = ToySection(family=f"toy_{name}")
     return config.model_copy(update={"model": section, "training": training, "optimizer": OPTIMIZER})
