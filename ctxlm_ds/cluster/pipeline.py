@@ -369,7 +369,5 @@ def _print_rich(rows: Sequence[tuple[str, ...]], title: str) -> bool:
     return True
 
 
-
-
 if __name__ == "__main__":
     run_command(main)

@@ -310,11 +310,6 @@ def _end(step: subprocess.Popen[bytes]) -> None:
             step.wait(timeout=ENDING_S)
 
 
-def node_tasks(nodes: Iterable[str], counts: Iterable[int]) -> dict[str, int]:
-    """Tasks by node from two equally long lists."""
-    return dict(zip(nodes, counts))  # noqa: B905 - Python 3.9 on the batch node
-
-
 def is_wanted(environ: Mapping[str, str] | None = None) -> bool:
     """Whether slurm/env.sh asks for a preflight."""
     environ = os.environ if environ is None else environ

@@ -2,7 +2,7 @@
 
 In: a JobContext. Out: RankStart. Before the first start the nodes are checked and the data is copied to their disks, if
 slurm/env.sh asks for it (CTXLM_PREFLIGHT, CTXLM_STAGE_DIR). The verdict goes by what the ranks left in the run
-directory; srun's status is the last to be asked. Not here: what follows from it (job.py, ending.py).
+directory; srun's status is the last to be asked. Not here: what follows from it (job.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ POLL_S = 0.5
 ANSWER_S = 20.0
 # Deadly to a rank that is still importing, and to an srun that has hardly begun.
 STOP_SIGNALS = (10, 12, 15)
-
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from ctxlm_ds.recipe.describe import describe_field
 EXAMPLE_LANGUAGE = "en"
 
 
-
 def add_filter_flags(parser: argparse._ActionsContainer) -> None:
     """`--min-words N`, `--exact-duplicates`, ...; a flag that is not given leaves the recipe's setting."""
     for name, field in FilterConfig.model_fields.items():
