@@ -7,6 +7,7 @@ Everything that knows how a part of the project is called is here and in hugging
 from __future__ import annotations
 
 import functools
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +38,12 @@ from ctxlm_ds.training.runtime import init_process_group
 from ctxlm_ds.training.state import TrainState
 from tests.dist.states import gather_moments
 from tests.dist.training import gather_weights
-from tests.golden.corpus import make_documents, write_corpus
+from tests.golden.corpus import WORDS, Numbers
 
 ROWS, MICRO_ROWS = 8, 2
 """Of a global batch and of a micro-batch."""
 STEPS, TRAINING_STEPS = 3, 30
+NUM_DOCUMENTS = 160
 VOCABULARY = 40
 """Words beside those that a tokenizer of its type has at least."""
 LEARNING_RATE, DROPOUT = 5e-3, 0.2
@@ -130,6 +132,18 @@ def with_rows_of_one(data: DataSection) -> DataSection:
     return next(other for other in [data, *turned] if not other.shares_rows)
 
 
+def documents() -> list[str]:
+    """Made-up texts in which a few words are most, so that a model soon learns something."""
+    numbers = Numbers(seed=7)
+
+    def sentence() -> str:
+        count = 3 + numbers.below(6)
+        places = [numbers.below(1 + numbers.below(1 + numbers.below(len(WORDS)))) for _ in range(count)]
+        return " ".join(WORDS[place] for place in places).capitalize() + "."
+
+    return [" ".join(sentence() for _ in range(2 + numbers.below(5))) for _ in range(NUM_DOCUMENTS)]
+
+
 def documents_of(sample_format: str) -> PreprocessConfig:
     """How a dataset for this sample format keeps documents."""
     ends = FORMATS.get(sample_format).shifted
@@ -144,11 +158,12 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     quiet_libraries()
     sections, kind = run.sections(), FAMILIES.get(run.family).tokenizer
     corpus, tokenizer = run.folder / "corpus.jsonl", Path(sections["tokenizer"]["path"])
+    texts = documents()
     if not corpus.exists():
-        write_corpus(corpus)
+        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if not tokenizer.exists():
         size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY
-        train_tokenizer(kind, iter(make_documents()), size, tokenizer)
+        train_tokenizer(kind, iter(texts), size, tokenizer)
     (run.folder / "data").mkdir(exist_ok=True)
     preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
     config = run.config()

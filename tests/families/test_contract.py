@@ -155,7 +155,7 @@ def test_every_parameter_has_facts_and_its_own_initial_value(results: Results, f
 @every_family
 def test_the_tiny_recipe_trains(results: Results, family: str) -> None:
     losses = results.reference(results.run(family))["losses"]
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5]), losses
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
 
 
 def tiny_config(family: str, objective: str, sample_format: str, **parallel: int) -> RunConfig:
