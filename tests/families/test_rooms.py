@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import ModelBuild, build_layer_list, describe_layers
+from ctxlm_ds.models.layers import Flow, LayerDescription
+from ctxlm_ds.models.stages import plan_stages
+from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
-from tests.families.toy_runs import train, train_plain
+from tests.families.toy_runs import TOYS, config_of, train, train_plain
 
 pytestmark = pytest.mark.dist
 TENSOR, DATA_3, DATA_2 = Layout(2, 0, tensor=2), Layout(2, 3), Layout(2, 2)
@@ -127,3 +133,26 @@ def test_a_chunked_comparison_is_the_usual_one(layout: Layout) -> None:
     assert_alike(run, usual, rel=1e-6)
     for terms, wanted in zip(run["terms"], usual["terms"], strict=True):
         assert terms == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_relative_bias_crosses_no_cut() -> None:
+    layers, bounds = plan("encoder_decoder", ParallelConfig(pipeline_parallel_size=4))
+    flow = Flow(layers, ("logits",))
+    crossing = [flow.before(start) for start in bounds[1:-1]]
+    assert [at.with_gradient for at in crossing] == [("memory",), ("hidden", "memory"), ("hidden", "memory")]
+    assert [at.without_gradient for at in crossing] == [
+        ("decoder_ids", "input_ids"), ("decoder_ids",), ("decoder_ids",),
+    ]  # fmt: skip
+
+
+def test_a_stage_of_a_teacher_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stage 0 would hold layers of a teacher alone"):
+        plan("distillation", ParallelConfig(pipeline_parallel_size=2, pipeline_layers=[2, 3]))
+
+
+def plan(name: str, layout: ParallelConfig) -> tuple[list[LayerDescription], list[int]]:
+    """List a toy's layers and cut them."""
+    outputs = TOYS[name].outputs
+    build = ModelBuild(outputs, choose_kernels(KernelsConfig(), "cpu", torch.float32))
+    layers = build_layer_list(config_of(name, Layout(1, 0)).model, build)
+    return layers, plan_stages(layout, layers, describe_layers(layers, outputs).trained_shapes)
