@@ -81,6 +81,11 @@ class WholeModel:
     facts: dict[str, ParameterFacts]
 
     @property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters that steps change."""
+        return {name: shape for name, shape in self.shapes.items() if self.facts[name].trained}
+
+    @property
     def num_parameters(self) -> int:
         """Elements of all parameters, a tied one once."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())

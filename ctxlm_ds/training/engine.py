@@ -112,7 +112,7 @@ class Engine:
         self._mpu = self._find_mpu()
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
         self._facts = self.whole_model.facts
-        self._shapes = {name: shape for name, shape in self.whole_model.shapes.items() if self._facts[name].trained}
+        self._shapes = self.whole_model.trained_shapes
         self.parameter_names = list(self._shapes)
         model = self._build_model(deepspeed_config, describe_layers(self.parallel))
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())

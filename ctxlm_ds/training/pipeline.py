@@ -20,7 +20,15 @@ from torch import nn
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.models.layers import Crossing, Flow, LayerDescription, Tensors, carried_states, run_layer
+from ctxlm_ds.models.layers import (
+    Crossing,
+    Flow,
+    LayerDescription,
+    Tensors,
+    carried_states,
+    parameter_prefixes,
+    run_layer,
+)
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
@@ -99,9 +107,7 @@ class PipelineStage(PipelineModule):
         self._arriving = flow.before(self._local_start)
         self._leaving = flow.before(self._local_stop)
         self._outputs = flow.outputs
-        self._tied_names: dict[str | None, str] = {}
-        for description in descriptions:
-            self._tied_names.setdefault(description.tie_key, description.name)
+        self._prefixes = parameter_prefixes(descriptions)
         self._steps: list[tuple[int, LayerDescription, nn.Module]] = []
         for index in range(self._local_start, self._local_stop):
             description = descriptions[index]
@@ -133,14 +139,12 @@ class PipelineStage(PipelineModule):
         """Return this stage's parameters under their full names, each once."""
         named: dict[str, nn.Parameter] = {}
         seen: set[int] = set()
-        for _, description, module in self._steps:
+        for index, _, module in self._steps:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            # A tied module has the name of its first place in the whole list, as in LayerSequence.
-            prefix = self._tied_names[description.tie_key] if description.tie_key else description.name
             for name, parameter in module.named_parameters():
-                named.setdefault(f"{prefix}.{name}", parameter)
+                named.setdefault(f"{self._prefixes[index]}.{name}", parameter)
         return list(named.items())
 
 

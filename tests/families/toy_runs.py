@@ -20,7 +20,7 @@ from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
 from ctxlm_ds.models.build import ModelBuild, build_model
-from ctxlm_ds.objectives.base import LossTerm
+from ctxlm_ds.objectives.base import Field, LossTerm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import Sums
 from ctxlm_ds.parallel.mappings import reduce_from_ranks
@@ -122,6 +122,10 @@ class Toy:
     terms: tuple[LossTerm, ...]
     plain: tuple[Callable[[Named, Named], Figures], ...]
     frozen: str | None = None
+
+    def fields(self, data: object) -> tuple[Field, ...]:
+        """Return the fields of a micro-batch, as Objective.fields."""
+        return tuple(Field(name, field.shape[1]) for name, field in global_fields(0).items())
 
 
 HERE, LAYERS = "tests.families.toy_runs", "tests.families.toys"
@@ -264,9 +268,13 @@ def frozen_of(engine: Engine) -> dict[str, Tensor]:
     return {name: whole_value(parameter) for name, parameter in engine._frozen.items()}
 
 
-def train(rank: int, world_size: int, name: str, layout: Layout, recompute: bool = False) -> dict[str, Any]:
-    """Losses, norms, the first step's gradients and the last weights, all of the whole model."""
+def train(
+    rank: int, world_size: int, name: str, layout: Layout, recompute: bool = False, partition: str = "parameters"
+) -> dict[str, Any]:
+    """Losses, norms and the first step's gradients of the whole model, and what this rank holds."""
     config = config_of(name, layout, recompute)
+    parallel = config.parallel.model_copy(update={"pipeline_partition": partition})
+    config = config.model_copy(update={"parallel": parallel})
     engine = build_engine(name, config, layout)
     before = frozen_of(engine)
     FORWARDS.clear()
