@@ -1,7 +1,8 @@
-"""Files and folders that are complete or do not exist: written aside, flushed, then renamed."""
+"""Files and folders that are complete or do not exist: written aside, flushed, then renamed; full disks known."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import logging
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 logger = logging.getLogger("ctxlm_ds")
 
 PARTIAL_MARK = ".partial-"
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_HOST_CHARACTERS = 32
 
 
@@ -31,6 +33,11 @@ def report_leftovers(path: Path) -> None:
     """Warn of what killed processes left of `path`; whether they still run elsewhere cannot be known here."""
     for left in sorted(path.parent.glob(f"{glob.escape(path.name)}{PARTIAL_MARK}*")):
         logger.warning("%s is left from an interrupted run; remove it if none is running", left)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Tell a lack of space, of quota, or of the permitted size of a file from other errors."""
+    return isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS
 
 
 def fsync_path(path: Path) -> None:

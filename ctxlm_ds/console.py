@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from ctxlm_ds.errors import CtxlmError
@@ -71,14 +71,16 @@ def at_least(lowest: int) -> Callable[[str], int]:
     return number
 
 
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, columns padded to their widest cell: names to the left, figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for name, *figures in table:
-        cells = [name.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True))]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+def aligned(table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ") -> list[str]:
+    """Pad the columns of a table to their widest cell: columns `left` to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*table)]  # noqa: B905 (Python 3.9 runs this on login nodes)
+    return [
+        indent
+        + "  ".join(
+            cell.ljust(widths[place]) if place in left else cell.rjust(widths[place]) for place, cell in enumerate(row)
+        ).rstrip()
+        for row in table
+    ]
 
 
 def format_duration(seconds: float) -> str:

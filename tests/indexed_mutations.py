@@ -19,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.data.dataset.inspection import describe, show_documents
+from ctxlm_ds.data.dataset.inspection import describe, show_documents, verify_dataset
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset
@@ -230,7 +229,7 @@ def main() -> None:
 
 
 def write_legacy(prefix: Path, documents: list[list[list[int]]]) -> None:
-    """A TNTIDX dataset (test_legacy.py has the layout)."""
+    """A TNTIDX dataset (test_index_file.py has the layout)."""
     sequences = [sequence for document in documents for sequence in document]
     lengths = [len(sequence) for sequence in sequences]
     starts = [sum(lengths[:number]) for number in range(len(lengths) + 1)]

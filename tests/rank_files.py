@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.checkpoint.target_layout import Layout, plan_pieces
+from ctxlm_ds.parallel.placement import shard_of, split_axis
+from ctxlm_ds.parallel.shards import Shard
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.checkpoints import random_weights
@@ -17,6 +21,62 @@ from tests.checkpoints import random_weights
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 STEP = 40
 Values = dict[str, dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the three parallel axes and the ZeRO stage."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    zero_stage: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    def rank(self, stage: int, data: int, tensor: int) -> int:
+        """Global rank: tensor-parallel neighbours first, then data-parallel ones, then stages."""
+        return tensor + self.tensor_parallel_size * (data + self.data_parallel_size * stage)
+
+
+class PlannedPiece(NamedTuple):
+    """Elements start..start+length of a shard's local order."""
+
+    name: str
+    shard: Shard
+    start: int
+    length: int
+
+
+def plan_pieces(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> Iterator[tuple[int, list[PlannedPiece]]]:
+    """Every rank with the pieces that it writes, cut as DeepSpeed cuts: flat under ZeRO 1 and 2, each alone under 3."""
+    names = list(shapes)
+    stages, ranks = layout.pipeline_parallel_size, layout.data_parallel_size
+    for stage in range(stages):
+        held = names[len(names) * stage // stages : len(names) * (stage + 1) // stages]
+        for tensor in range(layout.tensor_parallel_size):
+            own = [name for name in held if tensor == 0 or split_axis(name) is not None]
+            shards = {name: shard_of(name, shapes[name], layout.tensor_parallel_size, tensor) for name in own}
+            pieces: list[list[PlannedPiece]] = [[] for _ in range(ranks)]
+            width, begin = -(-sum(shard.num_elements for shard in shards.values()) // ranks), 0
+            for index, (name, shard) in enumerate(shards.items()):
+                size = shard.num_elements
+                if layout.zero_stage == 0:
+                    cuts = [(index % ranks, 0, size)]
+                elif layout.zero_stage == 3:
+                    part = -(-size // ranks)
+                    cuts = [(data, data * part, min(size, (data + 1) * part)) for data in range(ranks)]
+                else:
+                    cuts = [(data, data * width - begin, (data + 1) * width - begin) for data in range(ranks)]
+                for data, start, stop in cuts:
+                    start, stop = max(0, start), min(size, stop)
+                    if start < stop:
+                        pieces[data].append(PlannedPiece(name, shard, start, stop - start))
+                begin += size
+            for data in range(ranks):
+                yield layout.rank(stage, data, tensor), pieces[data]
 
 
 def random_states(config: RunConfig) -> Values:
@@ -34,7 +94,7 @@ def write_as_ranks(run: Path, config: RunConfig, values: Values, layout: Layout,
     (folder / "tokenizer").mkdir(parents=True)
     shapes = {name: tuple(kinds["weight"].shape) for name, kinds in values.items()}
     parts = []
-    for rank, pieces in plan_pieces(config, shapes, layout):
+    for rank, pieces in plan_pieces(shapes, layout):
         writer = PieceWriter(folder, rank, header_room_bytes=1 << 13)
         for name, shard, start, length in pieces:
             for kind in KINDS:

@@ -1,8 +1,7 @@
-"""Convert checkpoints: to and from Hugging Face folders, for another layout, to and from DeepSpeed's format.
+"""Convert checkpoints: to and from Hugging Face folders, to and from DeepSpeed's format.
 
     python tools/convert_checkpoint.py to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16]
     python tools/convert_checkpoint.py from-hf --model DIR --output DIR
-    python tools/convert_checkpoint.py reshape --checkpoint RUN_OR_STEP --output DIR --tensor-parallel-size 8 …
     python tools/convert_checkpoint.py to-universal   --checkpoint RUN_OR_STEP --output DIR
     python tools/convert_checkpoint.py from-universal --checkpoint DIR --output DIR --config RECIPE
 """
@@ -30,10 +29,6 @@ def parse_arguments() -> argparse.Namespace:
     to_hf.add_argument("--max-shard-size", default="5GB", help="largest weight file, such as 500MB or 5GB")
     from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
-    reshape = add_command(commands, "reshape", "a checkpoint in files of another layout's ranks", CHECKPOINT_HELP)
-    for axis in ("tensor", "pipeline", "data"):
-        reshape.add_argument(f"--{axis}-parallel-size", type=int, default=1, help="of the new layout (default 1)")
-    reshape.add_argument("--zero-stage", type=int, default=1, help="of the new layout (default 1)")
     to_universal = add_command(commands, "to-universal", "a checkpoint in DeepSpeed's format", CHECKPOINT_HELP)
     text = "how the optimizer that will load it counts: torch.optim's in a tensor, DeepSpeed's in an int"
     to_universal.add_argument("--step-form", choices=("auto", "tensor", "int"), default="auto", help=text)
@@ -74,11 +69,6 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
 
 def convert_own(arguments: argparse.Namespace) -> list[str]:
     source, output = arguments.checkpoint, arguments.output
-    if arguments.command == "reshape":
-        from ctxlm_ds.checkpoint.reshape import Layout, reshape
-
-        sizes = (arguments.tensor_parallel_size, arguments.pipeline_parallel_size, arguments.data_parallel_size)
-        return reshape(source, output, Layout(*sizes, arguments.zero_stage)).describe()
     if arguments.command == "to-universal":
         from ctxlm_ds.checkpoint.universal import to_universal
 

@@ -62,9 +62,8 @@ def show_objective(args: argparse.Namespace) -> None:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents
+    from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents, verify_dataset
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.dataset.verify import verify_dataset
 
     dataset = IndexedDataset(args.prefix)
     for line in describe(dataset):

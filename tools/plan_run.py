@@ -132,8 +132,8 @@ def show_table(columns: tuple[str, ...], rows: list[list[str]], title: str) -> N
 
 def show_search(args: argparse.Namespace, config: RunConfig, cluster: Cluster, found: Search) -> None:
     from ctxlm_ds.planning.hardware import GIB
-    from ctxlm_ds.planning.report import COLUMNS, describe_recommendation, describe_refusals, plan_rows
     from ctxlm_ds.planning.measure import with_vocabulary
+    from ctxlm_ds.planning.report import COLUMNS, describe_recommendation, describe_refusals, plan_rows
 
     best, command = recommend(args, config, cluster, found)
     if config.model.vocab_size is None:

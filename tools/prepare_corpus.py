@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ctxlm_ds.console import format_duration, logger, run_command, setup_logging
-from ctxlm_ds.data.hygiene.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
-from ctxlm_ds.data.hygiene.flags import add_filter_flags, with_filter_flags
-from ctxlm_ds.data.hygiene.listing import (
+from ctxlm_ds.data.hygiene.command_line import (
+    add_filter_flags,
     corpora_lines,
     empty_warnings,
     expected_lines,
     next_lines,
     report_lines,
     source_notes,
+    with_filter_flags,
 )
+from ctxlm_ds.data.hygiene.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
 from ctxlm_ds.errors import ConfigError
 
 

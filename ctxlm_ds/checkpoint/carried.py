@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
-from ctxlm_ds.checkpoint.piece_writer import CARRIED_KIND
+from ctxlm_ds.checkpoint.pieces import CARRIED_KIND
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.training.engine import Engine
 

@@ -3,7 +3,7 @@
 Each rank writes the pieces it owns, one flat fp32 tensor each, into one safetensors file for weights and one for
 moments; index.json says which piece covers which flat range of which parameter, or of which tensor-parallel shard of
 it. So every layout writes in parallel, and any other reads it back a range at a time.
-In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (piece_writer.py), which rank owns
+In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here: writing (pieces.py), which rank owns
 what (training/fragments.py, parallel/placement.py), sizes and checksums (manifest.py).
 """
 
@@ -16,15 +16,18 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.checkpoint.piece_coverage import Piece, ShardPieces, check_shape, group_pieces
-from ctxlm_ds.checkpoint.piece_writer import (
+from ctxlm_ds.checkpoint.pieces import (
     CARRIED_KIND,
     HEADER_ROOM_BYTES,
     INDEX_NAME,
     WEIGHT_KIND,
     ParameterPieces,
+    Piece,
     PieceWriter,
+    ShardPieces,
+    check_shape,
     estimate_bytes,
+    group_pieces,
     merge_index,
 )
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, TensorFileReader

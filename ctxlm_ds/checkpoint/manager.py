@@ -1,7 +1,8 @@
 """Checkpoints that are complete or do not exist: written aside by all ranks, listed, renamed; `latest` moves last.
 
 In: what to write, as functions. Out: RUN/checkpoints/step-XXXXXXXX with a manifest, rotated, and the newest intact one
-at a resume. Not here: what a checkpoint holds (training.py, layout_free.py), its way from begin to end (pending.py).
+at a resume. Not here: what a checkpoint holds (training.py, layout_free.py), its way from begin to end
+(background_save.py).
 """
 
 from __future__ import annotations
@@ -14,32 +15,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import fsync_path, write_text
-from ctxlm_ds.checkpoint.disk_space import (
-    NodeView,
-    check_writable,
-    enough_to_remove,
-    explain,
-    is_full_disk,
-    least_free,
-    look,
-)
+from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
+from ctxlm_ds.checkpoint.background_save import PendingSave, Written
 from ctxlm_ds.checkpoint.folders import (
     CHECKPOINTS_DIR,
     LATEST_NAME,
     PARTIAL_SUFFIX,
+    NodeView,
+    check_writable,
+    enough_to_remove,
+    explain,
     find_newest_intact,
+    holds,
+    least_free,
     list_checkpoints,
+    look,
     remove_folder,
     remove_leftovers,
     step_name,
     step_of,
     to_rotate,
+    wait_until,
 )
 from ctxlm_ds.checkpoint.manifest import hash_file, hash_files, list_files, read_manifest, verify, write_manifest
-from ctxlm_ds.checkpoint.pending import PendingSave, Written
-from ctxlm_ds.checkpoint.piece_writer import Flushed
-from ctxlm_ds.checkpoint.shared_folder import holds, wait_until
+from ctxlm_ds.checkpoint.pieces import Flushed
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
@@ -323,7 +322,7 @@ class CheckpointManager:
             # The folder of that name is another job's by now.
             raise
         except BaseException as error:
-            self._was_full |= isinstance(error, OSError) and is_full_disk(error)
+            self._was_full |= is_full_disk(error)
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._damaged.discard(step)

@@ -6,7 +6,6 @@ show damage, not origin.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.errors import CheckpointError
 
 FORMAT = "ctxlm_ds-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
-CHUNK_BYTES = 1 << 22
 HASH_THREADS = 8
 
 
@@ -47,14 +46,8 @@ class Manifest:
 
 
 def hash_file(path: Path) -> FileEntry:
-    """Read a file in chunks: its size and sha256."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with open(path, "rb") as handle:
-        while chunk := handle.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size_bytes += len(chunk)
-    return FileEntry(size_bytes, digest.hexdigest())
+    """Read a file in blocks: its size and sha256."""
+    return FileEntry(path.stat().st_size, file_digest(path))
 
 
 def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:

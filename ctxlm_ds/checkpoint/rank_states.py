@@ -1,23 +1,27 @@
 """This rank's share of a run's weights and moments: written from where they are trained, or copied and written later.
 
-In: an engine's fragments. Out: the rank's files of a checkpoint, the same bytes either way.
-Not here: the other files of a checkpoint (training.py), the files' form (piece_writer.py).
+In: an engine's fragments. Out: the rank's files of a checkpoint, the same bytes either way. Copies lie in CPU memory
+that is kept from one save to the next; on CUDA it is page-locked and the copies run on a stream of their own, so
+`HostCopies.wait_on_device` must come before the states change. Not here: the other files of a checkpoint (training.py),
+the files' form (pieces.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ctxlm_ds.checkpoint.carried import carried_elements, carried_tensors
-from ctxlm_ds.checkpoint.host_copies import ELEMENT_BYTES, HostCopies
-from ctxlm_ds.checkpoint.memory import find_shortage, memory_need
-from ctxlm_ds.checkpoint.piece_writer import (
+from ctxlm_ds.checkpoint.pieces import (
     CARRIED_KIND,
     WEIGHT_KIND,
     Flushed,
@@ -27,10 +31,17 @@ from ctxlm_ds.checkpoint.piece_writer import (
 )
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.process.cgroups import CGROUP_ROOT, OWN_CGROUPS, memory_left, read_text
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment
 
 logger = logging.getLogger("ctxlm_ds")
+ELEMENT_BYTES = 4
+PORTABLE = 1
+"""cudaHostRegisterPortable"""
+MEMINFO = Path("/proc/meminfo")
+USABLE_SHARE = 0.8
+"""Of what is available: data workers and evaluations take some too, later."""
 
 
 @dataclass(frozen=True)
@@ -159,3 +170,115 @@ class RankStates:
         """Whether the fragment counts here: each element of the model on one rank."""
         elsewhere = fragment.replicated and self._topology.data_parallel_rank != 0
         return not (elsewhere or fragment.duplicate)
+
+
+class HostCopies:
+    """One flat buffer of CPU memory.
+
+    Args:
+        num_elements: fp32 numbers that it holds.
+        devices: that the states are on, perhaps the CPU among them.
+
+    Raises:
+        CheckpointError: the memory cannot be had.
+    """
+
+    def __init__(self, num_elements: int, devices: Iterable[torch.device]) -> None:
+        try:
+            memory = mmap.mmap(-1, max(1, num_elements) * ELEMENT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"no memory for copies of {num_elements * ELEMENT_BYTES / 1e9:.1f} GB ({error})"
+            ) from error
+        # A forked data worker would make each page that is written to a second one.
+        with contextlib.suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_DONTFORK)
+        self._flat = torch.frombuffer(memory, dtype=torch.float32, count=max(1, num_elements))
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+        self._device = next((device for device in devices if device.type == "cuda"), None)
+        if self._device is not None:
+            self._stream = torch.cuda.Stream(self._device)
+            _page_lock(self._flat, self._device)
+
+    def take(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of 1-D tensors, together at most `num_elements` long; what the buffer held before is gone.
+
+        On CUDA they are complete once `wait` returns.
+        """
+        copies = []
+        place = 0
+        with self._beside_the_computation():
+            for source in sources:
+                copy = self._flat.narrow(0, place, source.numel())
+                copy.copy_(source.detach(), non_blocking=True)
+                copies.append(copy)
+                place += source.numel()
+        return copies
+
+    @contextlib.contextmanager
+    def _beside_the_computation(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+            self._copied = torch.cuda.Event()
+            self._copied.record(self._stream)
+
+    def wait(self) -> None:
+        """Until the copies are complete; from any thread."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def wait_on_device(self) -> None:
+        """Have what the device is given from now on come after the copies."""
+        if self._copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+
+
+def _page_lock(memory: torch.Tensor, device: torch.device) -> None:
+    """Let the device copy into CPU memory by itself; where that is refused, copies are slower and waited for."""
+    runtime = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE)) == 0:
+        weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
+        return
+    # The next launch of a kernel would take the refusal for its own failure.
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What one rank wants to take, and the places that it comes out of."""
+
+    needed_bytes: int
+    available_bytes: dict[str, int]
+    """By name of the place: a machine, a cgroup with a limit. Ranks with the same name share it."""
+
+
+def memory_need(
+    needed_bytes: int, meminfo: Path = MEMINFO, own_cgroups: Path = OWN_CGROUPS, root: Path = CGROUP_ROOT
+) -> MemoryNeed:
+    """Set this rank's need beside what is available to it now."""
+    host = socket.gethostname()
+    available = {f"{host}, cgroup {name}": left for name, left in memory_left(root, own_cgroups).items()}
+    for line in read_text(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            available[host] = int(line.split()[1]) * 1024
+    return MemoryNeed(needed_bytes, available)
+
+
+def find_shortage(needs: Sequence[MemoryNeed]) -> str | None:
+    """Explain which memory limit the ranks together would exceed; None if all fit."""
+    wanted: dict[str, int] = {}
+    available: dict[str, int] = {}
+    for need in needs:
+        for place, bytes_there in need.available_bytes.items():
+            wanted[place] = wanted.get(place, 0) + need.needed_bytes
+            available[place] = min(bytes_there, available.get(place, bytes_there))
+    for place, wanted_bytes in wanted.items():
+        if wanted_bytes > available[place] * USABLE_SHARE:
+            return f"{wanted_bytes / 1e9:.1f} GB wanted, {available[place] / 1e9:.1f} GB available on {place}"
+    return None

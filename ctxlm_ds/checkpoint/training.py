@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import yaml
 
+from ctxlm_ds.checkpoint.background_save import PendingSave
 from ctxlm_ds.checkpoint.carried import load_carried
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.pending import PendingSave
-from ctxlm_ds.checkpoint.piece_writer import merge_index
+from ctxlm_ds.checkpoint.pieces import merge_index
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError

@@ -19,6 +19,7 @@ In: a checkpoint. Out: such a folder. Not here: reading one (universal_import.py
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.checkpoint_copy import check_new, find_verified, require_space, total_elements
+from ctxlm_ds.checkpoint.folders import find_verified
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import byte_progress, logger
@@ -49,6 +50,7 @@ MAX_GROUPS = 64
 """More parameter groups than an engine has; DeepSpeed takes as many as there are in both."""
 BYTES_PER_FILE = 2048
 """Of a .pt file, besides its tensor."""
+SPACE_SLACK_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -180,3 +182,30 @@ def _saved_state(source: Path) -> dict[str, Any]:
 def _counts_in_int(saved: Mapping[str, Any]) -> bool:
     chosen = str(saved.get("environment", {}).get("optimizer", ""))
     return "=deepspeed" in chosen or "=apex" in chosen
+
+
+def check_new(output: Path, source: Path) -> None:
+    """Raise CheckpointError where `output` is taken, or lies in the source or around it."""
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise CheckpointError(f"{output} exists and is never overwritten; give another --output")
+    target, origin = output.resolve(), source.resolve()
+    if target.is_relative_to(origin) or origin.is_relative_to(target):
+        raise CheckpointError(f"{output} and the source {source} lie in each other; give another --output")
+
+
+def require_space(output: Path, needed_bytes: int) -> None:
+    """Raise CheckpointError where the disk of `output` has less room than will be written."""
+    place = output.resolve()
+    while not place.exists():
+        place = place.parent
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < needed_bytes + SPACE_SLACK_BYTES:
+        raise CheckpointError(
+            f"{output} needs {needed_bytes / 1e9:.2f} GB and {place} has {free_bytes / 1e9:.2f} GB left; free space "
+            "there or give another --output"
+        )
+
+
+def total_elements(reader: CheckpointReader) -> int:
+    """Elements of all weights and moments."""
+    return sum(reader.num_elements(name) * len(reader.kinds(name)) for name in reader.names())

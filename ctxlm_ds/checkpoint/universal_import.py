@@ -12,20 +12,31 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ctxlm_ds.checkpoint.checkpoint_copy import check_new, new_run, require_space
+from ctxlm_ds.atomic import fsync_tree, output_folder
+from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
-from ctxlm_ds.checkpoint.universal import CLIENT_KEY, LATEST_NAME, PARAM, STEP_FILE, WEIGHT_FILE
+from ctxlm_ds.checkpoint.universal import (
+    CLIENT_KEY,
+    LATEST_NAME,
+    PARAM,
+    STEP_FILE,
+    WEIGHT_FILE,
+    check_new,
+    require_space,
+)
 from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError, ConfigError
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.build import describe_model, vocabulary_table
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
@@ -93,13 +104,30 @@ def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> Import
     require_space(output, elements * len(kinds) * FP32_BYTES)
     progress = _read_progress(source, next(iter(shapes)))
     logger.info("importing %s at step %d", source, progress.step)
-    with new_run(output, progress.step) as folder:
+    with _new_run(output, progress.step) as folder:
         _write_pieces(folder, source, shapes, kinds, progress)
         tokenizer.save(folder / "tokenizer")
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         (folder / "state.json").write_text(json.dumps(_state(progress), indent=1), encoding="utf-8")
     moments = tuple(kind for kind in kinds if kind != WEIGHT_KIND)
     return Imported(source, output, progress.step, elements, moments, bool(progress.saved))
+
+
+@contextmanager
+def _new_run(output: Path, step: int) -> Iterator[Path]:
+    """Fill a run's only checkpoint of a step; the run appears when it is complete, with manifest and `latest`.
+
+    Yields the checkpoint's folder.
+    """
+    with output_folder(output) as run:
+        folder = run / folders.CHECKPOINTS_DIR / folders.step_name(step)
+        folder.mkdir(parents=True)
+        yield folder
+        # What the manifest lists must be on the disk before it.
+        fsync_tree(folder)
+        write_manifest(folder, step, hash_files(folder, list_files(folder)))
+        (run / folders.CHECKPOINTS_DIR / folders.LATEST_NAME).write_text(folder.name + "\n", encoding="utf-8")
+    logger.info("wrote %s", output / folders.CHECKPOINTS_DIR / folder.name)
 
 
 def _find_step(checkpoint: Path) -> Path:
@@ -120,11 +148,8 @@ def _find_step(checkpoint: Path) -> Path:
 def _shapes(config: RunConfig, source: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter of the recipe's model, which must be those of the folder."""
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    probe = config.model if config.model.vocab_size else config.model.model_copy(update={"vocab_size": 1})
-    whole = describe_model(probe, outputs)
-    tables = (name for name, facts in whole.facts.items() if facts.grows == "vocabulary")
-    table = max(tables, key=lambda name: len(whole.shapes[name]))
-    width = math.prod(whole.shapes[table][1:])
+    table = vocabulary_table(config.model, outputs)
+    width = describe_model(config.model.model_copy(update={"vocab_size": 1}), outputs).shapes[table][1]
     rows = _load_tensor(source / "zero" / table / f"{WEIGHT_FILE}.pt").numel() // width
     if config.model.vocab_size not in (None, rows):
         raise CheckpointError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from ctxlm_ds.cluster.logs import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
 from ctxlm_ds.process.failure_records import read_failures
+from ctxlm_ds.process.ranges import expand_numbers
 
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)")
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
@@ -105,7 +106,7 @@ def read_srun_lines(lines: Sequence[str], held: Mapping[int, Sequence[str]] | No
         if match is None:
             step_ended = step_ended or any(sign in line for sign in _STEP_ENDS)
             continue
-        for rank in expand_ranks(match[2]):
+        for rank in map(int, expand_numbers(match[2])):
             said = (held or {}).get(rank, ())
             found.setdefault(rank, _reported(rank, match[1], match[3], said, step_ended))
     return list(found.values())
@@ -120,15 +121,6 @@ def _reported(rank: int, host: str, how: str, said: Sequence[str], step_ended: b
     number = _SIGNAL_NUMBERS.get(name)
     message = f"was killed by signal {number} ({name})" if number else how
     return RankFailure(rank, host, None, "", message, consequence=step_ended, signal=number)
-
-
-def expand_ranks(text: str) -> list[int]:
-    """`0-2,5` -> 0, 1, 2, 5."""
-    ranks: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        ranks += range(int(first), int(last or first) + 1)
-    return ranks
 
 
 def report(failures: Sequence[RankFailure], folder: Path) -> list[str]:

@@ -2,31 +2,40 @@
 
 `python -m ctxlm_ds.cluster.job -- RECIPE [options of ctxlm_ds.pretrain]` in a batch script (slurm/pretrain.sbatch).
 In: the job's environment. Out: the job's exit status, the readable log on stdout, FAILURE, REQUEUE and GIVE_UP events.
-Not here: the decision table (decide.py), a start of the ranks (ranks.py), carrying decisions out (ending.py).
+Not here: the decision table (decide.py), a start of the ranks (ranks.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from ctxlm_ds.cluster import attempts
-from ctxlm_ds.cluster.commands import broken_nodes, show_job
+from ctxlm_ds.cluster.attempts import START_FILE
+from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, show_job
 from ctxlm_ds.cluster.context import JobContext, read_context, show, tell
-from ctxlm_ds.cluster.decide import Action, Outcome, Situation, decide
-from ctxlm_ds.cluster.ending import Endings
-from ctxlm_ds.cluster.notices import Notices
-from ctxlm_ds.cluster.other_jobs import refuse_if_taken
+from ctxlm_ds.cluster.decide import Action, Ended, Outcome, Situation, decide
+from ctxlm_ds.cluster.evidence import report
+from ctxlm_ds.cluster.exclusions import requeue_command
+from ctxlm_ds.cluster.notices import LEAST_TIME_S, Notices, still_ours, time_left_s
 from ctxlm_ds.cluster.ranks import RankStart, RankStarter
+from ctxlm_ds.cluster.run_files import newest_attempt, read_successor
 from ctxlm_ds.cluster.settings import misspelt
 from ctxlm_ds.cluster.successor import Successors
-from ctxlm_ds.cluster.timing import LEAST_TIME_S, still_ours, time_left_s
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, CtxlmError
+from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 DELAY_GROWTH = 4.0
 MAX_DELAY_S = 600.0
+OWNS = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD")
+"""States of a job that has the run, or will go on with it. One that is completing gives it back in a moment."""
+FINE = (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,6 +98,161 @@ def pause(context: JobContext, notices: Notices, start: RankStart) -> None:
     if delay_s and not notices:
         tell(f"starting again in {format_duration(delay_s)}")
         notices.sleep(delay_s)
+
+
+def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) -> None:
+    """Make sure that a newly submitted job may have the run; one that was put back, or follows another, may.
+
+    Raises:
+        ConfigError: another job has it; the message names the job.
+    """
+    if context.restarts or context.chain != context.job_id or _is_complete(context.run_dir):
+        return
+    for job_id in _jobs_of(context.run_dir):
+        with contextlib.suppress(ClusterError):  # Slurm has forgotten it
+            state = show(job_id).state
+            if job_id != context.job_id and state in OWNS:
+                raise ConfigError(
+                    f"{context.run_dir} is the run of job {job_id}, which is {state.lower()}. Wait until it ends, "
+                    f"cancel it (scancel {job_id}), or choose another run_dir"
+                )
+
+
+def _is_complete(run_dir: Path) -> bool:
+    """A job may go on with another run after it (a second phase)."""
+    ends = [event for event in read_history(run_dir) if event["event"] == END]
+    return bool(ends) and bool(ends[-1].get("completed"))
+
+
+def _jobs_of(run_dir: Path) -> list[str]:
+    """The job that started the run last, and the one that follows it."""
+    found = [read_successor(run_dir)]
+    attempt = newest_attempt(run_dir)
+    if attempt is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(str(json.loads((run_dir / ATTEMPTS_DIR / attempt / START_FILE).read_text())["job_id"]))
+    return [job_id for job_id in found if job_id]
+
+
+class Endings:
+    """The ends of one job's starts, and its own."""
+
+    def __init__(self, context: JobContext, successors: Successors) -> None:
+        self._context = context
+        self._successors = successors
+
+    def restart(self, start: RankStart) -> None:
+        """Note and report a start after which another follows in this allocation."""
+        self._note(start, FAILURE)
+        self._report(start)
+
+    def end(self, action: Action, start: RankStart, exclude: tuple[str, ...] = ()) -> int:
+        """Carry out every action but a restart; the job's exit status.
+
+        Raises:
+            ClusterError: Slurm neither requeues the job nor takes a successor.
+        """
+        if action is Action.CONTINUE_LATER:
+            return self._continue_later(start, exclude)
+        if action is Action.LEAVE:
+            return self._leave(start)
+        if action is Action.GIVE_UP:
+            return self._give_up(start)
+        return self._stop(start)
+
+    def _stop(self, start: RankStart) -> int:
+        """For good, well or badly."""
+        ended = start.ended
+        self._successors.cancel()
+        if ended.outcome in FINE:
+            self._note(start, "")
+            tell(f"{ended.outcome.value}: {ended.why}")
+            return 0
+        self._note(start, FAILURE)
+        tell(f"{ended.outcome.value}; not started again")
+        self._report(start)
+        return ended.exit_status or EXIT_UNEXPECTED
+
+    def _continue_later(self, start: RankStart, exclude: tuple[str, ...]) -> int:
+        if start.ended.outcome is Outcome.FAILED:
+            self._note(start, FAILURE)
+            self._report(start)
+        tell(f"{_in_words(start.ended)}; putting the job back into the queue")
+        how = self._put_back(exclude)
+        self._note(start, REQUEUE, how=how)
+        tell(how)
+        return 0
+
+    def _put_back(self, exclude: tuple[str, ...]) -> str:
+        """Requeue or submit a successor, as the settings and the cluster allow; in words."""
+        mode, job_id = self._context.settings.restart, self._context.job_id
+        if mode != "successor":
+            try:
+                if exclude:
+                    call(requeue_command(job_id, exclude))
+                else:
+                    requeue(job_id)
+                return f"job {job_id} is requeued"
+            except ClusterError as error:
+                if mode == "requeue" or DISABLED not in str(error):
+                    raise
+        return f"job {self._successors.submit(exclude)} follows this one"
+
+    def _leave(self, start: RankStart) -> int:
+        """Slurm or a person has requeued or cancelled the job: it is theirs."""
+        requeued = show_job(self._context.job_id).restarts > self._context.restarts
+        how = "Slurm has requeued the job" if requeued else attempts.CANCELLED
+        self._note(start, REQUEUE if requeued else FAILURE, how=how)
+        if not requeued:
+            self._successors.cancel(begun=True)
+        tell(f"{_in_words(start.ended)}; {how}")
+        return start.ended.exit_status
+
+    def on_term(self) -> None:
+        """Slurm ends the job: what cannot wait until the ranks have saved, because SIGKILL may come first.
+
+        At the time limit the job is put back; of a job that a person cancels the successor goes first of all.
+        """
+        try:
+            job = show_job(self._context.job_id, patience_s=0.0)
+            if job.state == "RUNNING" or job.restarts > self._context.restarts:
+                return
+            if not still_ours(job):
+                self._successors.cancel(begun=True)
+            elif self._context.settings.restart != "off":
+                tell(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back(())}")
+        except ClusterError as error:
+            tell(str(error))
+
+    def _give_up(self, start: RankStart) -> int:
+        run_dir = self._context.run_dir
+        self._note(start, FAILURE)
+        fruitless = attempts.fruitless_starts(run_dir, start.attempt)
+        self._report(start)
+        why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.attempt.in_words()}"
+        append_event(run_dir, GIVE_UP, why=why, chain=self._context.chain, job_id=self._context.job_id)
+        self._successors.cancel()
+        tell(why)
+        for event in fruitless:
+            show(f"  {event.get('attempt')}: {event.get('why')}")
+        show(f"evidence of each is in {run_dir / ATTEMPTS_DIR}; when the cause is mended, submit again")
+        return start.ended.exit_status or EXIT_UNEXPECTED
+
+    def _report(self, start: RankStart) -> None:
+        for line in report(start.failures, self._context.run_dir / ATTEMPTS_DIR / start.attempt.name):
+            show(line)
+        if not start.failures:
+            show(f"error: {start.ended.why}")
+
+    def _note(self, start: RankStart, event: str, **details: Any) -> None:
+        if event == FAILURE:
+            first = start.failures[0].rank if start.failures else None
+            details = {"exit_status": start.ended.exit_status, "first_rank": first, **details}
+        attempts.finish(self._context.run_dir, start.attempt, event, start.ended.why, **details)
+
+
+def _in_words(ended: Ended) -> str:
+    return f"{ended.outcome.value}: {ended.why}"
 
 
 if __name__ == "__main__":

@@ -11,23 +11,39 @@ The recipe's `pipeline` section says it all (docs/pipeline.md). Runs on a login 
 from __future__ import annotations
 
 import argparse
+import glob
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
 
-from ctxlm_ds.cluster.pipeline_jobs import JOBS_NAME, ActiveJob, active_jobs, has_slurm, how_it_ended, read_submitted
+from ctxlm_ds.cluster.pipeline_jobs import (
+    JOBS_NAME,
+    ActiveJob,
+    Submitted,
+    active_jobs,
+    has_slurm,
+    how_it_ended,
+    read_submitted,
+)
 from ctxlm_ds.cluster.pipeline_plan import make_plan
-from ctxlm_ds.cluster.pipeline_records import STEPS_DIR
-from ctxlm_ds.cluster.pipeline_redo import as_if_cleared, make_room, places_to_clear, refuse_changed
+from ctxlm_ds.cluster.pipeline_records import STEPS_DIR, all_records
 from ctxlm_ds.cluster.pipeline_steps import Plan
-from ctxlm_ds.cluster.pipeline_submit import Submitter, refuse_unreadable
-from ctxlm_ds.cluster.pipeline_table import print_table, state_word, status_rows, submitted_rows
+from ctxlm_ds.cluster.pipeline_submit import Submission, Submitter, refuse_unreadable
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict, judge
-from ctxlm_ds.console import logger, run_command, setup_logging
+from ctxlm_ds.console import aligned, logger, run_command, setup_logging
 from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.process.ranges import join_numbers
 from ctxlm_ds.process.run_lock import RunLock
 
 LOCK_WAIT_S = 30.0
+HEADER = ("step", "state", "job", "")
+COMPLETED = "COMPLETED"
+"""What Slurm says of a job that ended well."""
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -171,6 +187,186 @@ def show_commands(plan: Plan, redo: bool) -> None:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def refuse_changed(plan: Plan, verdicts: Mapping[str, Verdict]) -> None:
+    """Nothing that is there is made again without being asked for.
+
+    Raises:
+        ClusterError: lists every step that would be made again, and why.
+    """
+    changed = [verdict for verdict in verdicts.values() if verdict.state is State.CHANGED]
+    if not changed:
+        return
+    lines = [f"  {verdict.step}: {text}" for verdict in changed for text in verdict.differences]
+    busy = sorted({job.job_id for verdict in changed for job in verdict.jobs})
+    if busy:
+        remedy = f"Wait for the jobs, or cancel them (scancel {' '.join(busy)}), then run this again."
+    else:
+        remedy = (
+            "Put the recipe back, choose another pipeline.output_dir, or run this again with --redo: these steps and "
+            "what is made of them are made again, and what is there is kept under another name."
+        )
+    raise ClusterError(f"{plan.folder} was made otherwise, in {len(changed)} step{'s' if len(changed) > 1 else ''}:\n"
+                       + "\n".join(lines) + f"\n{remedy}")  # fmt: skip
+
+
+def places_to_clear(plan: Plan, verdicts: Mapping[str, Verdict]) -> dict[str, list[Path]]:
+    """By step: files and folders that are in the way of making it again, those of its old records too."""
+    found: dict[str, list[Path]] = {}
+    for verdict in verdicts.values():
+        if verdict.state is not State.CHANGED:
+            continue
+        outputs = [*plan.outputs(verdict.step)]
+        for record in all_records(plan.folder, verdict.step).values():
+            outputs += [output for output in record.outputs if output not in outputs]
+        places = dict.fromkeys(Path(place) for output in outputs for place in output.places())
+        found[verdict.step] = [place for place in places if os.path.lexists(place)]
+    return found
+
+
+def make_room(plan: Plan, verdicts: Mapping[str, Verdict]) -> list[tuple[Path, Path]]:
+    """Rename what is in the way (beside itself, so that nothing is lost or copied) and forget how it was made.
+
+    Returns:
+        Old and new places.
+
+    Raises:
+        ClusterError: a job is at one of the steps.
+    """
+    if any(verdict.jobs for verdict in verdicts.values() if verdict.state is State.CHANGED):
+        refuse_changed(plan, verdicts)
+    mark = time.strftime("replaced-%Y%m%d-%H%M%S")
+    moved = []
+    for name, places in places_to_clear(plan, verdicts).items():
+        for place in places:
+            aside = _aside(place, mark)
+            os.rename(place, aside)
+            moved.append((place, aside))
+        for path in all_records(plan.folder, name):
+            path.unlink()
+    return moved
+
+
+def as_if_cleared(plan: Plan, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """The verdicts after make_room(), for a preview.
+
+    Raises:
+        ClusterError: a job is at one of the steps.
+    """
+    changed = {verdict.step: verdict for verdict in verdicts.values() if verdict.state is State.CHANGED}
+    if any(verdict.jobs for verdict in changed.values()):
+        refuse_changed(plan, verdicts)
+    found = dict(verdicts)
+    for name in changed:
+        tasks = tuple(range(len(plan.by_name[name].tasks)))
+        found[name] = replace(verdicts[name], state=State.TO_DO, tasks=tasks, differences=())
+    return found
+
+
+def _aside(place: Path, mark: str) -> Path:
+    """`train_text_sentence.bin` -> `train_text_sentence.MARK.bin`, so that a dataset still opens."""
+    stem, dot, ending = place.name.partition(".")
+    aside = place.with_name(f"{stem}.{mark}{dot}{ending}")
+    number = 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = place.with_name(f"{stem}.{mark}-{number}{dot}{ending}")
+    return aside
+
+
+def state_word(verdict: Verdict, ended: str = "") -> str:
+    """`running`, `queued`, `waiting`, `failed`, ... of a step; `ended` is how Slurm says that its last job ended."""
+    if verdict.state is State.ACTIVE or (verdict.jobs and verdict.state is State.TO_DO):
+        return _active_word(verdict.jobs)
+    if verdict.state is State.TO_DO and verdict.replaces:
+        return "waiting"
+    if verdict.state is State.TO_DO and verdict.failed:
+        return "failed"
+    if verdict.state is State.TO_DO and ended not in ("", COMPLETED):
+        return ended.lower()
+    return verdict.state.value
+
+
+def _active_word(jobs: Sequence[ActiveJob]) -> str:
+    if any(not job.waits for job in jobs):
+        return "running"
+    return "waiting" if all(job.reason == "Dependency" for job in jobs) else "queued"
+
+
+def status_rows(
+    plan: Plan, verdicts: Mapping[str, Verdict], submitted: Mapping[str, Submitted], ended: Mapping[str, str]
+) -> list[tuple[str, ...]]:
+    """Step, state, job, remark; `ended` says how the last job of a step ended that is neither done nor active."""
+    rows: list[tuple[str, ...]] = []
+    for step in plan.steps:
+        verdict, last = verdicts[step.name], submitted.get(step.name)
+        word = state_word(verdict, ended.get(step.name, ""))
+        ids = list(dict.fromkeys(job.job_id for job in verdict.jobs)) or ([last.job_id] if last else [])
+        log = _log_to_read(verdict, last, ended.get(step.name, ""))
+        remark = "; ".join(part for part in (verdict.note, log and f"log: {log}") if part)
+        if len(step.tasks) > 1 and verdict.jobs:
+            running = sum(not job.waits for job in verdict.jobs)
+            counts = f"{running} running, {len(verdict.jobs) - running} queued"
+            remark = f"{counts}; {remark}" if verdict.tasks else counts
+        rows.append((step.name, word, " ".join(ids), remark))
+    return rows
+
+
+def _log_to_read(verdict: Verdict, last: Submitted | None, ended: str) -> str:
+    """What the last job of a step said before it ended; empty where it is at work, or has done what it was told."""
+    if verdict.state is not State.TO_DO or verdict.jobs or last is None:
+        return ""
+    if not verdict.failed and (ended == COMPLETED or (verdict.was_done and not ended)):
+        return ""
+    log = last.log_file() if verdict.was_done else verdict.log or last.log_file()
+    return log if glob.glob(log) else ""
+
+
+def submitted_rows(
+    plan: Plan, verdicts: Mapping[str, Verdict], submissions: Mapping[str, Submission]
+) -> list[tuple[str, ...]]:
+    """The same after a submission: which jobs are new, and what they wait for."""
+    rows: list[tuple[str, ...]] = []
+    for step in plan.steps:
+        verdict, new = verdicts[step.name], submissions.get(step.name)
+        if new is None:
+            ids = list(dict.fromkeys(job.job_id for job in verdict.jobs))
+            rows.append((step.name, state_word(verdict), " ".join(ids), verdict.note))
+            continue
+        parts = [f"array {join_numbers(new.tasks)}"] if len(step.tasks) > 1 else []
+        parts += [f"after {', '.join(new.waits_for)}"] if new.waits_for else []
+        rows.append((step.name, "submitted", new.job_id, "; ".join(parts)))
+    return rows
+
+
+def print_table(rows: Sequence[tuple[str, ...]], title: str, out: TextIO | None = None) -> None:
+    """A rich table on a terminal that has the library, else columns."""
+    out = out or sys.stdout
+    if out.isatty() and _print_rich(rows, title):
+        return
+    out.write("\n".join([title, *aligned([HEADER, *rows], left=range(len(HEADER)), indent="")]) + "\n")
+
+
+_COLOURS = {
+    "done": "green", "running": "cyan", "submitted": "cyan", "failed": "red", "changed": "red", "timeout": "red",
+    "cancelled": "red",
+}  # fmt: skip
+
+
+def _print_rich(rows: Sequence[tuple[str, ...]], title: str) -> bool:
+    try:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+    except ImportError:
+        return False
+    table = Table(*HEADER, title=escape(title), title_justify="left")
+    for step, word, job, remark in rows:
+        colour = _COLOURS.get(word, "default")
+        table.add_row(step, f"[{colour}]{word}[/]", job, escape(remark))
+    Console().print(table)
+    return True
 
 
 if __name__ == "__main__":

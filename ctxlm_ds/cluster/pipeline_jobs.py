@@ -13,7 +13,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +114,10 @@ def read_submitted(folder: Path) -> dict[str, Submitted]:
 
 def note_submitted(plan: Plan, step: Step, job_id: str, tasks: Sequence[int], log: str) -> None:
     """Remember a submission."""
-    jobs: dict[str, Any] = {name: vars_of(job) for name, job in read_submitted(plan.folder).items()}
-    jobs[step.name] = vars_of(Submitted(job_id, tuple(tasks), log, round(time.time(), 3)))
+    jobs: dict[str, Any] = {name: asdict(job) for name, job in read_submitted(plan.folder).items()}
+    jobs[step.name] = asdict(Submitted(job_id, tuple(tasks), log, round(time.time(), 3)))
     content = {"version": 1, "recipe": plan.recipe, "steps": jobs}
     write_text(plan.folder / JOBS_NAME, json.dumps(content, indent=1) + "\n")
-
-
-def vars_of(job: Submitted) -> dict[str, Any]:
-    """As JSON."""
-    return {"job_id": job.job_id, "tasks": list(job.tasks), "log": job.log, "time_unix_s": job.time_unix_s}
 
 
 def how_it_ended(job_id: str) -> str:

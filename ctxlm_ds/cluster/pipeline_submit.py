@@ -1,7 +1,7 @@
 """Submitting what is to do, in order, each step behind those that it needs.
 
 In: a plan and its verdicts. Out: jobs in the queue, orders and recipes in OUTPUT/steps, OUTPUT/pipeline.json.
-Not here: what is to do (pipeline_verdict.py), what is made again (pipeline_redo.py).
+Not here: what is to do (pipeline_verdict.py), what is made again (pipeline.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ctxlm_ds.cluster.pipeline_records import LOGS_DIR, ORDER_VARIABLE, STEPS_DI
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict
 from ctxlm_ds.errors import ClusterError, DataError
+from ctxlm_ds.process.ranges import join_numbers
 from ctxlm_ds.recipe.pipeline_schema import StepResources
 
 RESOURCE_OPTIONS = {
@@ -53,17 +54,6 @@ def sbatch_options(resources: StepResources) -> list[str]:
     """What a step's job asks for."""
     given = {option: getattr(resources, name) for name, option in RESOURCE_OPTIONS.items()}
     return [f"{option}={value}" for option, value in given.items() if value is not None] + list(resources.extra)
-
-
-def task_ranges(tasks: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` -> `0-2,5`."""
-    parts: list[list[int]] = []
-    for task in tasks:
-        if parts and task == parts[-1][-1] + 1:
-            parts[-1].append(task)
-        else:
-            parts.append([task])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 @dataclass
@@ -102,7 +92,7 @@ class Submitter:
             words += [f"--dependency=afterok:{ids}", "--kill-on-invalid-dep=yes"]
         if is_array:
             limit = f"%{self.plan.tasks_at_once}" if self.plan.tasks_at_once else ""
-            words.append(f"--array={task_ranges(tasks)}{limit}")
+            words.append(f"--array={join_numbers(tasks)}{limit}")
         words += sbatch_options(step.resources)
         order = str(self.plan.order(step).path)
         environ = {}

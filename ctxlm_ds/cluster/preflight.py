@@ -31,12 +31,14 @@ from ctxlm_ds.cluster.exclusions import (
 from ctxlm_ds.cluster.preflight_judgement import (
     Evidence,
     Judgement,
+    PreflightSettings,
     judge_bandwidth,
     judge_local,
     over_all_gb_per_s,
+    read_settings,
+    scratch_folder,
     table_lines,
 )
-from ctxlm_ds.cluster.preflight_settings import PreflightSettings, read_settings, scratch_folder
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 
@@ -306,11 +308,6 @@ def _end(step: subprocess.Popen[bytes]) -> None:
         step.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             step.wait(timeout=ENDING_S)
-
-
-def node_tasks(nodes: Iterable[str], counts: Iterable[int]) -> dict[str, int]:
-    """Tasks by node from two equally long lists."""
-    return dict(zip(nodes, counts))  # noqa: B905 - Python 3.9 on the batch node
 
 
 def is_wanted(environ: Mapping[str, str] | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 In: srun's variables. Out: what this rank sees of its node, once as FOLDER/local-NODE-003.json (the shared file system)
 and once as a line of its output (Slurm's own connection), so that a node whose storage or network fails can still be
-told from a dead one. Stage `local` needs neither torch nor the network, `bandwidth` (preflight_bandwidth.py) both.
+told from a dead one. Stage `local` needs neither torch nor the network, `bandwidth` (preflight_network.py) both.
 Not here: what is good enough (preflight_judgement.py).
 """
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     task = read_task(os.environ)
     if arguments.stage == "bandwidth":
-        from ctxlm_ds.cluster.preflight_bandwidth import measure_bandwidth
+        from ctxlm_ds.cluster.preflight_network import measure_bandwidth
 
         for record in measure_bandwidth(task, arguments.limit, int(arguments.mib * (1 << 20))):
             publish(arguments.folder, "bandwidth", task, record)

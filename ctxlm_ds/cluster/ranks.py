@@ -1,33 +1,47 @@
 """One start of the ranks, from its folder to the verdict on its end.
 
-In: a JobContext. Out: RankStart. Not here: what follows from it (job.py, ending.py).
+In: a JobContext. Out: RankStart. Before the first start the nodes are checked and the data is copied to their disks, if
+slurm/env.sh asks for it (CTXLM_PREFLIGHT, CTXLM_STAGE_DIR). The verdict goes by what the ranks left in the run
+directory; srun's status is the last to be asked. Not here: what follows from it (job.py).
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from ctxlm_ds.cluster import attempts
-from ctxlm_ds.cluster.attempts import Attempt
+from ctxlm_ds.cluster import attempts, preflight
+from ctxlm_ds.cluster.attempts import Attempt, newest_checkpoint
 from ctxlm_ds.cluster.commands import cancel_steps, node_address, show_job
 from ctxlm_ds.cluster.context import JobContext, show, tell
 from ctxlm_ds.cluster.decide import Ended, Outcome
 from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
 from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
-from ctxlm_ds.cluster.notices import Notices
-from ctxlm_ds.cluster.outcome import read_outcome
-from ctxlm_ds.cluster.prepare import Prepared, prepare
-from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
-from ctxlm_ds.cluster.timing import stop_delay_s
+from ctxlm_ds.cluster.notices import Notices, stop_delay_s
+from ctxlm_ds.cluster.staging import run_staging
+from ctxlm_ds.cluster.steps import (
+    Step,
+    free_port,
+    is_known_host,
+    rank_python,
+    srun_command,
+    step_environment,
+    wrap_in_container,
+)
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR, read_history
+from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
+from ctxlm_ds.process.run_lock import LOCK_NAME
 
 WAIT_FOR_LOCK_S = 180
 POLL_S = 0.5
 ANSWER_S = 20.0
+# Deadly to a rank that is still importing, and to an srun that has hardly begun.
+STOP_SIGNALS = (10, 12, 15)
 
 
 @dataclass(frozen=True)
@@ -136,3 +150,123 @@ class RankStarter:
         if delay_s > 0:
             tell(f"notice of the time limit comes early; the ranks are told in {format_duration(delay_s)}")
             self._notices.sleep(delay_s)
+
+
+def read_outcome(
+    run_dir: Path,
+    history_length: int,
+    status: int,
+    failures: Sequence[RankFailure],
+    max_steps: int,
+    job_ids: Sequence[str],
+    told_to_stop: bool,
+) -> Ended:
+    """Judge a start.
+
+    Args:
+        run_dir: the run's folder.
+        history_length: events in its history when the start began.
+        status: srun's exit status; negative where a signal ended srun.
+        failures: of its ranks, the first cause first.
+        max_steps: the recipe's; decides where a full disk has lost the END event.
+        job_ids: ids under which this job, or what it succeeds, has held the run's lock.
+        told_to_stop: the ranks were sent a signal to stop.
+    """
+    ends = [event for event in read_history(run_dir)[history_length:] if event["event"] == END]
+    if ends and not ends[-1].get("failed", False):
+        return _ended_in_order(ends[-1])
+    if status == 0 and not failures:
+        done = (newest_checkpoint(run_dir) or 0) >= max_steps
+        return Ended(Outcome.COMPLETED if done else Outcome.STOPPED, "no end is on record", 0)
+    first = failures[0] if failures else None
+    exit_status = first.exit_status if first is not None and first.exit_status is not None else abs(status) or 1
+    why = first.describe() if first is not None else _status_in_words(status)
+    if told_to_stop and (status < 0 or (first is not None and first.signal in STOP_SIGNALS)):
+        return Ended(Outcome.STOPPED, f"told to stop before it could ({why})", exit_status)
+    if first is not None and first.error == "RunLockedError" and _lock_holder(run_dir) in job_ids:
+        return Ended(Outcome.FAILED, f"an earlier start of this job still holds {run_dir}: {why}", exit_status)
+    outcomes = {EXIT_USER_ERROR: Outcome.USER_ERROR, EXIT_TRAINING_ERROR: Outcome.TRAINING_ERROR}
+    return Ended(outcomes.get(exit_status, Outcome.FAILED), why, exit_status)
+
+
+def _ended_in_order(end: dict[str, Any]) -> Ended:
+    reason = str(end.get("reason", ""))
+    if end.get("completed"):
+        return Ended(Outcome.COMPLETED, reason, 0)
+    return Ended(Outcome.STOPPED_FOR_GOOD if "SIGINT" in reason else Outcome.STOPPED, reason, 0)
+
+
+def _status_in_words(status: int) -> str:
+    return f"srun ended by signal {-status}" if status < 0 else f"srun ended with status {status}"
+
+
+def _lock_holder(run_dir: Path) -> str | None:
+    try:
+        record = json.loads((run_dir / LOCK_NAME).read_text(encoding="utf-8"))
+        return str(record["job_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the checks found, for all starts in this allocation."""
+
+    ended: Ended | None = None
+    """Why the ranks do not start at all."""
+    exclude: tuple[str, ...] = ()
+    """Nodes to keep away from when the job is put back."""
+    left_out: tuple[str, ...] = ()
+    """Nodes of this allocation that the ranks do without."""
+    srun_words: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    """`a.b=c` for --set."""
+
+
+def prepare(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
+    """Check and copy, as far as it is asked for.
+
+    A setting that makes no sense is an end like any other: on record, and no successor comes to meet it again.
+    """
+    try:
+        return _check_and_copy(context, attempt_name, should_stop)
+    except ConfigError as error:
+        return Prepared(Ended(Outcome.USER_ERROR, str(error), EXIT_USER_ERROR))
+
+
+def _check_and_copy(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
+    environ = context.environ
+    prepared = Prepared(srun_words=context.task_words)
+    job = _preflight_job(context, attempt_name)
+    step_environ = step_environment(environ, attempt_name, None)
+    if preflight.is_wanted(environ):
+        prepared = _judge(preflight.run_preflight(job, step_environ, tell, should_stop), prepared)
+    if prepared.ended is None and environ.get("CTXLM_STAGE_DIR"):
+        settings = run_staging(job, context.words, step_environ, tell, should_stop, prepared.left_out)
+        prepared = Prepared(None, prepared.exclude, prepared.left_out, prepared.srun_words, tuple(settings))
+    return prepared
+
+
+def _preflight_job(context: JobContext, attempt_name: str) -> preflight.PreflightJob:
+    options, python = wrap_in_container([rank_python(context.settings)], context.settings)
+    return preflight.PreflightJob(
+        run_dir=context.run_dir,
+        attempt=attempt_name,
+        tasks=context.tasks,
+        job_id=context.job_id,
+        partition=context.environ.get("SLURM_JOB_PARTITION"),
+        srun=("srun", *options, *context.settings.srun_options),
+        python=tuple(python),
+    )
+
+
+def _judge(found: preflight.Outcome, before: Prepared) -> Prepared:
+    if found.action == preflight.GO:
+        if found.why:
+            tell(found.why)
+        return Prepared(None, found.exclude, tuple(found.bad), found.srun_words or before.srun_words)
+    ended = {
+        preflight.REPLACE: Ended(Outcome.STOPPED, found.why, 0),
+        preflight.INTERRUPTED: Ended(Outcome.STOPPED, found.why, 0),
+    }.get(found.action, Ended(Outcome.USER_ERROR, found.why, EXIT_USER_ERROR))
+    return Prepared(ended, found.exclude)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ctxlm_ds.cluster.status import RunStatus
-from ctxlm_ds.console import counted, format_duration
+from ctxlm_ds.console import aligned, counted, format_duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,6 @@ HEADINGS = ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "r
 TEXT_COLUMNS = ("run", "state")
 LEAST_NEEDED = ("job", "skipped", "tokens/s", "restarts", "left")
 """Left out in this order where a terminal is narrow."""
-GAP = "  "
 RICH_GAP_CHARACTERS = 2
 UNKNOWN = "-"
 STYLES = {
@@ -76,15 +75,7 @@ def _cell(status: RunStatus, file: str, text: str | None) -> str:
 def plain_table(statuses: Sequence[RunStatus]) -> list[str]:
     """Aligned lines, headings first: names to the left, figures to the right."""
     rows = [HEADINGS, *(tuple(cells(status).values()) for status in statuses)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    return [GAP.join(_aligned(row, widths)).rstrip() for row in rows]
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [
-        text.ljust(width) if heading in TEXT_COLUMNS else text.rjust(width)
-        for heading, text, width in zip(HEADINGS, row, widths)  # noqa: B905 (Python 3.9 runs this on login nodes)
-    ]
+    return aligned(rows, left=range(len(TEXT_COLUMNS)), indent="")
 
 
 def headings_that_fit(statuses: Sequence[RunStatus], width: int) -> list[str]:

@@ -1,7 +1,8 @@
 """A job that goes on where this one ends, on clusters that do not requeue: same script, arguments and resources.
 
-It waits by --dependency=singleton: Slurm starts it when no job of this user and name is left before it. Jobs that wait
-for this one (`--dependency=afterok:...`) are made to wait for it instead.
+It waits by --dependency=singleton: Slurm starts it when no job of this user and name is left before it. A job that
+waits for this one (`--dependency=afterok:JOB`) starts, or is cancelled, by how JOB itself ends; it is made to wait for
+the successor instead.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster.commands import Job, call, cancel, show_job
+from ctxlm_ds.cluster.commands import Job, call, cancel, insist, show_job
 from ctxlm_ds.cluster.context import JobContext, tell
-from ctxlm_ds.cluster.dependants import move_dependants
 from ctxlm_ds.cluster.exclusions import sbatch_words
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
@@ -36,6 +36,9 @@ _OPTIONS = {
 _GPU_OPTIONS = {"TresPerJob": "--gpus", "TresPerTask": "--gpus-per-task", "TresPerSocket": "--gpus-per-socket"}
 # `gres:gpu:a100:4`, in later versions `cpu=8,gres/gpu=4`
 _GRES = re.compile(r"gres[:/]([^,]+)")
+SEPARATOR = "\x1f"
+_STATE = re.compile(r"\((?:unfulfilled|failed|fulfilled)\)")
+_IDS = re.compile(r"(?<=:)(\d+)(?![\d_])")
 
 
 class Successors:
@@ -175,3 +178,38 @@ def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
     copy = folder / "job.sbatch"
     call(["scontrol", "write", "batch_script", job.job_id, str(copy)])
     return str(copy)
+
+
+def move_dependants(old_id: str, new_id: str) -> list[str]:
+    """Let every pending job of this user that waits for one job wait for another.
+
+    Returns:
+        Ids of the jobs that were changed. One that ends or starts meanwhile is passed over.
+
+    Raises:
+        ClusterError: Slurm does not answer.
+    """
+    form = SEPARATOR.join(("%A", "%E"))
+    words = ["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", f"--format={form}"]
+    moved = []
+    for line in dict.fromkeys(insist(words).splitlines()):
+        job_id, _, dependency = line.strip().partition(SEPARATOR)
+        changed = moved_dependency(dependency, old_id, new_id)
+        if changed is None or job_id == new_id:
+            continue
+        try:
+            insist(["scontrol", "update", f"jobid={job_id}", f"dependency={changed}"])
+        except ClusterError:
+            continue
+        moved.append(job_id)
+    return moved
+
+
+def moved_dependency(dependency: str, old_id: str, new_id: str) -> str | None:
+    """squeue's `afterok:12(unfulfilled),afterok:3_*(unfulfilled)` as scontrol takes it, with another id; None where it
+    does not hold the old one."""
+    plain = _STATE.sub("", dependency).replace("_*", "")
+    ids = _IDS.findall(plain)
+    if old_id not in ids:
+        return None
+    return _IDS.sub(lambda match: new_id if match[1] == old_id else match[1], plain)

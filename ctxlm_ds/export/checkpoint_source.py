@@ -11,14 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.checkpoint.checkpoint_copy import METRICS_NAME, find_verified, saved_config
-from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified
 from ctxlm_ds.checkpoint.layout_free import INDEX_NAME, CheckpointReader
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.models.build import vocabulary_table
+from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import OBJECTIVES
+from ctxlm_ds.training.metrics import METRICS_NAME
 
 MOMENTS_PATTERN = "moments-*"
 """Files of the optimizer's moments, which no export reads: only their sizes are checked."""
@@ -61,9 +63,13 @@ def open_checkpoint(path: Path) -> CheckpointSource:
     """
     folder, _ = find_verified(path, partial(verify, sizes_only=MOMENTS_PATTERN))
     reader = CheckpointReader(folder)
-    config = saved_config(folder, reader)
+    config = load_saved_config(folder / "config.yaml")
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    return CheckpointSource(folder, config, config.model, outputs, _train_state(folder), reader)
+    table = vocabulary_table(config.model, outputs)
+    if table not in reader:
+        raise CheckpointError(f"{folder} has no {table}, so it is not a model of the family {config.model.family}")
+    model = config.model.model_copy(update={"vocab_size": reader.shape(table)[0]})
+    return CheckpointSource(folder, config, model, outputs, _train_state(folder), reader)
 
 
 def _train_state(folder: Path) -> dict[str, Any]:

@@ -54,10 +54,6 @@ class TransformerSection(ModelSection):
         "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
     )  # fmt: skip
     same_shape: ClassVar[tuple[str, ...]] = ("hidden_size", "num_layers", "intermediate_size")
-    is_decoder: ClassVar[bool] = False
-    """Until models, planning and export ask their own registry entries."""
-    position_offset: ClassVar[int] = 0
-    """Row of the position table that holds position 0."""
 
     hidden_size: PositiveInt = 768
     """Width of the residual stream."""

@@ -170,7 +170,7 @@ class SdpaAttention:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         is_causal = self._needs_no_mask and bias is None
         mask = None if is_causal else self._mask(sequences)
-        if bias is not None:
+        if mask is not None and bias is not None:
             bias = bias if bias.ndim == 4 else bias[None]
             mask = bias.to(query.dtype).masked_fill(~mask, float("-inf"))
         context = F.scaled_dot_product_attention(

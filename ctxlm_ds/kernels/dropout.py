@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 GAMMA = 0x9E3779B97F4A7C15
+GAMMA_INVERSE = pow(GAMMA, -1, 1 << 64)
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 LANES_PER_WORD = 4
 LANE_VALUES = 1 << 16
@@ -48,8 +49,12 @@ def _lanes(count: int, key: Tensor, first: int) -> Tensor:
 
 
 def _hash(places: Tensor, key: Tensor) -> Tensor:
-    """Hash places to int64 numbers, all values equally likely."""
-    z = (places + 1) * _signed(GAMMA) + key
+    """Hash places to int64 numbers, all values equally likely.
+
+    The key joins before the product with GAMMA. A compiled kernel would otherwise multiply the index of its loop by
+    GAMMA, which overflows after one step: C++ leaves that undefined, and the loop then writes past its end.
+    """
+    z = (places + 1 + key * _signed(GAMMA_INVERSE)) * _signed(GAMMA)
     z = (z ^ _shift_right(z, 30)) * _signed(MIX_1)
     z = (z ^ _shift_right(z, 27)) * _signed(MIX_2)
     return z ^ _shift_right(z, 31)

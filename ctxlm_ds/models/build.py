@@ -81,6 +81,11 @@ class WholeModel:
     facts: dict[str, ParameterFacts]
 
     @property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters that steps change."""
+        return {name: shape for name, shape in self.shapes.items() if self.facts[name].trained}
+
+    @property
     def num_parameters(self) -> int:
         """Elements of all parameters, a tied one once."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
@@ -102,3 +107,10 @@ def describe_layers(layers: Sequence[LayerDescription], outputs: Sequence[str]) 
         module: Any = LayerSequence(layers, outputs)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     return WholeModel(shapes, collect_facts(module))
+
+
+def vocabulary_table(model: ModelSection, outputs: Sequence[str]) -> str:
+    """Return the name of the parameter that has a row for each word, whether or not vocab_size is set."""
+    whole = describe_model(model.model_copy(update={"vocab_size": model.vocab_size or 1}), outputs)
+    tables = (name for name, facts in whole.facts.items() if facts.grows == "vocabulary" and facts.trained)
+    return max(tables, key=lambda name: len(whole.shapes[name]))

@@ -85,6 +85,12 @@ class LayerDescription:
         return module
 
 
+def parameter_prefixes(descriptions: Sequence[LayerDescription]) -> list[str]:
+    """Return the name under which each layer's parameters are kept: a tied one's is that of its first place."""
+    first: dict[str, str] = {}
+    return [first.setdefault(d.tie_key, d.name) if d.tie_key else d.name for d in descriptions]
+
+
 @dataclass(frozen=True)
 class Crossing:
     """The tensors that are alive before a layer, in the order in which they cross a cut there."""

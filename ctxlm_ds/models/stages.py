@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import prod
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, parameter_prefixes
 from ctxlm_ds.recipe.schema import ParallelConfig
 
 
@@ -26,15 +26,32 @@ def plan_stages(
     Args:
         layout: the recipe's `parallel` section.
         descriptions: the layers in order.
-        shapes: of the whole model's parameters by name.
+        shapes: of the whole model's trained parameters by name.
         measure: measures each layer's time, for `pipeline_partition: time`; None takes equal blocks for it.
 
     Returns:
         First layer of each stage, and the number of layers at the end.
 
     Raises:
-        ConfigError: the layers do not fill the stages.
+        ConfigError: the layers do not fill the stages, or a stage has nothing to train.
     """
+    bounds = _choose_bounds(layout, descriptions, shapes, measure)
+    trained = parameter_costs(descriptions, shapes)
+    for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        if not any(trained[start:stop]):
+            raise ConfigError(
+                f"pipeline stage {stage} would hold layers of a teacher alone, and DeepSpeed steps no stage without a "
+                "trained parameter; set parallel.pipeline_partition: parameters, or fewer stages"
+            )
+    return bounds
+
+
+def _choose_bounds(
+    layout: ParallelConfig,
+    descriptions: Sequence[LayerDescription],
+    shapes: Mapping[str, Sequence[int]],
+    measure: Callable[[], Sequence[float]] | None,
+) -> list[int]:
     if layout.pipeline_layers is not None:
         return bounds_of_counts(descriptions, layout.pipeline_layers)
     if layout.pipeline_partition == "parameters":
@@ -98,9 +115,8 @@ def bounds_of_counts(descriptions: Sequence[LayerDescription], counts: Sequence[
 def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]) -> list[float]:
     """Elements of each layer's parameters; a tied layer counts wherever it occurs, for both stages hold it."""
     costs = []
-    for description in descriptions:
-        prefix = f"{description.name}."
-        sizes = [shape for name, shape in shapes.items() if name.startswith(prefix)]
+    for prefix in parameter_prefixes(descriptions):
+        sizes = [shape for name, shape in shapes.items() if name.startswith(f"{prefix}.")]
         costs.append(float(sum(prod(size) for size in sizes)))
     return costs
 

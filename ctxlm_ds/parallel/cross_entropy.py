@@ -54,7 +54,9 @@ def label_losses(logits: Tensor, labels: Tensor, parallel: ParallelContext) -> t
     # Three all-reduces of an fp32 number a label: the largest logit, the label's, the sum of exponentials.
     for _ in range(3):
         parallel.traffic.add("all_reduce", flat_labels.numel() * 4)
-    losses = vocab_parallel_cross_entropy(flat_logits, flat_labels.where(counted, 0))
+    # megatron-core overwrites fp32 logits, which another term or layer may read; others it copies itself.
+    own = flat_logits.clone() if flat_logits.dtype == torch.float32 else flat_logits
+    losses = vocab_parallel_cross_entropy(own, flat_labels.where(counted, 0))
     return losses.where(counted, 0.0), hits
 
 

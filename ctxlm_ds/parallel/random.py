@@ -42,8 +42,8 @@ class DropoutStreams:
         self._size = tensor_parallel_size
         self._keys: Tensor | None = None
         self._layer_keys: Tensor | None = None
-        self._words = np.zeros(PLACES, dtype=np.uint64)
-        self._layer_words = self._words
+        self._words: np.ndarray = np.zeros((1, PLACES), dtype=np.uint64)
+        self._layer_words: np.ndarray = self._words[0]
 
     def begin(self, step: int, micro_batch: int, device: torch.device) -> None:
         """Make the keys of the micro-batch whose forward pass runs next; `micro_batch` is its number in the step."""

@@ -7,6 +7,7 @@ them. Not here: what is counted in a run (meter.py), pipeline stages and data pa
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -148,7 +149,10 @@ def _ranks(size: int) -> Iterator[Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=size, create_gloo_process_groups=False)
-        yield parallel_state.get_tensor_model_parallel_group()
+        with warnings.catch_warnings():
+            # torch renames its collectives.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield parallel_state.get_tensor_model_parallel_group()
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()

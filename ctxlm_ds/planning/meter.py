@@ -27,7 +27,10 @@ aten = torch.ops.aten
 MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
 LOOK_UPS = {aten.embedding, aten.index_select, aten.gather, aten.index}
 """They read as much as they write, however large the table is."""
-UNMOVED = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten._unsafe_view, aten.detach}
+UNMOVED = {
+    aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten._unsafe_view,
+    aten.detach,
+}  # fmt: skip
 SCALINGS = {aten.mul, aten.div}
 """By a number: part of the kernel before or after."""
 
@@ -68,7 +71,7 @@ class Work(NamedTuple):
     kept: int
     """Held from the forward to the backward pass, without parameters and fields of the batch."""
     workspace: int
-    """Most that one operation of the backward pass holds beside it."""
+    """Most that one operation of the backward pass holds beside it, and a layer's gradients that arrive and leave."""
     scores: int
     """Elements of the attention matrices."""
     all_reduce: int
@@ -131,17 +134,18 @@ class Meter:
             with saved_tensors_hooks(kept.pack, _unchanged):
                 outputs = tuple(call(*given))
             flowing = [output for output in outputs if output.requires_grad]
-            counter.begin_backward(kept.storages)
+            arriving = [torch.empty_like(output) for output in flowing]
+            counter.begin_backward(kept.storages | {_storage(gradient) for gradient in arriving})
             if flowing:
-                torch.autograd.backward(flowing, [torch.empty_like(output) for output in flowing])
-        ends = sum(_size(x) for x in (*given, *flowing) if x.is_floating_point()) if parameters else 0
+                torch.autograd.backward(flowing, arriving)
+        ends = {_storage(x): _size(x) for x in (*arriving, *(x.grad for x in given)) if x is not None}
         sent = self._traffic.num_bytes
         work = Work(
             flops=sum(product.flops for product in counter.products),
             forward_bytes=counter.forward_bytes,
             backward_bytes=counter.backward_bytes,
             kept=kept.num_bytes + self._device.score_bytes,
-            workspace=counter.workspace + ends,
+            workspace=counter.workspace + (sum(ends.values()) if parameters else 0),
             scores=self._device.scores,
             all_reduce=sent["all_reduce"],
             all_gather=sent["all_gather"],
@@ -218,7 +222,7 @@ class _Operations(TorchDispatchMode):
         written = sum(_size(x) for x in results)
         read = sum(_size(x) for x in sources)
         if operation in LOOK_UPS:
-            read = min(read, written)
+            read = written
         moved = 0 if operation in MATRIX_PRODUCTS or (operation in SCALINGS and len(sources) == 1) else read + written
         if self._present is None:
             self.forward_bytes += moved
@@ -254,25 +258,32 @@ class _DeviceFunctions(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> Tensor:
         shape = (*query.shape[:-1], key.shape[-2])
         self.scores += prod(shape)
         if self._platform.device == "cpu" and dropout_p > 0.0:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         if self._platform.keeps_scores:
             masks = (1 + query.element_size()) if dropout_p > 0.0 else 0
             self.score_bytes += prod(shape) * (query.element_size() + masks)
-        bias = None
-        if attn_mask is not None and self._platform.reads_masks:
-            bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+        if enable_gqa:
+            group = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        bias = attn_mask if self._platform.reads_masks else None
+        if bias is not None and bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill(~bias, float("-inf"))
         if self._platform.device == "cpu":
             return aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, dropout_p, is_causal, attn_mask=bias
+                query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
             )[0]
         if bias is None:
-            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)[0]
+            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return aten._scaled_dot_product_efficient_attention(
-            query, key, value, bias.expand(shape), True, dropout_p, is_causal
+            query, key, value, bias.expand(shape), True, dropout_p, is_causal, scale=scale
         )[0]
 
 

@@ -130,7 +130,7 @@ class Planner:
             parallel = layout.apply(self.config).parallel
             bounds = [0, len(self.layers)]
             if layout.pipeline > 1:
-                bounds = plan_stages(parallel, self.layers, self.model.shapes)
+                bounds = plan_stages(parallel, self.layers, self.model.trained_shapes)
             blocks = blocks_per_stage(self.layers, bounds)
             self._stages[key] = [
                 Stage(

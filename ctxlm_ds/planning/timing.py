@@ -154,7 +154,7 @@ def _layer_time(
         for flops, tokens, width in layer.products(rows)
     )
     work = layer.at(rows)
-    moved = forwards * work.forward_bytes + work.backward_bytes
+    moved: float = forwards * work.forward_bytes + work.backward_bytes
     moved *= COMPILED_SHARE if config.training.compile and compiled else 1.0
     if keeps_scores:
         moved += (forwards + BACKWARD_FACTOR) * SCORE_BYTES * work.scores

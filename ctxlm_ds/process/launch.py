@@ -1,31 +1,55 @@
 """Which rank this process is, under any launcher, and what a process must set up before torch is imported.
 
-In: the environment. Out: RankInfo, the variables that torch.distributed and DeepSpeed read, a StopSignal.
-Not here: joining the process group (training/engine.py), agreeing to stop over all ranks (training/trainer.py).
+In: the environment. Out: RankInfo, the variables that torch.distributed and DeepSpeed read, a StopSignal. Not here:
+joining the process group (training/engine.py), agreeing to stop over all ranks (training/trainer.py).
+
+Ranks end with their launcher: otherwise kill -9 of it would leave them computing and writing with nobody in charge.
+torchrun and DeepSpeed's per-node launcher are a rank's parent: the kernel kills the rank when it dies. The `deepspeed`
+command itself is the per-node launcher's parent and has no such tie: the first rank of a node watches it and asks the
+per-node launcher to stop, which gives the ranks half a minute to save. On nodes that it started over ssh (pdsh), an
+sshd stands in its place, which ends with the connection; nothing else would tell these ranks.
+
+gloo listens on the address of the host's own name. Debian and Ubuntu write that name into /etc/hosts as 127.0.1.1,
+which other nodes cannot reach: the ranks would wait for each other until a time limit. NCCL looks at the interfaces
+themselves and needs no help.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
+import logging
 import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping, MutableMapping
+import struct
+import sys
+import threading
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
-from ctxlm_ds.process.cores import available_cores, threads_per_rank
-from ctxlm_ds.process.interfaces import choose_gloo_interface
-from ctxlm_ds.process.launcher_watch import die_with_launcher
+from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.process.slurm import is_srun_task, read_task
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+_ANY_PORT = 9
+logger = logging.getLogger("ctxlm_ds")
+
+PR_SET_PDEATHSIG = 1
+WATCH_INTERVAL_S = 0.5
+NODE_LAUNCHER = "deepspeed.launcher.launch"
 
 
 @dataclass(frozen=True)
@@ -154,6 +178,22 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
     return threads
 
 
+def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, str]) -> int:
+    """Count the threads for one rank: its share of the node's cores.
+
+    OMP_NUM_THREADS counts where a person or DeepSpeed's --bind_cores_to_rank set it; the 1 that torchrun sets by
+    itself does not. A task that srun bound to its own cores (SLURM_CPUS_PER_TASK of them) does not share them.
+    """
+    wanted = environ.get("OMP_NUM_THREADS", "")
+    set_by_torchrun = wanted == "1" and "TORCHELASTIC_RUN_ID" in environ and local_world_size > 1
+    if wanted.isdigit() and int(wanted) > 0 and not set_by_torchrun:
+        return int(wanted)
+    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
+    if per_task.isdigit() and cores <= int(per_task):
+        return cores
+    return max(1, cores // max(1, local_world_size))
+
+
 def _raise_file_limit() -> None:
     """As many open files as the system allows: gloo keeps a socket to every rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -224,3 +264,131 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str]) -> str | None:
+    """Set GLOO_SOCKET_IFNAME if the host's own name does not lead to an address that the others can reach.
+
+    Args:
+        hosts: of all ranks, this one among them; names or addresses.
+        environ: changed; what it says already stands.
+
+    Returns:
+        The interface that was set; None where there is no need, or no other host is known by name.
+    """
+    if len(hosts) < 2 or VARIABLE in environ or not _is_loopback(_own_address()):
+        return None
+    for host in hosts:
+        address = _address_towards(host)
+        name = None if _is_loopback(address) else interface_of(address)
+        if name is not None:
+            environ[VARIABLE] = name
+            return name
+    return None
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has an IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _own_address() -> str:
+    """What gloo would listen on; empty where the host's name leads nowhere."""
+    try:
+        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+
+
+def _address_towards(host: str) -> str:
+    """The address from which this machine would speak to a host; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+            unused.connect((host, _ANY_PORT))
+            return str(unused.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return not address or address.startswith("127.") or address == "::1"
+
+
+def die_with_launcher(watch_grandparent: bool) -> None:
+    """Tie this process's life to its parent's (Linux).
+
+    SIGKILL, because a rank that waits in a collective for a dead peer handles no other signal, and because what it
+    leaves behind is safe: checkpoints are complete or absent and the run's lock is taken over.
+
+    Args:
+        watch_grandparent: also end when the `deepspeed` command above the parent is gone.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        logger.warning("cannot tie this rank to its launcher: %s", os.strerror(ctypes.get_errno()))
+    elif os.getppid() != parent:
+        # It died before the kernel knew of the wish.
+        os.kill(os.getpid(), signal.SIGKILL)
+    if watch_grandparent:
+        ties = launcher_ties(parent)
+        if ties:
+            threading.Thread(target=_watch, args=(parent, ties), name="launcher-watch", daemon=True).start()
+
+
+def launcher_ties(parent: int) -> list[tuple[int, int]]:
+    """Processes above a per-node launcher, each as (child, parent), that must stay what they are.
+
+    Args:
+        parent: the per-node launcher.
+    """
+    above = parent_of(parent)
+    text = "" if above is None else command_line(above)
+    if above is None or not (_is_sshd(text) or "deepspeed" in text):
+        return []
+    ties = [(parent, above)]
+    # A shell that sshd started stays in between where it does not replace itself. A command that was started over ssh
+    # by hand is not tied to the connection: it may be meant to outlive it.
+    further = parent_of(above) if NODE_LAUNCHER in text else None
+    if further is not None and _is_sshd(command_line(further)):
+        ties.append((above, further))
+    return ties
+
+
+def _is_sshd(text: str) -> bool:
+    """Whether a command line is that of a connection (`sshd: root@notty`, since OpenSSH 9.8 `sshd-session: ...`)."""
+    return text.startswith(("sshd: ", "sshd-session: "))
+
+
+def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
+    while all(parent_of(child) == above for child, above in ties):
+        time.sleep(WATCH_INTERVAL_S)
+    if os.getppid() == parent:
+        logger.error("the deepspeed command, or the connection to it, is gone; its ranks stop")
+        os.kill(parent, signal.SIGTERM)
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process of this machine; None when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def command_line(pid: int) -> str:
+    """A process's words with spaces between; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

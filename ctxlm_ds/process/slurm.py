@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.ranges import expand_numbers
 
 # Below the ephemeral ports of Linux (32768 up) and Kubernetes' node ports (30000 up), above the usual services.
 FIRST_PORT = 15000
@@ -110,20 +111,10 @@ def _expand_name(name: str, text: str) -> list[str]:
         return [name]
     prefix, rest = name[: match.start()], name[match.end() :]
     tails = _expand_name(rest, text)
-    return [prefix + number + tail for number in _expand_numbers(match[1], text) for tail in tails]
-
-
-def _expand_numbers(ranges: str, text: str) -> list[str]:
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        first, dash, last = item.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"SLURM's node list {text!r}: {item!r} is not a number or a range")
-        end = int(last) if dash else int(first)
-        if end < int(first):
-            raise ConfigError(f"SLURM's node list {text!r}: the range {item!r} runs backwards")
-        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), end + 1)]
-    return numbers
+    try:
+        return [prefix + number + tail for number in expand_numbers(match[1]) for tail in tails]
+    except ValueError as error:
+        raise ConfigError(f"SLURM's node list {text!r}: {error}") from None
 
 
 def expand_tasks(text: str) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.process.ranges import join_numbers
 
 ALL_STACKS_NAME = "stacks.txt"
 STACKS_GLOB = "stacks-*.txt"
@@ -117,14 +118,7 @@ def likely_culprits(texts: Mapping[int, str], world_size: int) -> list[int]:
 
 def describe_ranks(ranks: Sequence[int]) -> str:
     """`[0, 1, 2, 5]` -> `ranks 0-2, 5`; `[3]` -> `rank 3`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank{'' if len(ranks) == 1 else 's'} {text}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {join_numbers(ranks, ', ')}"
 
 
 def _suspicion(frames: tuple[str, ...]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctxlm_ds.console import aligned
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 ALL_LANGUAGES = "all"
@@ -113,29 +114,13 @@ def _total(figures: Iterable[LanguageFigures]) -> LanguageFigures:
 
 def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
     """A table for people of reports by tokenizer, each {"vocab_size": ..., "languages": tokenizer_report(...)}."""
-    header = [
-        "tokenizer",
-        "vocabulary",
-        "language",
-        "words",
-        "tokens/word",
-        "characters/token",
-        "unknown",
-        "whole words",
-    ]
-    rows = [header]
+    rows = [[
+        "tokenizer", "vocabulary", "language", "words", "tokens/word", "characters/token", "unknown", "whole words",
+    ]]  # fmt: skip
     for name, report in reports.items():
         for language, rates in report["languages"].items():
             rows.append([
                 name, f"{report['vocab_size']:,}", language, f"{rates['words']:,}", f"{rates['fertility']:.3f}",
                 f"{rates['characters_per_token']:.2f}", f"{rates['unknown_rate']:.3%}", f"{rates['whole_words']:.1%}",
             ])  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    left_aligned = (0, 2)
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left_aligned else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, left=(0, 2), indent="")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxlm_ds.data.stream.lookup import BatchRows, summary
 from ctxlm_ds.process.run_history import append_event
-from ctxlm_ds.training.engine import StepResult
+from ctxlm_ds.training.figures import StepResult
 
 logger = logging.getLogger("ctxlm_ds")
 

@@ -6,11 +6,9 @@ Not here: the passes (passes.py, pipeline.py), the update (update.py), the loop,
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,14 +25,13 @@ from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
 from ctxlm_ds.training.cpu_adam import round_alike
-from ctxlm_ds.training.figures import FIGURES, format_terms, means, perplexity, weighted_total
-from ctxlm_ds.training.fragments import Fragment, Holding, list_fragments, refresh_model_weights
+from ctxlm_ds.training.figures import FIGURES, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.gradients import clip_gradients
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.losses import TermLosses
@@ -42,9 +39,13 @@ from ctxlm_ds.training.model_setup import (
     DescribeLayers,
     build_whole_model,
     engine_settings,
+    holding_of,
     parallel_context,
+    prepare_nvme,
+    sum_over_sharers,
+    write_frozen,
 )
-from ctxlm_ds.training.nvme import is_moment, loaded_owners, prepare_folders
+from ctxlm_ds.training.nvme import is_moment, loaded_owners
 from ctxlm_ds.training.optimizer import (
     MOMENTS,
     OptimizerPlace,
@@ -59,7 +60,6 @@ from ctxlm_ds.training.runtime import (
     check_precision,
     deepspeed_adam,
     device_type,
-    load_async_io,
     model_parallel_unit,
 )
 from ctxlm_ds.training.stage_timing import measured_costs
@@ -67,24 +67,6 @@ from ctxlm_ds.training.update import Update, Updater, loss_scaler
 
 logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Figures of one optimizer step over the whole global batch."""
-
-    loss: float
-    terms: dict[str, float]
-    """Mean loss of each term over its own predictions."""
-    accuracy: dict[str, float]
-    grad_norm: float
-    num_tokens: int
-    """Non-padding positions of the global batch."""
-    skipped: bool
-    """True where nothing was updated: fp16 overflowed, or there is an anomaly."""
-    loss_scale: float
-    anomaly: Anomaly | None = None
-    """Why the gradients were not applied; an fp16 overflow that the loss scale can follow is none."""
 
 
 class Engine:
@@ -121,7 +103,7 @@ class Engine:
                 f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
                 "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
             )
-        topology.run_together(lambda: _prepare_nvme(deepspeed_config))
+        topology.run_together(lambda: prepare_nvme(deepspeed_config))
         self.parallel = parallel_context(config, topology)
         self.objective = objective
         self.terms = objective.terms
@@ -130,13 +112,16 @@ class Engine:
         self._mpu = self._find_mpu()
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
         self._facts = self.whole_model.facts
-        self._shapes = {name: shape for name, shape in self.whole_model.shapes.items() if self._facts[name].trained}
+        self._shapes = self.whole_model.trained_shapes
         self.parameter_names = list(self._shapes)
         model = self._build_model(deepspeed_config, describe_layers(self.parallel))
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
         self._named = [(name, parameter) for name, parameter in named if name in self._shapes]
-        self._holdings = {name: self._holding(name, parameter) for name, parameter in self._named}
+        self._holdings = {
+            name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
+            for name, parameter in self._named
+        }
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config)
         self._initialize(deepspeed_config, model, optimizer)
 
@@ -166,15 +151,6 @@ class Engine:
         with without_known_prints():
             dtype = DTYPES[self.config.training.precision]
             return PipelineStage(descriptions, outputs, self.stage_bounds, self.topology, streams, dtype)
-
-    def _holding(self, name: str, parameter: nn.Parameter) -> Holding:
-        parallel, split = self.parallel, self._facts[name].split
-        shard = shard_of(name, split, self._shapes[name], parallel.size, parallel.rank, parallel.vocab_multiple)
-        return Holding(
-            shard,
-            tensor_duplicate=parallel.rank > 0 and split is None,
-            stage_duplicate=getattr(parameter, "ds_pipe_replicated", False),
-        )
 
     def _build_optimizer(self, deepspeed_config: dict[str, Any]) -> tuple[torch.optim.Optimizer | None, str]:
         if self.config.optimizer.name == "from_ds_config":
@@ -220,23 +196,8 @@ class Engine:
         self._updater = Updater(self._zero, self._run.update, clip)
         self._first_scalars = self.scalars()
         if isinstance(self._inner, Lamb):
-            self._inner.bind(self.fragments(), self.parameter_names, self._sum_for_lamb())
-
-    def _sum_for_lamb(self) -> Callable[[torch.Tensor], None] | None:
-        """Adds over the ranks that share this stage's parameters: with stage 0 only tensor-parallel ones do."""
-        stage_0 = self.zero_stage == 0
-        sharers = self.topology.tensor_parallel_size * (1 if stage_0 else self.topology.data_parallel_size)
-        if sharers == 1:
-            return None
-        group = self.topology.tensor_group if stage_0 else self.topology.replica_group
-
-        def add(tensor: torch.Tensor) -> None:
-            # Offloaded weights lie in CPU memory, where nccl cannot add.
-            moved = tensor.to(self.device)
-            torch.distributed.all_reduce(moved, group=group)
-            tensor.copy_(moved)
-
-        return add
+            add = sum_over_sharers(self.topology, self.zero_stage, self.device)
+            self._inner.bind(self.fragments(), self.parameter_names, add)
 
     @property
     def module(self) -> nn.Module:
@@ -299,14 +260,10 @@ class Engine:
 
     def load_frozen(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write whole parameters that no step changes; every rank of the model must be given every one of them."""
-        parallel = self.parallel
         for name, tensor in named:
             parameter = self._frozen.get(name)
-            split = self._facts[name].split
-            shard = shard_of(name, split, tensor.shape, parallel.size, parallel.rank, parallel.vocab_multiple)
             if parameter is not None:
-                with gathered(parameter), torch.no_grad():
-                    parameter.view(-1)[: shard.num_elements].copy_(shard.extract(tensor))
+                write_frozen(self.parallel, name, self._facts[name], tensor, parameter)
 
     def carried_tensors(self) -> dict[str, torch.Tensor]:
         """Return what this rank's layers carry from step to step, by name and micro-batch."""
@@ -445,17 +402,3 @@ class Engine:
         figures.update({f"{term}_accuracy": value for term, value in accuracy.items()})
         figures.update(perplexity(self.terms, terms))
         return figures
-
-
-def gathered(parameter: nn.Parameter) -> contextlib.AbstractContextManager[Any]:
-    """Hold a parameter whole, which ZeRO-3 keeps in pieces; what is written to it stays."""
-    if not hasattr(parameter, "ds_id"):
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
-
-
-def _prepare_nvme(deepspeed_config: dict[str, Any]) -> None:
-    if prepare_folders(deepspeed_config):
-        load_async_io()

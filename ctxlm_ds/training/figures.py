@@ -8,13 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ctxlm_ds.objectives.base import LossTerm
+from ctxlm_ds.training.anomalies import Anomaly
 
 LARGEST_EXPONENT = 700.0
 """Beyond it exp() leaves the range of a double."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Figures of one optimizer step over the whole global batch."""
+
+    loss: float
+    terms: dict[str, float]
+    """Mean loss of each term over its own predictions."""
+    accuracy: dict[str, float]
+    grad_norm: float
+    num_tokens: int
+    """Non-padding positions of the global batch."""
+    skipped: bool
+    """True if nothing was updated: fp16 overflowed, or there is an anomaly."""
+    loss_scale: float
+    anomaly: Anomaly | None = None
+    """Why the gradients were not applied; an fp16 overflow that the loss scale can follow is none."""
 
 
 def add_into(sums: dict[str, torch.Tensor], stats: Mapping[str, torch.Tensor]) -> None:

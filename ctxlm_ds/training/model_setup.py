@@ -10,12 +10,19 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.parameters import ParameterFacts
+from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.fragments import Holding
+from ctxlm_ds.training.nvme import prepare_folders
+from ctxlm_ds.training.runtime import load_async_io
 
 DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
 """Lists a model's layers for a rank's share of them (models/build.py)."""
@@ -78,3 +85,56 @@ def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeli
             # It prints at every multiple, 0 among them.
             settings["steps_per_print"] = None
     return settings
+
+
+def holding_of(
+    parallel: ParallelContext, name: str, facts: ParameterFacts, shape: Sequence[int], parameter: torch.nn.Parameter
+) -> Holding:
+    """Describe what this rank's model holds of one parameter of the whole `shape`."""
+    shard = shard_of(name, facts.split, shape, parallel.size, parallel.rank, parallel.vocab_multiple)
+    return Holding(
+        shard,
+        tensor_duplicate=parallel.rank > 0 and facts.split is None,
+        stage_duplicate=getattr(parameter, "ds_pipe_replicated", False),
+    )
+
+
+def write_frozen(
+    parallel: ParallelContext, name: str, facts: ParameterFacts, value: torch.Tensor, parameter: torch.nn.Parameter
+) -> None:
+    """Write this rank's share of a whole value into a parameter that no optimizer holds; ZeRO-3 keeps it in pieces."""
+    shard = shard_of(name, facts.split, value.shape, parallel.size, parallel.rank, parallel.vocab_multiple)
+    whole: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+    with whole, torch.no_grad():
+        parameter.view(-1)[: shard.num_elements].copy_(shard.extract(value))
+
+
+def sum_over_sharers(
+    topology: Topology, zero_stage: int, device: torch.device
+) -> Callable[[torch.Tensor], None] | None:
+    """Return what adds a tensor over the ranks that share this stage's parameters; None if no two do.
+
+    With ZeRO stage 0 only tensor-parallel ranks share parameters.
+    """
+    sharers = topology.tensor_parallel_size * (1 if zero_stage == 0 else topology.data_parallel_size)
+    if sharers == 1:
+        return None
+    group = topology.tensor_group if zero_stage == 0 else topology.replica_group
+
+    def add(tensor: torch.Tensor) -> None:
+        # Offloaded weights are in CPU memory, from which nccl cannot add.
+        moved = tensor.to(device)
+        torch.distributed.all_reduce(moved, group=group)
+        tensor.copy_(moved)
+
+    return add
+
+
+def prepare_nvme(deepspeed_config: dict[str, Any]) -> None:
+    """Make the folders of an NVMe offload and load DeepSpeed's operator for it, if the settings ask for one."""
+    if prepare_folders(deepspeed_config):
+        load_async_io()

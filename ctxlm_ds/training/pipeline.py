@@ -20,7 +20,15 @@ from torch import nn
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.models.layers import Crossing, Flow, LayerDescription, Tensors, carried_states, run_layer
+from ctxlm_ds.models.layers import (
+    Crossing,
+    Flow,
+    LayerDescription,
+    Tensors,
+    carried_states,
+    parameter_prefixes,
+    run_layer,
+)
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.figures import add_into
@@ -52,11 +60,16 @@ class _TiedSpec(TiedLayerSpec):
     def __init__(self, description: LayerDescription) -> None:
         with torch.device("meta"):
             names = [name for name, _ in description.build().named_parameters()]
-        super().__init__(description.tie_key, nn.Module, tied_weight_attr=names)
+        super().__init__(_module_key(description), nn.Module, tied_weight_attr=names)
         self.description = description
 
     def build(self, log: bool = False) -> nn.Module:
         return self.description.build()
+
+
+def _module_key(description: LayerDescription) -> str:
+    """Return the tie key as the name of a module, in which no dot may be."""
+    return str(description.tie_key).replace(".", "/")
 
 
 class PipelineStage(PipelineModule):
@@ -94,13 +107,12 @@ class PipelineStage(PipelineModule):
         self._arriving = flow.before(self._local_start)
         self._leaving = flow.before(self._local_stop)
         self._outputs = flow.outputs
-        self._tied_names: dict[str | None, str] = {}
-        for description in descriptions:
-            self._tied_names.setdefault(description.tie_key, description.name)
+        self._prefixes = parameter_prefixes(descriptions)
         self._steps: list[tuple[int, LayerDescription, nn.Module]] = []
         for index in range(self._local_start, self._local_stop):
             description = descriptions[index]
-            module = self.tied_modules[description.tie_key] if description.tie_key else getattr(self, str(index))
+            tied = description.tie_key is not None
+            module = self.tied_modules[_module_key(description)] if tied else getattr(self, str(index))
             self._steps.append((index, description, module))
 
     def _partition_layers(self, method: str = "bounds") -> None:
@@ -127,14 +139,12 @@ class PipelineStage(PipelineModule):
         """Return this stage's parameters under their full names, each once."""
         named: dict[str, nn.Parameter] = {}
         seen: set[int] = set()
-        for _, description, module in self._steps:
+        for index, _, module in self._steps:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            # A tied module has the name of its first place in the whole list, as in LayerSequence.
-            prefix = self._tied_names[description.tie_key] if description.tie_key else description.name
             for name, parameter in module.named_parameters():
-                named.setdefault(f"{prefix}.{name}", parameter)
+                named.setdefault(f"{self._prefixes[index]}.{name}", parameter)
         return list(named.items())
 
 

@@ -73,7 +73,7 @@ def reduce_tied_grads(engine: PipelineEngine) -> None:
 def _set_zero_gradient(optimizer: object, weight: torch.nn.Parameter) -> None:
     """Give a parameter a gradient of zeros where ZeRO stage 1 accumulates it."""
     if getattr(optimizer, "use_grad_accum_attribute", False):
-        weight.grad_accum = torch.zeros_like(weight, dtype=torch.float32)  # type: ignore[attr-defined]
+        weight.grad_accum = torch.zeros_like(weight, dtype=torch.float32)
     else:
         weight.grad = torch.zeros_like(weight)
 

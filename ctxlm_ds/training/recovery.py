@@ -13,7 +13,7 @@ from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP
 from ctxlm_ds.training.anomalies import AnomalyPolicy, LossJudge
 from ctxlm_ds.training.anomaly_log import AnomalyLog
-from ctxlm_ds.training.engine import StepResult
+from ctxlm_ds.training.figures import StepResult
 from ctxlm_ds.training.state import TrainState
 
 

@@ -17,7 +17,8 @@ from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.engine import Engine, StepResult
+from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.figures import StepResult
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves

@@ -134,9 +134,9 @@ def test_too_little_room_is_the_same_error_everywhere(tmp_path: Path) -> None:
 
 
 def _not_shared(rank: int, world_size: int, run_dir: Path) -> str:
-    from ctxlm_ds.checkpoint import shared_folder
+    from ctxlm_ds.checkpoint import folders
 
-    shared_folder.WAIT_S = 0.3
+    folders.WAIT_S = 0.3
     topology = build_topology()
     try:
         _save(_manager(run_dir / f"node-{rank}", topology), topology, 1)
@@ -152,9 +152,9 @@ def test_a_run_directory_on_node_local_disks_is_told_apart(tmp_path: Path) -> No
 
 
 def _not_shared_at_the_start(rank: int, world_size: int, run_dir: Path) -> tuple[str, str]:
-    from ctxlm_ds.checkpoint import shared_folder
+    from ctxlm_ds.checkpoint import folders
 
-    shared_folder.WAIT_S = 0.3
+    folders.WAIT_S = 0.3
     topology = build_topology()
     told = []
     for kind in ("shared", f"node-{rank}"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.checkpoint import memory
+from ctxlm_ds.checkpoint import rank_states
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
@@ -124,7 +124,7 @@ def check_both_ways(world_size: int, config: RunConfig, user_json: dict[str, Any
 def save_without_memory(rank: int, world_size: int, run_dir: Path) -> tuple[list[bool], list[str]]:
     """Two saves where the last rank finds too little memory."""
     if rank == world_size - 1:
-        memory.MEMINFO.write_text("MemAvailable: 1 kB\n")
+        rank_states.MEMINFO.write_text("MemAvailable: 1 kB\n")
     records: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -143,9 +143,9 @@ def save_without_memory(rank: int, world_size: int, run_dir: Path) -> tuple[list
 
 def test_without_memory_for_copies_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 99999999 kB\n")
-    defaults = (tmp_path / "meminfo", *memory.memory_need.__defaults__[1:])
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory.memory_need, "__defaults__", defaults)
+    defaults = (tmp_path / "meminfo", *rank_states.memory_need.__defaults__[1:])
+    monkeypatch.setattr(rank_states, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(rank_states.memory_need, "__defaults__", defaults)
     for pending, records in run_ranks(save_without_memory, 2, tmp_path, timeout_s=120):
         assert pending == [False, False]
         assert len(records) == 1 and "no memory for copies" in records[0] and "0.0 GB available" in records[0]

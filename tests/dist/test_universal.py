@@ -15,7 +15,6 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.checkpoint.universal_checkpoint import load_hp_checkpoint_state
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-from ctxlm_ds.checkpoint.target_layout import Layout
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.universal import to_universal
@@ -32,7 +31,7 @@ from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.training.runtime import init_process_group
 from tests.checkpoints import make_config, make_tokenizer
 from tests.dist.runner import run_ranks
-from tests.rank_files import KINDS, STEP, Values, checkpoint_of, random_states, write_as_ranks
+from tests.rank_files import KINDS, Layout, STEP, Values, checkpoint_of, random_states, write_as_ranks
 
 pytestmark = pytest.mark.dist
 MOMENTS = KINDS[1:]

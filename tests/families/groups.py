@@ -33,6 +33,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from tests.dist.runner import RanksFailed
@@ -65,7 +66,7 @@ class Group:
             pid = os.fork()
             if pid == 0:
                 # A rank ends when nobody can send it a case any more: it must hold no end of the parent's.
-                for connection in (ours, *_parents_ends()):
+                for connection in (ours, *(end for groups in _ALL for end in groups.ends())):
                     connection.close()
                 _serve(rank, world_size, self.folder, theirs)
             theirs.close()
@@ -125,32 +126,43 @@ class Group:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-_GROUPS: dict[int, Group] = {}
+class Groups:
+    """A group for each world size, forked when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Group] = {}
+        _ALL.append(self)
+
+    def run(self, fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+        """Run a case as tests.dist.runner.run_ranks does on ranks of its own (Group.run)."""
+        group = self._groups.get(world_size)
+        if group is None or not group.ranks:
+            group = self._groups[world_size] = Group(world_size)
+        return group.run(fn, *args, timeout_s=timeout_s)
+
+    def ends(self) -> list[Connection]:
+        """The parent's ends of all pipes."""
+        return [connection for group in self._groups.values() for _, connection in group.ranks.values()]
+
+    def close(self) -> None:
+        """Kill all ranks."""
+        for group in self._groups.values():
+            group.close()
 
 
-def run_case(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60) -> list[Any]:
-    """Run a case on the session's group of this size, as tests.dist.runner.run_ranks does on ranks of its own."""
-    group = _GROUPS.get(world_size)
-    if group is None or not group.ranks:
-        group = _GROUPS[world_size] = Group(world_size)
-    return group.run(fn, *args, timeout_s=timeout_s)
+_ALL: list[Groups] = []
 
 
 @atexit.register
-def close_groups() -> None:
-    """Kill all ranks."""
-    for group in _GROUPS.values():
-        group.close()
-
-
-def _parents_ends() -> list[Connection]:
-    return [connection for group in _GROUPS.values() for _, connection in group.ranks.values()]
+def _close_all() -> None:
+    for groups in _ALL:
+        groups.close()
 
 
 def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoReturn:
     """Run cases until the parent is gone."""
     try:
-        atexit.unregister(close_groups)
+        atexit.unregister(_close_all)
         for received in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(received, signal.SIG_DFL)
         torch.set_num_threads(1)
@@ -162,8 +174,7 @@ def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoRe
         saved = {name: dict(vars(importlib.import_module(name))) for name in STATEFUL}
         for number in itertools.count():
             fn, args, timeout_s = pickle.loads(orders.recv_bytes())
-            orders.send_bytes(_answer(fn, args, rank, world_size, folder / f"store-{number}", timeout_s))
-            _forget(saved)
+            orders.send_bytes(_answer(fn, args, rank, world_size, folder / f"store-{number}", timeout_s, saved))
     except (EOFError, OSError):
         pass
     finally:
@@ -173,25 +184,38 @@ def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoRe
 
 
 def _answer(
-    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, world_size: int, store: Path, timeout_s: float
+    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, world_size: int, store: Path, timeout_s: float,
+    saved: Mapping[str, Mapping[str, Any]],
 ) -> bytes:
-    """Run one case and leave its process group."""
+    """Run one case and let go of all that it made."""
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )  # fmt: skip
         result = pickle.dumps((True, fn(rank, world_size, *args)))
+        _empty_engines()
         # Nobody may leave while another still talks to it through gloo.
         dist.barrier()
         dist.destroy_process_group()
+        _put_back(saved)
         return result
     except BaseException:
         return pickle.dumps((False, traceback.format_exc()))
 
 
-def _forget(saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put back the variables of the stateful modules and free what the case left."""
+def _empty_engines() -> None:
+    """Let go of engines, which parameters and hooks on gradients hold in cycles that Python does not see."""
+    for left in gc.get_objects():
+        if issubclass(type(left), DeepSpeedEngine) and "optimizer" in vars(left):
+            holders = [left.optimizer, left, *left.module.parameters(), *left.module.modules()]
+            left.destroy()
+            for holder in holders:
+                vars(holder).clear()
+
+
+def _put_back(saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the stateful modules the variables of before the first case, and free what the case left."""
     for name, variables in saved.items():
         module = sys.modules[name]
         for variable in vars(module).keys() - variables.keys():

@@ -7,9 +7,11 @@ Everything that knows how a part of the project is called is here and in hugging
 from __future__ import annotations
 
 import functools
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FAMILIES, FORMATS
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
@@ -35,11 +38,12 @@ from ctxlm_ds.training.runtime import init_process_group
 from ctxlm_ds.training.state import TrainState
 from tests.dist.states import gather_moments
 from tests.dist.training import gather_weights
-from tests.golden.corpus import make_documents, write_corpus
+from tests.golden.corpus import WORDS, Numbers
 
 ROWS, MICRO_ROWS = 8, 2
 """Of a global batch and of a micro-batch."""
 STEPS, TRAINING_STEPS = 3, 30
+NUM_DOCUMENTS = 160
 VOCABULARY = 40
 """Words beside those that a tokenizer of its type has at least."""
 LEARNING_RATE, DROPOUT = 5e-3, 0.2
@@ -79,6 +83,8 @@ class Run:
     layout: Layout = ONE_RANK
     dropout: bool = False
     seed: int = 1234
+    alone: bool = False
+    """Whether a row must hold one sequence, as transformers takes it."""
 
     def on(self, layout: Layout) -> Run:
         """The same on other ranks."""
@@ -88,7 +94,8 @@ class Run:
         """The resolved recipe."""
         sections = self.sections()
         sections["model"]["vocab_size"] = load_tokenizer(sections["tokenizer"]["path"]).vocab_size
-        return RunConfig.model_validate(sections)
+        config = RunConfig.model_validate(sections)
+        return config.model_copy(update={"data": with_rows_of_one(config.data)}) if self.alone else config
 
     def sections(self) -> dict[str, Any]:
         """The recipe around the sections that the family brings."""
@@ -118,6 +125,25 @@ class Run:
         }  # fmt: skip
 
 
+def with_rows_of_one(data: DataSection) -> DataSection:
+    """Turn the switch of a section by which its rows hold several sequences, if they do."""
+    switches = [name for name in type(data).model_fields if isinstance(getattr(data, name), bool)]
+    turned = [data.model_copy(update={name: not getattr(data, name)}) for name in switches]
+    return next(other for other in [data, *turned] if not other.shares_rows)
+
+
+def documents() -> list[str]:
+    """Made-up texts in which a few words are most, so that a model soon learns something."""
+    numbers = Numbers(seed=7)
+
+    def sentence() -> str:
+        count = 3 + numbers.below(6)
+        places = [numbers.below(1 + numbers.below(1 + numbers.below(len(WORDS)))) for _ in range(count)]
+        return " ".join(WORDS[place] for place in places).capitalize() + "."
+
+    return [" ".join(sentence() for _ in range(2 + numbers.below(5))) for _ in range(NUM_DOCUMENTS)]
+
+
 def documents_of(sample_format: str) -> PreprocessConfig:
     """How a dataset for this sample format keeps documents."""
     ends = FORMATS.get(sample_format).shifted
@@ -125,33 +151,33 @@ def documents_of(sample_format: str) -> PreprocessConfig:
 
 
 def prepare(rank: int, world_size: int, run: Run) -> None:
-    """Case: make the tokenizer and the dataset unless another family did, and record rows from the loader."""
+    """Case: make the tokenizer and the dataset unless another family did, and record rows from the loader.
+
+    A step of the recorded stream is one micro-batch, so that any rank of any layout can take its own.
+    """
     quiet_libraries()
     sections, kind = run.sections(), FAMILIES.get(run.family).tokenizer
     corpus, tokenizer = run.folder / "corpus.jsonl", Path(sections["tokenizer"]["path"])
+    texts = documents()
     if not corpus.exists():
-        write_corpus(corpus)
+        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     if not tokenizer.exists():
         size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY
-        train_tokenizer(kind, iter(make_documents()), size, tokenizer)
+        train_tokenizer(kind, iter(texts), size, tokenizer)
     (run.folder / "data").mkdir(exist_ok=True)
     preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
-    record(run.config(), recorded(run), TRAINING_STEPS)
+    config = run.config()
+    objective = build_objective(config.objective, load_tokenizer(tokenizer))
+    training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})
+    single = config.model_copy(update={"training": training})
+    rows = build_run_rows(config, load_tokenizer(tokenizer), objective).train
+    steps = islice(TrainLoader(rows, objective, single), TRAINING_STEPS * ROWS // MICRO_ROWS)
+    recorded(run).write_bytes(pickle.dumps(list(steps)))
 
 
 def recorded(run: Run) -> Path:
     """The file of a family's rows."""
-    return run.folder / f"{run.family}.rows"
-
-
-def record(config: RunConfig, path: Path, num_steps: int) -> None:
-    """Keep the loader's micro-batches: a step of the stream for each, so that any rank can take its own."""
-    tokenizer = load_tokenizer(config.tokenizer.path)
-    objective = build_objective(config.objective, tokenizer)
-    training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})
-    single = config.model_copy(update={"training": training})
-    steps = iter(TrainLoader(build_run_rows(config, tokenizer, objective).train, objective, single))
-    path.write_bytes(pickle.dumps([next(steps) for _ in range(num_steps * ROWS // MICRO_ROWS)]))
+    return run.folder / f"{run.family}{'-alone' * run.alone}.rows"
 
 
 @functools.lru_cache(maxsize=2)
@@ -200,8 +226,13 @@ def train(rank: int, world_size: int, run: Run, num_steps: int = STEPS) -> dict[
     return {
         **{name: values + rest[name] for name, values in figures.items()}, "initial": initial, "weights": weights,
         "built": {name: parameter.numel() for name, parameter in engine.module.named_parameters()},
-        "facts": engine.parameter_facts(), "shapes": engine.parameter_shapes(),
+        "facts": engine.parameter_facts(), "all_shapes": engine.whole_model.shapes,
     }  # fmt: skip
+
+
+def initial(rank: int, world_size: int, run: Run) -> dict[str, torch.Tensor]:
+    """Case: the weights before the first step."""
+    return gather_weights(build(run))
 
 
 def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Shape letters: b rows, s positions, v vocabulary of this rank, n heads of this r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from ctxlm_ds import run_builder
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
 from ctxlm_ds.models.build import ModelBuild, build_model
-from ctxlm_ds.objectives.base import LossTerm
+from ctxlm_ds.objectives.base import Field, LossTerm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import Sums
 from ctxlm_ds.parallel.mappings import reduce_from_ranks
@@ -31,12 +31,12 @@ from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import KernelsConfig, OptimizerConfig, RunConfig
-from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.training.engine import Engine, gathered
 from ctxlm_ds.training.optimizer import parameter_groups
 from ctxlm_ds.training.runtime import init_process_group
 from tests.dist.states import Layout, gather_moments
-from tests.dist.training import GLOBAL_BATCH, gather_weights
+from tests.dist.training import GLOBAL_BATCH
 from tests.families.toys import FORWARDS, VOCAB, ToySection
 
 LONG, SHORT, STEPS = 6, 4, 3
@@ -122,6 +122,10 @@ class Toy:
     terms: tuple[LossTerm, ...]
     plain: tuple[Callable[[Named, Named], Figures], ...]
     frozen: str | None = None
+
+    def fields(self, data: object) -> tuple[Field, ...]:
+        """Return the fields of a micro-batch, as Objective.fields."""
+        return tuple(Field(name, field.shape[1]) for name, field in global_fields(0).items())
 
 
 HERE, LAYERS = "tests.families.toy_runs", "tests.families.toys"
@@ -242,7 +246,8 @@ def step_of(engine: Engine, step: int) -> Step:
 
 
 def config_of(name: str, layout: Layout, recompute: bool = False) -> RunConfig:
-    config = layout.config()
+    # Its other sections are those of a causal model, which fit a toy that writes logits.
+    config = replace(layout, family="gpt2").config()
     training = config.training.model_copy(update={"activation_checkpointing": recompute})
     section = ToySection(family=f"toy_{name}")
     return config.model_copy(update={"model": section, "training": training, "optimizer": OPTIMIZER})
@@ -260,23 +265,16 @@ def build_engine(name: str, config: RunConfig, layout: Layout) -> Engine:
 
 def frozen_of(engine: Engine) -> dict[str, Tensor]:
     """Return this rank's share of the parameters that no step changes."""
-    values = {}
-    for name, parameter in engine._frozen.items():
-        with gathered(parameter):
-            values[name] = parameter.detach().clone().float()
-    return values
+    return {name: whole_value(parameter) for name, parameter in engine._frozen.items()}
 
 
-def share_of(engine: Engine, name: str, whole: Tensor) -> Tensor:
-    """Cut this rank's share out of a whole parameter."""
-    parallel = engine.parallel
-    shard = shard_of(name, engine.parameter_facts()[name].split, whole.shape, parallel.size, parallel.rank)
-    return shard.extract(whole)
-
-
-def train(rank: int, world_size: int, name: str, layout: Layout, recompute: bool = False) -> dict[str, Any]:
-    """Losses, norms, the first step's gradients and the last weights, all of the whole model."""
+def train(
+    rank: int, world_size: int, name: str, layout: Layout, recompute: bool = False, partition: str = "parameters"
+) -> dict[str, Any]:
+    """Losses, norms and the first step's gradients of the whole model, and what this rank holds."""
     config = config_of(name, layout, recompute)
+    parallel = config.parallel.model_copy(update={"pipeline_partition": partition})
+    config = config.model_copy(update={"parallel": parallel})
     engine = build_engine(name, config, layout)
     before = frozen_of(engine)
     FORWARDS.clear()
@@ -295,27 +293,30 @@ def train(rank: int, world_size: int, name: str, layout: Layout, recompute: bool
                 for key, value in moments.items()
                 if key.endswith("#exp_avg")
             }
-    weights = gather_weights(engine)
-    batches = [batch for batch in step_of(engine, 9).micro_batches]
+    batches = step_of(engine, 9).micro_batches
     evaluation = engine.evaluate(batches)
     assert engine.evaluate(batches) == evaluation
-    unchanged = all(torch.equal(value, before[key]) for key, value in frozen_of(engine).items())
+    frozen = frozen_of(engine)
+    tied = {key: whole_value(value) for key, value in engine.named_parameters() if key.startswith("word_embeddings.")}
     return {
         "losses": losses, "norms": norms, "terms": terms, "gradients": gradients, "forwards": forwards,
-        "weights": weights, "evaluation": evaluation, "names": engine.parameter_names, "unchanged": unchanged,
-        "shares": {key: (value, before[key]) for key, value in frozen_shares(engine, config).items()},
+        "evaluation": evaluation, "names": engine.parameter_names, "tied": tied,
+        "unchanged": all(torch.equal(value, before[key]) for key, value in frozen.items()),
+        "frozen": {key: (value.flatten(), given_share(engine, key).flatten()) for key, value in frozen.items()},
+        "tensor_rank": engine.topology.tensor_parallel_rank, "stage": engine.topology.pipeline_parallel_rank,
     }  # fmt: skip
 
 
-def frozen_shares(engine: Engine, config: RunConfig) -> dict[str, Tensor]:
-    """Return this rank's share of every frozen parameter as the family gives its values."""
-    family = FAMILIES.get(config.model.family)
-    if family.frozen is None:
-        return {}
-    from ctxlm_ds.registry import load_object
+def whole_value(parameter: torch.nn.Parameter) -> Tensor:
+    with gathered(parameter):
+        return parameter.detach().clone().float()
 
-    value = load_object(family.frozen)(config.model)
-    return {name: share_of(engine, name, value(name)) for name in engine._frozen}
+
+def given_share(engine: Engine, name: str) -> Tensor:
+    """Cut this rank's share out of a frozen parameter as the family gives it."""
+    whole, parallel = frozen_values(engine.config)(name), engine.parallel
+    shard = shard_of(name, engine.parameter_facts()[name].split, whole.shape, parallel.size, parallel.rank)
+    return shard.extract(whole).to(DTYPES[engine.config.training.precision]).float()
 
 
 def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
@@ -326,10 +327,10 @@ def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
     build = ModelBuild(toy.outputs, kernels, ParallelContext(dropout=streams))
     model = build_model(config.model, build, config.training.seed).train()
     facts = collect_facts(model)
-    shares = frozen_values(config)
+    given = frozen_values(config)
     for key, parameter in model.named_parameters():
         if not facts[key].trained:
-            parameter.requires_grad_(False).copy_(shares(key))
+            parameter.requires_grad_(False).copy_(given(key))
     named = [(key, parameter) for key, parameter in model.named_parameters() if facts[key].trained]
     groups = parameter_groups(named, facts, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
@@ -358,7 +359,6 @@ def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
 
 
 def frozen_values(config: RunConfig) -> Callable[[str], Tensor]:
+    """Give a frozen parameter's value by its name."""
     family = FAMILIES.get(config.model.family)
-    from ctxlm_ds.registry import load_object
-
     return load_object(family.frozen)(config.model) if family.frozen else lambda name: torch.empty(0)

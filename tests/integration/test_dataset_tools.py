@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.data.dataset.inspection import round_trip
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import round_trip
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sources.reading import Shard
 from ctxlm_ds.tokenizers.load import load_tokenizer

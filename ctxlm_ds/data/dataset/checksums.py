@@ -2,7 +2,7 @@
 
 In: digests by file name, or a dataset's prefix. Out: the text, or the digests read from it, checked line by line.
 `sha256sum -c NAME.sha256`, run in the dataset's folder, reads the same file. Not here: what else `--verify` proves
-(verify.py), who publishes the file together with a new dataset (writer.py).
+(inspection.py), who publishes the file together with a new dataset (writer.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,18 @@
 """The `.idx` of an indexed dataset: read whatever format it has, and proved before anything is taken from it.
 
-In: the path of an .idx (and the size of its .bin). Out: IndexArrays, views of the mapped file. MMIDIDX (little-endian,
-unaligned): magic, u64 version 1, u8 dtype code, u64 N sequences, u64 D = documents + 1, int32[N] lengths, int64[N]
-byte offsets, int64[D] first sequence of each document. Source: megatron/core/datasets/indexed_dataset.py. Not here:
-TNTIDX (legacy.py), the tokens (reader.py), writing (writer.py). No array is made in proportion to a count
-that the file merely claims: its size is compared first.
+In: the path of an .idx (and the size of its .bin). Out: IndexArrays, views of the mapped file. Not here: the tokens
+(reader.py), writing (writer.py). No array is made in proportion to a count that the file merely claims: its size is
+compared first.
+
+MMIDIDX (little-endian, unaligned): magic, u64 version 1, u8 dtype code, u64 N sequences, u64 D = documents + 1,
+int32[N] lengths, int64[N] byte offsets, int64[D] first sequence of each document. Source:
+megatron/core/datasets/indexed_dataset.py.
+
+TNTIDX (Megatron's and Megatron-DeepSpeed's old `lazy` and `cached` datasets, little-endian): magic, then u64 version 1,
+dtype code, element size, N sequences, number of sizes, D; int64[N + 1] where the dimensions of a sequence begin,
+int64[N + 1] where its tokens begin (in tokens), int64 sizes, int64[D] first sequence of each document. The tokens lie
+in .bin as in MMIDIDX. fairseq's original has neither D nor the documents. Source: IndexedDatasetBuilder.finalize in
+megatron/data/indexed_dataset.py.
 """
 
 from __future__ import annotations
@@ -29,6 +37,8 @@ DTYPES: dict[int, np.dtype[Any]] = {
 }
 LONGEST_SEQUENCE = 2**31 - 1
 _CHECK_ITEMS = 1 << 20
+LEGACY_HEADER = struct.Struct("<8sQQQQQQ")
+_FAIRSEQ_HEADER_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ def read_index(path: Path) -> IndexArrays:
     with open(path, "rb") as file:
         head = file.read(HEADER.size)
     if head.startswith(LEGACY_MAGIC):
-        from ctxlm_ds.data.dataset.legacy import read_legacy_index
+        from ctxlm_ds.data.dataset.index_file import read_legacy_index
 
         return read_legacy_index(path)
     if len(head) < HEADER.size or not head.startswith(MAGIC):
@@ -195,3 +205,64 @@ def _wrong_bin_size(index: IndexArrays, bin_path: Path, bin_bytes: int, expected
         f"{bin_path}: {bin_bytes} bytes where the index asks for {expected}; it is cut short, or belongs to "
         "another .idx; copy or make it again"
     )
+
+
+def read_legacy_index(path: Path) -> IndexArrays:
+    """Map a TNTIDX .idx.
+
+    Raises:
+        DataError: it is fairseq's, cut, of another version, or its sequences are not plain runs of tokens.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        head = file.read(LEGACY_HEADER.size)
+    if len(head) < LEGACY_HEADER.size:
+        raise DataError(f"{path}: {size} bytes, its header alone has {LEGACY_HEADER.size}; the file is cut short")
+    _, version, code, element_bytes, num_sequences, num_sizes, num_indices = LEGACY_HEADER.unpack(head)
+    if version != VERSION:
+        raise DataError(f"{path}: version {version} of the format, only {VERSION} is known; it may be damaged")
+    arrays_bytes = 8 * (2 * (num_sequences + 1) + num_sizes)
+    if size == _FAIRSEQ_HEADER_BYTES + arrays_bytes:
+        raise DataError(
+            f"{path}: fairseq's old dataset format (TNTIDX without a document index); preprocess the original text "
+            "with tools/preprocess_data.py"
+        )
+    expected = LEGACY_HEADER.size + arrays_bytes + 8 * num_indices
+    if size != expected:
+        raise DataError(
+            f"{path}: {size} bytes where its header asks for {expected}; the file is cut short or damaged, "
+            "copy or make it again"
+        )
+    dtype = token_type(path, code)
+    if element_bytes != dtype.itemsize:
+        raise DataError(
+            f"{path}: tokens of {element_bytes} bytes where {dtype.name} has {dtype.itemsize}; the file is damaged"
+        )
+    if num_indices == 0:
+        raise DataError(f"{path}: has no document index (not even its leading 0); the file is damaged")
+    mapped = np.memmap(path, dtype=np.uint8, mode="r")
+    offsets_at = LEGACY_HEADER.size + 8 * (num_sequences + 1)
+    sizes_at = offsets_at + 8 * (num_sequences + 1)
+    _check_dimensions(view(mapped, "<i8", LEGACY_HEADER.size, num_sequences + 1), num_sizes, path)
+    return IndexArrays(
+        dtype=dtype,
+        lengths=view(mapped, "<i8", sizes_at, num_sizes),
+        offsets=view(mapped, "<i8", offsets_at, num_sequences),
+        token_offset=1,
+        documents=view(mapped, "<i8", sizes_at + 8 * num_sizes, num_indices),
+        file=mapped,
+    )
+
+
+def _check_dimensions(dimensions: NDArray[np.int64], num_sizes: int, path: Path) -> None:
+    """Every sequence has one dimension: its length is the size of the same number."""
+    for first in range(0, len(dimensions), _CHECK_ITEMS):
+        part = dimensions[first : first + _CHECK_ITEMS]
+        wrong = np.flatnonzero(part != np.arange(first, first + len(part)))
+        if wrong.size:
+            raise DataError(
+                f"{path}: sequence {max(0, first + int(wrong[0]) - 1)} is not one run of tokens; the file is damaged "
+                "or holds something other than text"
+            )
+    if num_sizes != len(dimensions) - 1:
+        raise DataError(f"{path}: {num_sizes} sizes for {len(dimensions) - 1} sequences; the file is damaged")

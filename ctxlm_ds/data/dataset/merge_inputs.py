@@ -1,7 +1,7 @@
 """Which datasets are to be joined, whether they belong together, and what the JSON of the whole says.
 
 In: prefixes and folders as given on the command line. Out: Parts, opened and compared. A part takes about a kilobyte of
-memory (no file stays open). Not here: the joining (joining.py, merge.py).
+memory (no file stays open). Not here: the joining (merge.py).
 """
 
 from __future__ import annotations
@@ -29,30 +29,19 @@ logger = logging.getLogger("ctxlm_ds")
 
 _SHARD = re.compile(r"_shard(\d+)-of-(\d+)")
 _SAME = (
-    "tokenizer_fingerprint",
-    "vocab_size",
-    "sentence_prefix",
-    "eod_id",
-    "split_sentences",
-    "keep_newlines",
+    "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "keep_newlines",
     "append_eod",
-)
+)  # fmt: skip
 """Settings that the parts of one dataset have in common; they decide what its tokens mean."""
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
-_OF_A_SHARD_SET = ("source_signature", "input_format", "json_keys", "json_key", "build_version")
-"""What shards of one set have in common besides: what was read, and how."""
+_OF_A_SHARD_SET = ("sources", "source_signature", "input_format", "json_keys", "json_key", "build_version")
+"""What shards of one set have in common in addition: what was read, and how."""
 _OF_A_PART = (
-    "documents",
-    "sequences",
-    "tokens",
-    "empty_documents",
-    "bad_records",
-    "source_signature",
-    "shard",
-    "cleaning",
+    "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "cleaning",
     "sha256",
-)
+)  # fmt: skip
 _ANEW = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
+_MOST_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +58,21 @@ class Part:
     """Recorded sha256 (hex) of .bin, each with the file that records it."""
     idx_digest: str
 
+    @classmethod
+    def of(cls, prefix: str) -> Part:
+        """Open a dataset and keep what was found. Raises DataError if it is damaged."""
+        found = IndexedDataset(prefix)
+        digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
+        counts = (found.num_sequences, found.num_documents, found.num_tokens)
+        return cls(found.prefix, found.proof, found.dtype, *counts, digests, found.index_digest)
+
     @property
-    def metadata(self) -> dict[str, Any] | None:
-        return self.proof.metadata
+    def metadata(self) -> dict[str, Any]:
+        """The JSON of the dataset; empty for a dataset of Megatron."""
+        return self.proof.metadata or {}
 
     def open(self) -> IndexedDataset:
-        """The dataset. Raises DataError where it is no longer what was found."""
+        """Open the dataset again. Raises DataError if it is no longer what was found."""
         dataset = IndexedDataset(self.prefix, self.proof)
         if (dataset.num_sequences, dataset.num_documents, dataset.num_tokens, dataset.dtype) != (
             self.num_sequences, self.num_documents, self.num_tokens, self.dtype,
@@ -84,7 +82,7 @@ class Part:
 
 
 def find_parts(inputs: Sequence[str], output_prefix: str | Path) -> list[str]:
-    """The prefixes meant by the inputs, in their order.
+    """Find the prefixes meant by the inputs, in their order.
 
     An input is a prefix, or files of a dataset (as `wiki_shard*` names them), or a folder: every dataset in it, sorted
     by name (Megatron's form), but for the output. Raises DataError for a folder without datasets or with a .bin or .idx
@@ -113,7 +111,7 @@ def find_parts(inputs: Sequence[str], output_prefix: str | Path) -> list[str]:
 
 
 def _without_extension(given: str) -> tuple[str, str]:
-    """The prefix and the extension of a dataset's file; any other name is a prefix."""
+    """Split the name of a dataset's file into prefix and extension; any other name is a prefix."""
     for extension in EXTENSIONS:
         prefix = given.removesuffix(f".{extension}")
         if prefix != given and Path(given).is_file() and dataset_file(prefix, "idx").is_file():
@@ -122,163 +120,27 @@ def _without_extension(given: str) -> tuple[str, str]:
 
 
 def _folder_prefixes(folder: Path) -> list[str]:
-    names = {extension: {path.stem for path in folder.glob(f"*.{extension}")} for extension in ("bin", "idx")}
-    alone = sorted(names["bin"] ^ names["idx"])
-    if alone:
-        extension = "idx" if alone[0] in names["bin"] else "bin"
+    bins, indexes = ({path.stem for path in folder.glob(f"*.{extension}")} for extension in ("bin", "idx"))
+    for name in sorted(bins ^ indexes):
         raise DataError(
-            f"{folder / alone[0]}.{extension}: no such file, though its other half is there (not finished?); remove "
-            "that, or name the datasets one by one"
+            f"{folder / name}.{'idx' if name in bins else 'bin'}: no such file, though its other half is there (not "
+            "finished?); remove that, or name the datasets one by one"
         )
-    if not names["idx"]:
-        raise DataError(
-            f"{folder}: no dataset (.bin and .idx) in this folder; check --input"
-            + (", or let tools/preprocess_data.py finish it" if PARTIAL_MARK.rstrip("-") in folder.name else "")
-        )
-    return [str(folder / name) for name in sorted(names["idx"])]
-
-
-def _shard_of(part: Part) -> tuple[str, int, int] | None:
-    """The set that a part is a shard of, its number and their count: by its name, else by its JSON."""
-    path = Path(part.prefix)
-    match = _SHARD.search(path.name)
-    if match is not None:
-        return _SHARD.sub("", path.name), int(match[1]), int(match[2])
-    metadata = part.metadata or {}
-    number, count = metadata.get("shard") or (0, 1)
-    if count == 1:
-        return None
-    return f"{', '.join(metadata.get('inputs') or [])} ({metadata.get('json_key')})", number, count
-
-
-def _check_shards(parts: Sequence[Part]) -> None:
-    """Of a dataset made with --shard all shards are there, of the same input, or the joined one would silently lack
-    some of it or hold some twice."""
-    sets: dict[tuple[str, int], list[tuple[int, Part]]] = {}
-    for part in parts:
-        shard = _shard_of(part)
-        if shard is not None:
-            sets.setdefault((shard[0], shard[2]), []).append((shard[1], part))
-    for (whole, count), members in sets.items():
-        numbers = [number for number, _ in members]
-        # Twice as many may be the shards of two corpora of one name, from two folders.
-        times = len(numbers) // count
-        if times == 0 or Counter(numbers) != Counter(dict.fromkeys(range(count), times)):
-            present = set(numbers)
-            missing = list(islice((number for number in range(count) if number not in present), 11))
-            shown = ", ".join(f"{number:05d}" for number in missing[:10]) + (" …" if len(missing) > 10 else "")
-            raise DataError(
-                f"{whole}: {len(numbers)} of its {count} shards are named, missing {shown or 'none, one is double'}; "
-                "make them with tools/preprocess_data.py --shard, or name all"
-            )
-        _check_one_input(members, count)
-        if numbers != list(range(count)) * times:
-            logger.warning("%s: shards are joined in the order given, which is not theirs", whole)
-
-
-def _check_one_input(members: Sequence[tuple[int, Part]], count: int) -> None:
-    """Every number is there of each input that the shards were made of."""
-    made_of: dict[str, list[tuple[int, Part]]] = {}
-    for number, part in members:
-        made_of.setdefault(json.dumps([(part.metadata or {}).get(key) for key in _OF_A_SHARD_SET]), []).append(
-            (number, part)
-        )
-    if all(len({number for number, _ in group}) == count for group in made_of.values()):
-        return
-    (number, first), (other_number, other) = (group[0] for group in list(made_of.values())[:2])
-    mine, theirs = first.metadata or {}, other.metadata or {}
-    key = next(key for key in _OF_A_SHARD_SET if mine.get(key) != theirs.get(key))
-    if key != "source_signature":
-        what = f"with {key} {_short(theirs.get(key))}, where that was made with {_short(mine.get(key))}"
-    elif mine.get("sources") != theirs.get("sources"):
-        what = f"of {_listed(theirs.get('sources'))}, where that was made of {_listed(mine.get('sources'))}"
-    else:
-        what = "of files that had changed since"
-    raise DataError(
-        f"{other.prefix}: shard {other_number} does not belong to shard {number}, {first.prefix}: it was made {what}; "
-        "make all shards again with the same tools/preprocess_data.py --input, in the same order, of files that no "
-        "longer change (--overwrite replaces those that are there)"
-    )
-
-
-def _listed(sources: list[str] | None) -> str:
-    names = sources or ["unknown sources"]
-    return ", ".join(names[:3]) + (f", … ({len(names)} sources)" if len(names) > 3 else "")
-
-
-def _check_doubles(parts: Sequence[Part]) -> None:
-    """No tokens are joined twice: neither a dataset and its copy, nor parts and what was joined from them."""
-    seen: dict[tuple[str, str], tuple[Part, dict[str, Any]]] = {}
-    for part in parts:
-        for digests, record in _held(part).items():
-            if digests in seen and not _are_different_shards(seen[digests][1], record):
-                raise DataError(_double(seen[digests][0], part))
-            seen.setdefault(digests, (part, record))
-
-
-def _held(part: Part) -> dict[tuple[str, str], dict[str, Any]]:
-    """The part, and those that it was joined from, by the sha256 of .bin and .idx; nothing that holds no tokens."""
-    held: dict[tuple[str, str], dict[str, Any]] = {}
-    metadata = part.metadata or {}
-    if part.bin_digests and part.num_tokens:
-        held[part.bin_digests[0][1], part.idx_digest] = metadata
-    for record in metadata.get("parts") or []:
-        sha256 = record.get("sha256")
-        if record.get("tokens") and isinstance(sha256, dict) and {"bin", "idx"} <= sha256.keys():
-            held[str(sha256["bin"]), str(sha256["idx"])] = record
-    return held
-
-
-def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Shards of the same input never overlap, whatever they hold: the input itself holds this text twice."""
-    signature, shard, other_shard = one.get("source_signature"), one.get("shard"), other.get("shard")
-    return (
-        signature is not None
-        and signature == other.get("source_signature")
-        and isinstance(shard, list)
-        and isinstance(other_shard, list)
-        and shard[1:] == other_shard[1:]
-        and shard != other_shard
-    )
-
-
-def _double(first: Part, second: Part) -> str:
-    for whole, part in ((first, second), (second, first)):
-        own = (part.bin_digests[0][1], part.idx_digest) if part.bin_digests else None
-        if (whole.metadata or {}).get("parts") and own in _held(whole) and not (part.metadata or {}).get("parts"):
-            return (
-                f"{whole.prefix}: was joined from {part.prefix}, which is named as well, and would be in the result "
-                "twice; name the parts or what was joined from them (move it out of the folder), not both"
-            )
-    return (
-        f"{second.prefix}: holds the same tokens as {first.prefix}, or both were joined from one dataset; name only "
-        "one of them (to see a source more often give it a weight in data.train)"
-    )
+    if not indexes:
+        unfinished = ", or let tools/preprocess_data.py finish it" if PARTIAL_MARK.rstrip("-") in folder.name else ""
+        raise DataError(f"{folder}: no dataset (.bin and .idx) in this folder; check --input{unfinished}")
+    return [str(folder / name) for name in sorted(indexes)]
 
 
 def open_parts(prefixes: Sequence[str]) -> list[Part]:
     """Open every part and compare each with the first.
 
-    Raises DataError where one is damaged, made with another tokenizer, dtype or settings, a shard of a set that is not
+    Raises DataError if one is damaged, made with another tokenizer, dtype or settings, a shard of a set that is not
     complete or not of one input, or named twice under two names.
     """
     parts: list[Part] = []
     for prefix in prefixes:
-        dataset = IndexedDataset(prefix)
-        parts.append(
-            Part(
-                prefix=dataset.prefix,
-                proof=dataset.proof,
-                dtype=dataset.dtype,
-                num_sequences=dataset.num_sequences,
-                num_documents=dataset.num_documents,
-                num_tokens=dataset.num_tokens,
-                bin_digests=tuple(
-                    (where, recorded["bin"]) for where, recorded in dataset.recorded_digests() if "bin" in recorded
-                ),
-                idx_digest=dataset.index_digest,
-            )
-        )
+        parts.append(Part.of(prefix))
         _check_fits(parts[0], parts[-1])
     _check_shards(parts)
     _check_doubles(parts)
@@ -286,8 +148,8 @@ def open_parts(prefixes: Sequence[str]) -> list[Part]:
 
 
 def _check_fits(first: Part, other: Part) -> None:
-    if (first.metadata is None) != (other.metadata is None):
-        without, with_json = (first, other) if first.metadata is None else (other, first)
+    if bool(first.metadata) != bool(other.metadata):
+        without, with_json = (other, first) if first.metadata else (first, other)
         raise DataError(
             f"{without.prefix}: has no JSON (a dataset of Megatron) to compare with that of {with_json.prefix}; "
             "whether their tokenizers are the same cannot be known: name both in data.train instead"
@@ -298,7 +160,7 @@ def _check_fits(first: Part, other: Part) -> None:
             "of one type are joined, preprocess one of them again"
         )
     for key in _SAME:
-        mine, theirs = (first.metadata or {}).get(key), (other.metadata or {}).get(key)
+        mine, theirs = first.metadata.get(key), other.metadata.get(key)
         if mine != theirs:
             raise DataError(
                 f"{other.prefix}: {key} is {_short(theirs)}, {first.prefix} has {_short(mine)}; only datasets made "
@@ -307,32 +169,139 @@ def _check_fits(first: Part, other: Part) -> None:
 
 
 def _short(value: object) -> str:
-    return repr(value)[:24]
+    return repr(value)[:60]
+
+
+def _check_shards(parts: Sequence[Part]) -> None:
+    """Require all shards of a dataset made with --shard, of one input: the joined one must neither lack nor repeat."""
+    sets: dict[tuple[str, int], list[tuple[int, Part]]] = {}
+    for part in parts:
+        whole, number, count = _shard_of(part)
+        if count > 1:
+            sets.setdefault((whole, count), []).append((number, part))
+    for (whole, count), members in sets.items():
+        numbers = [number for number, _ in members]
+        # Twice as many may be the shards of two corpora of one name, from two folders.
+        times = len(numbers) // count
+        if times == 0 or Counter(numbers) != Counter(dict.fromkeys(range(count), times)):
+            absent = (f"{number:05d}" for number in range(count) if number not in numbers)
+            missing = list(islice(absent, _MOST_SHOWN + 1))  # a damaged JSON may name any count
+            shown = ", ".join(missing[:_MOST_SHOWN]) + (" …" if len(missing) > _MOST_SHOWN else "")
+            raise DataError(
+                f"{whole}: {len(numbers)} of its {count} shards are named, missing {shown or 'none, one is double'}; "
+                "make them with tools/preprocess_data.py --shard, or name all"
+            )
+        _check_one_input(members, count)
+        if numbers != list(range(count)) * times:
+            logger.warning("%s: shards are joined in the order given, which is not theirs", whole)
+
+
+def _shard_of(part: Part) -> tuple[str, int, int]:
+    """Find the set that a part is a shard of, its number and their count: by its name, else by its JSON."""
+    name = Path(part.prefix).name
+    match = _SHARD.search(name)
+    if match is not None:
+        return _SHARD.sub("", name), int(match[1]), int(match[2])
+    number, count = part.metadata.get("shard") or (0, 1)
+    return f"{', '.join(part.metadata.get('inputs') or [])} ({part.metadata.get('json_key')})", number, count
+
+
+def _check_one_input(members: Sequence[tuple[int, Part]], count: int) -> None:
+    """Require every number of each input that the shards were made of."""
+    made_of: dict[str, list[tuple[int, Part]]] = {}
+    for number, part in members:
+        facts = json.dumps([part.metadata.get(key) for key in _OF_A_SHARD_SET])
+        made_of.setdefault(facts, []).append((number, part))
+    if all(len({number for number, _ in group}) == count for group in made_of.values()):
+        return
+    (number, first), (other_number, other) = (group[0] for group in list(made_of.values())[:2])
+    key = next(key for key in _OF_A_SHARD_SET if first.metadata.get(key) != other.metadata.get(key))
+    what = f"with {key} {_short(other.metadata.get(key))}, that with {_short(first.metadata.get(key))}"
+    raise DataError(
+        f"{other.prefix}: shard {other_number} does not belong to shard {number}, {first.prefix}: it was made "
+        f"{'of files that had changed since' if key == 'source_signature' else what}; make all shards again with the "
+        "same tools/preprocess_data.py --input, in the same order, of files that no longer change (--overwrite "
+        "replaces those that are there)"
+    )
+
+
+def _check_doubles(parts: Sequence[Part]) -> None:
+    """Refuse to join tokens twice: a dataset and its copy, or parts and what was joined from them."""
+    seen: dict[tuple[str, str], tuple[Part, dict[str, Any]]] = {}
+    for part in parts:
+        for digests, record in _held(part).items():
+            if digests in seen and not _are_different_shards(seen[digests][1], record):
+                raise DataError(_double(seen[digests][0], part))
+            seen.setdefault(digests, (part, record))
+
+
+def _held(part: Part) -> dict[tuple[str, str], dict[str, Any]]:
+    """List the part, and those that it was joined from, by the sha256 of .bin and .idx; none without tokens."""
+    held: dict[tuple[str, str], dict[str, Any]] = {}
+    if part.bin_digests and part.num_tokens:
+        held[part.bin_digests[0][1], part.idx_digest] = part.metadata
+    for record in part.metadata.get("parts") or []:
+        sha256 = record.get("sha256")
+        if record.get("tokens") and isinstance(sha256, dict) and {"bin", "idx"} <= sha256.keys():
+            held[str(sha256["bin"]), str(sha256["idx"])] = record
+    return held
+
+
+def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Tell shards of one input, which never overlap, whatever they hold: the input itself holds this text twice."""
+    shard, other_shard = one.get("shard"), other.get("shard")
+    return (
+        one.get("source_signature") is not None
+        and one["source_signature"] == other.get("source_signature")
+        and isinstance(shard, list)
+        and isinstance(other_shard, list)
+        and shard[1:] == other_shard[1:]
+        and shard != other_shard
+    )
+
+
+def _double(first: Part, second: Part) -> str:
+    for whole, part in ((first, second), (second, first)):
+        own = (part.bin_digests[0][1], part.idx_digest) if part.bin_digests else None
+        if whole.metadata.get("parts") and own in _held(whole) and not part.metadata.get("parts"):
+            return (
+                f"{whole.prefix}: was joined from {part.prefix}, which is named as well, and would be in the result "
+                "twice; name the parts or what was joined from them (move it out of the folder), not both"
+            )
+    return (
+        f"{second.prefix}: holds the same tokens as {first.prefix}, or both were joined from one dataset; name only "
+        "one of them (to see a source more often give it a weight in data.train)"
+    )
 
 
 def build_key(parts: Sequence[Part]) -> str:
-    """What decides a joined dataset, as a sha256 (hex): the checksums of its parts, in order."""
+    """Compute what decides a joined dataset, as a sha256 (hex): the checksums of its parts, in order."""
     decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1])] for part in parts]
     return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
 
 
 def merged_metadata(parts: Sequence[Part], counts: dict[str, Any], digests: dict[str, str]) -> dict[str, Any] | None:
-    """The JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts; None for
-    datasets of Megatron, which have none."""
-    found = [part.metadata for part in parts if part.metadata is not None]
-    if not found:
+    """Make the JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts.
+
+    Returns None for datasets of Megatron, which have none.
+    """
+    if not parts[0].metadata:
         return None
     shared: dict[str, Any] = {}
-    for key in found[0]:
-        values = [metadata.get(key) for metadata in found]
+    for key in parts[0].metadata:
+        values = [part.metadata.get(key) for part in parts]
         if key in _ANEW:
             continue
         if key in _SUMMED:
             shared[key] = sum(value or 0 for value in values)
         elif key in ("inputs", "sources", "cleaning"):
-            shared[key] = _united(values)
-        elif _are_counts(values):
-            shared[key] = _added(values)
+            entries = {json.dumps(entry, sort_keys=True): entry for value in values for entry in value or []}
+            shared[key] = list(entries.values())
+        elif all(map(_is_counts, values)):
+            total: Counter[str] = Counter()
+            for value in values:
+                total.update(value)
+            shared[key] = dict(total)
         elif all(value == values[0] for value in values):
             shared[key] = values[0]
     return {
@@ -346,38 +315,21 @@ def merged_metadata(parts: Sequence[Part], counts: dict[str, Any], digests: dict
     }
 
 
-def _united(lists: Sequence[list[Any] | None]) -> list[Any]:
-    """The entries of all lists, each once, in order."""
-    entries = {json.dumps(entry, sort_keys=True): entry for values in lists for entry in values or []}
-    return list(entries.values())
-
-
-def _are_counts(values: Sequence[Any]) -> bool:
-    """Whether all are objects of numbers, such as bad records by reason."""
-    return all(
-        isinstance(value, dict) and all(type(count) is int for count in value.values()) for value in values
-    )
-
-
-def _added(counts: Sequence[Any]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for part in counts:
-        for key, count in part.items():
-            total[key] = total.get(key, 0) + count
-    return total
+def _is_counts(value: object) -> bool:
+    """Recognise an object of numbers, such as bad records by reason."""
+    return isinstance(value, dict) and all(type(count) is int for count in value.values())
 
 
 def _records(part: Part, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
-    """What the JSON of the whole keeps of a part (of its own parts, where it was joined itself).
+    """Describe a part in the JSON of the whole; a part that was joined itself by its own parts.
 
-    Its cleaning is left out where it is that of the whole: thousands of shards share one.
+    Its cleaning is left out if it is that of the whole: thousands of shards share one.
     """
-    metadata = part.metadata or {}
-    if metadata.get("parts"):
-        yield from metadata["parts"]
+    if part.metadata.get("parts"):
+        yield from part.metadata["parts"]
         return
-    kept = {key: metadata[key] for key in _OF_A_PART if key in metadata}
+    kept = {key: part.metadata[key] for key in _OF_A_PART if key in part.metadata}
     if kept.get("cleaning") == cleaning_of_all:
         kept.pop("cleaning", None)
-    reasons = {key: value for key, value in metadata.items() if _are_counts([value])}
+    reasons = {key: value for key, value in part.metadata.items() if _is_counts(value)}
     yield {"name": Path(part.prefix).name, **kept, **reasons}

@@ -11,25 +11,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
 from ctxlm_ds.data.dataset.checksums import check_digest, file_digest, manifest_path, read_manifest
 from ctxlm_ds.errors import DataError
 
 METADATA_FORMAT = "ctxlm_ds-dataset"
 METADATA_VERSION = 1
 _MAX_BYTES = 1 << 28
-_TEXTS = (
-    "tokenizer_fingerprint",
-    "tokenizer_path",
-    "tokenizer_kind",
-    "sentence_prefix",
-    "json_key",
-    "build_key",
-    "source_signature",
-    "input_format",
-)
-_COUNTS = ("vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters", "build_version")
-_LISTS_OF_TEXTS = ("inputs", "sources", "json_keys")
-_SWITCHES = ("split_sentences", "keep_newlines", "append_eod")
+
+
+class _Fields(BaseModel):
+    """The types of the fields that this project writes; any may be absent, others pass."""
+
+    model_config = ConfigDict(strict=True)
+
+    tokenizer_fingerprint: str | None = None
+    tokenizer_path: str | None = None
+    tokenizer_kind: str | None = None
+    sentence_prefix: str | None = None
+    json_key: str | None = None
+    build_key: str | None = None
+    source_signature: str | None = None
+    input_format: str | None = None
+    vocab_size: NonNegativeInt | None = None
+    eod_id: NonNegativeInt | None = None
+    empty_documents: NonNegativeInt | None = None
+    bad_records: NonNegativeInt | None = None
+    input_bytes: NonNegativeInt | None = None
+    characters: NonNegativeInt | None = None
+    build_version: NonNegativeInt | None = None
+    split_sentences: bool | None = None
+    keep_newlines: bool | None = None
+    append_eod: bool | None = None
+    inputs: list[str] | None = None
+    sources: list[str] | None = None
+    json_keys: list[str] | None = None
+    parts: list[dict[str, Any]] | None = None
+    cleaning: list[dict[str, Any]] | None = None
+    shard: list[NonNegativeInt] | None = None
+    """[number, count]"""
+    sha256: dict[str, str] | None = None
 
 
 def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str, Any] | None:
@@ -75,32 +97,14 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _check_types(path: Path, metadata: dict[str, Any]) -> None:
-    def require(key: str, kind: type, words: str) -> None:
-        value = metadata.get(key)
-        if value is not None and type(value) is not kind:
-            raise DataError(f"{path}: {key} is {str(value)[:60]!r}, not {words}; the file is damaged, restore it")
-
-    for key in _TEXTS:
-        require(key, str, "a text")
-    for key in _COUNTS:
-        require(key, int, "a number")
-        if (metadata.get(key) or 0) < 0:
-            raise DataError(f"{path}: {key} is {metadata[key]}; the file is damaged, restore it")
-    for key in _SWITCHES:
-        require(key, bool, "true or false")
-    for key in (*_LISTS_OF_TEXTS, "cleaning", "parts", "shard"):
-        require(key, list, "a list")
-    require("sha256", dict, "an object")
-    texts = [text for key in _LISTS_OF_TEXTS for text in metadata.get(key) or []]
-    if not all(isinstance(text, str) for text in [*texts, *(metadata.get("sha256") or {}).values()]):
-        names = ", ".join(_LISTS_OF_TEXTS)
-        raise DataError(f"{path}: {names} or sha256 hold something other than texts; the file is damaged, restore it")
-    records = [*(metadata.get("parts") or []), *(metadata.get("cleaning") or [])]
-    if not all(isinstance(record, dict) for record in records):
-        raise DataError(f"{path}: parts or cleaning hold something other than objects; the file is damaged, restore it")
-    shard = metadata.get("shard") or [0, 1]
-    if [type(number) for number in shard] != [int, int] or not 0 <= shard[0] < shard[1]:
-        raise DataError(f"{path}: shard is {str(shard)[:60]}, not [number, count]; the file is damaged, restore it")
-    vocab_size, eod_id = metadata.get("vocab_size"), metadata.get("eod_id")
-    if vocab_size is not None and eod_id is not None and eod_id >= vocab_size:
-        raise DataError(f"{path}: eod_id {eod_id} is outside the vocabulary of {vocab_size}; restore it")
+    remedy = "the file is damaged, restore it"
+    try:
+        fields = _Fields.model_validate(metadata)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0])
+        raise DataError(f"{path}: {key} is {str(metadata[key])[:60]!r} ({first['msg']}); {remedy}") from error
+    if fields.shard and not (len(fields.shard) == 2 and fields.shard[0] < fields.shard[1]):
+        raise DataError(f"{path}: shard is {str(fields.shard)[:60]}, not [number, count]; {remedy}")
+    if None not in (fields.vocab_size, fields.eod_id) and fields.eod_id >= fields.vocab_size:  # type: ignore[operator]
+        raise DataError(f"{path}: eod_id {fields.eod_id} is outside the vocabulary of {fields.vocab_size}; {remedy}")

@@ -2,7 +2,7 @@
 
 `.bin` is all tokens, one after another; `.idx` says where sequences and documents begin (index_file.py; the old TNTIDX
 form is read as well). Everything is checked before anything is taken: a damaged or foreign file raises DataError.
-Not here: writing (writer.py), joining (merge.py), the slow checks of `--verify` (verify.py).
+Not here: writing (writer.py), joining (merge.py), the slow checks of `--verify` (inspection.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ starts anew: what the duplicate stages remember is most of the work.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.metadata
 import json
@@ -21,14 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.atomic import is_full_disk, output_folder
 from ctxlm_ds.console import ByteProgress, byte_progress
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, blend_text
 from ctxlm_ds.data.hygiene.duplicates import ExactIndex, NearIndex, Signatures, require_rensa
 from ctxlm_ds.data.hygiene.held_out import build_held_out_table, held_out_sources
-from ctxlm_ds.data.hygiene.language import LanguageIdentifier
-from ctxlm_ds.data.hygiene.parts import PartWriter
-from ctxlm_ds.data.hygiene.record import EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
+from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
+from ctxlm_ds.data.hygiene.record import EXCERPT_CHARACTERS, Dropped, Kept, PartWriter, StagedChunk, active_stages
 from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, check_counts, corpus_report, read_report
 from ctxlm_ds.data.hygiene.stages import build_stager
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
@@ -54,7 +52,6 @@ BLEND_NAME = "blend.yaml"
 _HELD_OUT_NAME = "held-out.npy"
 _SIGNATURES_NAME = "signatures.u32"
 _UNKNOWN_SIZE_INTERVAL_S = 10.0
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
         with stop_signals_interrupt(), output_folder(directory) as folder:
             report = run.write(folder, {"build_key": build_key, "libraries": _library_versions(recipe)})
     except OSError as error:
-        if error.errno not in _FULL_DISK:
+        if not is_full_disk(error):
             raise
         raise DataError(
             f"{directory.parent}: {error.strerror}; nothing was kept, free some space or choose another --output-dir"

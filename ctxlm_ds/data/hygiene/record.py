@@ -6,12 +6,16 @@ Imports no compiled code, so that reading a report costs nothing.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.data.hygiene.corpora import FilterConfig
 from ctxlm_ds.data.sources.reading import BadRecord
+from ctxlm_ds.errors import DataError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.hygiene.duplicates import Signatures
@@ -35,6 +39,9 @@ STAGE_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """The stages in the order in which documents pass them, and the settings of each; the first ones turn it on."""
 EMPTY_STAGE = "empty"
+COMPRESSION_LEVEL = 3
+UNFINISHED = ".unfinished"
+"""Behind the names of all parts until everything else is written: no glob for corpora takes what a killed run left."""
 
 
 def active_stages(filters: FilterConfig) -> dict[str, dict[str, object]]:
@@ -111,3 +118,69 @@ class StagedChunk:
     bad_records: list[BadRecord] = field(default_factory=list)
     removed_characters: Counter[str] = field(default_factory=Counter)
     """Characters that each cleaning rule took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One finished file."""
+
+    name: str
+    documents: int
+    num_bytes: int
+    """On disk."""
+    sha256: str
+
+
+class PartWriter:
+    """Writes the documents of one source; `close` finishes the last part (a source without documents has none)."""
+
+    def __init__(self, directory: Path, source: str, part_bytes: int) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise DataError("writing .zst needs the zstandard package; pip install zstandard") from error
+        self._new_compressor = lambda: zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
+        self._directory = directory
+        self._source = source
+        self._part_bytes = part_bytes
+        self._file: Any = None
+        self._frame: Any = None
+        self._digest = hashlib.sha256()
+        self._documents, self._text_bytes, self._disk_bytes = 0, 0, 0
+        self.parts: list[Part] = []
+
+    def write(self, line: bytes) -> None:
+        """One document; a part ends with the document that fills it."""
+        if self._file is None:
+            self._file = open(self._directory / f"{self._name()}{UNFINISHED}", "wb")  # noqa: SIM115 - closed by close()
+            self._frame = self._new_compressor().compressobj()
+            self._digest = hashlib.sha256()
+            self._documents, self._text_bytes, self._disk_bytes = 0, 0, 0
+        self._put(self._frame.compress(line))
+        self._documents += 1
+        self._text_bytes += len(line)
+        if self._text_bytes >= self._part_bytes:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        self._put(self._frame.flush())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self.parts.append(Part(self._name(), self._documents, self._disk_bytes, self._digest.hexdigest()))
+
+    def publish(self) -> None:
+        """Give the parts their names."""
+        for part in self.parts:
+            (self._directory / f"{part.name}{UNFINISHED}").rename(self._directory / part.name)
+
+    def _name(self) -> str:
+        return f"{self._source}-{len(self.parts):05d}.jsonl.zst"
+
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._disk_bytes += len(data)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, expectations
-from ctxlm_ds.data.hygiene.parts import Part
-from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, Amount, Dropped, StagedChunk, active_stages
+from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, Amount, Dropped, Part, StagedChunk, active_stages
 from ctxlm_ds.errors import DataError
 
 CORPUS_FORMAT = "ctxlm_ds-corpus"

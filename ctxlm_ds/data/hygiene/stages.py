@@ -17,10 +17,16 @@ from ctxlm_ds.data.hygiene.cleaning import clean
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource
 from ctxlm_ds.data.hygiene.duplicates import fingerprint, signatures
 from ctxlm_ds.data.hygiene.held_out import open_held_out_table, shares_ngram
-from ctxlm_ds.data.hygiene.language import LanguageIdentifier, language_reason
-from ctxlm_ds.data.hygiene.quality import c4_reason, character_reason, gopher_reason, length_reason
+from ctxlm_ds.data.hygiene.quality import (
+    LanguageIdentifier,
+    c4_reason,
+    character_reason,
+    gopher_reason,
+    language_reason,
+    length_reason,
+    repetition_reason,
+)
 from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
-from ctxlm_ds.data.hygiene.repetition import repetition_reason
 from ctxlm_ds.data.hygiene.words import Hashes, count_words, word_hashes
 from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Document, parse_chunk
 

@@ -8,7 +8,6 @@ goes on at its last finished piece (folder.py); a finished dataset of the same b
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.atomic import is_full_disk
 from ctxlm_ds.console import byte_progress, counted
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file, token_dtype
 from ctxlm_ds.data.dataset.writer import (
@@ -54,7 +54,6 @@ PIECE_BYTES = 64 << 20
 PIECE_S = 30.0
 """Time after which progress is saved."""
 _UNKNOWN_SIZE_INTERVAL_S = 10.0
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def _explained(folder: PartialFolder, job: _Job) -> Iterator[None]:
             raise
         raise KeyboardInterrupt(f"{folder.path} is kept: the same command goes on from there") from None
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if not is_full_disk(error):
             raise
         kept = f"{folder.path} is kept and gone on with" if folder.is_kept else "nothing was kept"
         raise DataError(

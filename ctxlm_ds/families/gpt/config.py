@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ctxlm_ds.families.base import Family, TransformerSection
 
@@ -10,22 +10,16 @@ from ctxlm_ds.families.base import Family, TransformerSection
 class GptSection(TransformerSection):
     """A decoder: each position sees earlier ones only and predicts the next token."""
 
-    is_decoder: ClassVar[bool] = True
-    pre_layer_norm: ClassVar[bool]
-    """Whether LayerNorm stands before each block (and after the last), not after it."""
-
 
 class Gpt1Section(GptSection):
     """GPT: a decoder with LayerNorm after attention and feed-forward."""
 
-    pre_layer_norm: ClassVar[bool] = False
     family: str = "gpt1"
 
 
 class Gpt2Section(GptSection):
     """GPT-2: a decoder with LayerNorm before attention and feed-forward, and after the last layer."""
 
-    pre_layer_norm: ClassVar[bool] = True
     family: str = "gpt2"
 
 

@@ -12,7 +12,6 @@ class RobertaSection(TransformerSection):
 
     same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
     double_separator: ClassVar[bool] = True
-    position_offset: ClassVar[int] = 2
     """Positions start after the padding id, 1; rows 0 and 1 of the table are never used."""
 
     family: str = "roberta"

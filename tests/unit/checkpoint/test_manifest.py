@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.checkpoint.manifest import (
-    CHUNK_BYTES,
     MANIFEST_NAME,
     hash_file,
     hash_files,
@@ -33,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_hash_agrees_with_hashlib_beyond_one_chunk(tmp_path: Path) -> None:
-    data = b"0123456789" * (CHUNK_BYTES // 10 + 3)
+    data = b"0123456789" * 500_003
     (tmp_path / "f").write_bytes(data)
     entry = hash_file(tmp_path / "f")
     assert (entry.bytes, entry.sha256) == (len(data), hashlib.sha256(data).hexdigest())

@@ -15,7 +15,6 @@ import torch
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.checkpoint.target_layout import Layout
 from ctxlm_ds.checkpoint.universal import cut_marks, to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
 from ctxlm_ds.errors import CheckpointError, ConfigError
@@ -23,7 +22,7 @@ from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer
-from tests.rank_files import STEP, Values, checkpoint_of, random_states, write_as_ranks
+from tests.rank_files import STEP, Layout, Values, checkpoint_of, random_states, write_as_ranks
 
 TOOL = Path(__file__).parents[3] / "tools" / "convert_checkpoint.py"
 TAG = f"global_step{STEP}"
@@ -161,6 +160,44 @@ def test_weights_alone_are_not_exported(config: RunConfig, values: Values, tmp_p
         to_universal(tmp_path, tmp_path.parent / "universal-of-weights")
 
 
+def test_what_is_there_is_never_overwritten(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("x")
+    for output, message in [
+        (tmp_path / "file", "is never overwritten"),
+        (tmp_path / "full", "is never overwritten"),
+        (checkpoint_of(run), "is never overwritten"),
+        (run / "inside", "lie in each other"),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            to_universal(run, output)
+    (tmp_path / "empty").mkdir()
+    to_universal(run, tmp_path / "empty")
+
+
+def test_a_full_disk_is_said_before_anything_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 16 * 2**20
+
+    monkeypatch.setattr("shutil.disk_usage", lambda place: Usage)
+    with pytest.raises(CheckpointError, match=r"needs 0\.00 GB and .* has 0\.02 GB left"):
+        to_universal(run, tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_source_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint_of(run), tmp_path / "copy")
+    content = bytearray((tmp_path / "copy" / "moments-00000.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "copy" / "moments-00000.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="moments-00000.safetensors: sha256"):
+        to_universal(tmp_path / "copy", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(("form", "kind"), [("tensor", torch.Tensor), ("int", int), ("auto", torch.Tensor)])
 def test_the_form_of_the_step_count(run: Path, tmp_path: Path, form: str, kind: type) -> None:
     to_universal(run, tmp_path / "out", form)
@@ -192,6 +229,7 @@ def test_the_tool_there_and_back_without_deepspeed(run: Path, recipe: Path, tmp_
     assert "load_universal" in out
     out = convert("from-universal", "--checkpoint", tmp_path / "u", "--output", tmp_path / "new", "--config", recipe)
     assert f"next: --set run_dir={tmp_path / 'new'}" in out
+    assert (checkpoint_of(tmp_path / "new").parent / "latest").read_text() == f"step-{STEP:08d}\n"
     before, after = (CheckpointReader(checkpoint_of(folder)) for folder in (run, tmp_path / "new"))
     assert all(torch.equal(before.read_full(name, k), after.read_full(name, k))
                for name in before.names() for k in before.kinds(name))  # fmt: skip

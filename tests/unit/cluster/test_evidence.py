@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxlm_ds.cluster.evidence import expand_ranks, gather_failures, report
+from ctxlm_ds.cluster.evidence import gather_failures, report
 from ctxlm_ds.process.failure_records import FailureRecord, write_record
 
 ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=13.1"
@@ -23,10 +23,6 @@ def lost(folder: Path, rank: int, time_unix_s: float) -> None:
     """What a rank leaves whose peer has gone."""
     text = f"Connection closed by peer [10.0.0.{rank}]:{time_unix_s}"
     record(folder, rank, time_unix_s, error="RuntimeError", message=text, consequence=True)
-
-
-def test_ranks_of_a_list() -> None:
-    assert expand_ranks("0-2,5,7-8") == [0, 1, 2, 5, 7, 8]
 
 
 def test_a_cause_comes_before_earlier_consequences(tmp_path: Path) -> None:

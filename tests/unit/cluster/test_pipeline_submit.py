@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.cluster import pipeline
-from ctxlm_ds.cluster.dependants import moved_dependency
+from ctxlm_ds.cluster.pipeline import print_table, status_rows
 from ctxlm_ds.cluster.pipeline_jobs import (
     SEPARATOR,
     ActiveJob,
@@ -20,17 +20,10 @@ from ctxlm_ds.cluster.pipeline_jobs import (
     parse_queue,
     read_submitted,
 )
-from ctxlm_ds.cluster.pipeline_submit import Submission, Submitter, sbatch_options, task_ranges
-from ctxlm_ds.cluster.pipeline_table import print_table, status_rows
+from ctxlm_ds.cluster.pipeline_submit import Submission, Submitter, sbatch_options
 from ctxlm_ds.cluster.pipeline_verdict import State, Verdict, judge
+from ctxlm_ds.cluster.successor import moved_dependency
 from tests.unit.cluster.pipelines import recipe_plan, run_step, shell_plan, shell_step
-
-
-@pytest.mark.parametrize(
-    ("tasks", "expected"), [([0], "0"), ([0, 1, 2, 3], "0-3"), ([1, 3], "1,3"), ([0, 1, 4, 7, 8], "0-1,4,7-8")]
-)
-def test_ranges_of_an_array(tasks: list[int], expected: str) -> None:
-    assert task_ranges(tasks) == expected
 
 
 def test_resources_become_options(tmp_path: Path) -> None:

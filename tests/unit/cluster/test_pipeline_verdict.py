@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
+from ctxlm_ds.cluster.pipeline import as_if_cleared, make_room, places_to_clear, refuse_changed
 from ctxlm_ds.cluster.pipeline_jobs import ActiveJob
 from ctxlm_ds.cluster.pipeline_outputs import RUN, Output
 from ctxlm_ds.cluster.pipeline_records import Record, record_path
-from ctxlm_ds.cluster.pipeline_redo import as_if_cleared, make_room, places_to_clear, refuse_changed
 from ctxlm_ds.cluster.pipeline_steps import Plan, Step
 from ctxlm_ds.cluster.pipeline_verdict import Verdict, judge
 from ctxlm_ds.errors import ClusterError

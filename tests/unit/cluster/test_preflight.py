@@ -12,18 +12,19 @@ import pytest
 
 from ctxlm_ds.cluster import exclusions
 from ctxlm_ds.cluster.preflight import PreflightJob, decide
-from ctxlm_ds.cluster.preflight_bandwidth import node_ranks, pairings, rounds_of
 from ctxlm_ds.cluster.preflight_judgement import (
     Evidence,
     Judgement,
+    PreflightSettings,
     judge_bandwidth,
     judge_local,
     over_all_gb_per_s,
+    read_settings,
+    scratch_folder,
     table_lines,
 )
-from ctxlm_ds.cluster.preflight_network import ClockServer, measure_clock
+from ctxlm_ds.cluster.preflight_network import ClockServer, measure_clock, node_ranks, pairings, rounds_of
 from ctxlm_ds.cluster.preflight_rank import peers_of, probe_folder, versions
-from ctxlm_ds.cluster.preflight_settings import PreflightSettings, read_settings, scratch_folder
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.slurm import SlurmTask
 

@@ -13,9 +13,8 @@ import pytest
 from ctxlm_ds.cluster.attempts import CANCELLED, begin, finish
 from ctxlm_ds.cluster.context import JobContext
 from ctxlm_ds.cluster.decide import Ended, Outcome
-from ctxlm_ds.cluster.ending import Action, Endings
-from ctxlm_ds.cluster.prepare import prepare
-from ctxlm_ds.cluster.ranks import RankStart
+from ctxlm_ds.cluster.job import Action, Endings
+from ctxlm_ds.cluster.ranks import RankStart, prepare
 from ctxlm_ds.cluster.run_files import Attempt
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.status_view import details, remarks
@@ -45,7 +44,7 @@ def begun(
 def cancel(run_dir: Path, attempt: Attempt, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's own end after scancel."""
     job = SimpleNamespace(restarts=0)
-    monkeypatch.setattr("ctxlm_ds.cluster.ending.show_job", lambda job_id: job)
+    monkeypatch.setattr("ctxlm_ds.cluster.job.show_job", lambda job_id: job)
     context = SimpleNamespace(run_dir=run_dir, job_id="7", restarts=0)
     successors = SimpleNamespace(cancel=lambda begun: None)
     Endings(cast(Any, context), cast(Any, successors)).end(Action.LEAVE, RankStart(attempt, ended))

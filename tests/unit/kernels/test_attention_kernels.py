@@ -251,7 +251,9 @@ VARLEN_SPECS = [spec for spec in every_spec() if not spec.bias]
 
 
 @pytest.mark.parametrize("spec", VARLEN_SPECS, ids=name_of)
-def test_varlen_flattens_rows_so_that_sequences_stay_apart(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varlen_flattens_rows_so_that_sequences_stay_apart(
+    spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", segment_by_segment)
     inputs, sequences = inputs_of(spec), sequences_of(spec)
     expected = values_and_gradients(Oracle(spec), inputs, sequences)

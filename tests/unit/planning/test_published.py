@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ctxlm_ds.models.flops import parameter_count
+from ctxlm_ds.planning.measure import describe
 from ctxlm_ds.planning.published import PublishedRun, published_runs
-from ctxlm_ds.planning.shapes import objective_terms
 
 SIZES = {"1.7B": 1.7, "3.6B": 3.6, "7.5B": 7.5, "18.4B": 18.4, "39.1B": 39.1, "76.1B": 76.1, "145.6B": 145.6,
          "310.1B": 310.1, "529.6B": 529.6, "1008B": 1008.0, "1.2B": 1.2, "8.3B": 8.3}  # fmt: skip
@@ -25,7 +24,7 @@ def test_the_models_are_the_published_ones() -> None:
     for run in published_runs():
         billions = by_size(run)
         if billions is not None:
-            count = parameter_count(run.config.model, objective_terms(run.config)) / 1e9
+            count = describe(run.config)[1].num_parameters / 1e9
             assert abs(count / billions - 1) < 0.03, run.name
             checked += 1
     assert checked == len(SIZES)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.flops import training_flops_per_row
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout, launch_command
+from ctxlm_ds.planning.measure import training_flops_per_row
 from ctxlm_ds.planning.plan import Plan, Planner
 from ctxlm_ds.planning.search import Search, candidates, require_plan, search_layouts
-from ctxlm_ds.planning.shapes import objective_terms, with_vocabulary
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
@@ -180,6 +179,5 @@ def test_days_and_utilisation_follow_from_the_step() -> None:
     config = load_config("bert-base")
     plan = weigh(config, Layout(8, micro_batch_size=32))
     assert plan.days == pytest.approx(plan.time.total * config.training.max_steps / 86_400)
-    slots = 20
-    per_row = training_flops_per_row(with_vocabulary(config.model), objective_terms(config), 128, slots)
+    per_row = training_flops_per_row(config)
     assert plan.mfu == pytest.approx(1024 * per_row / plan.time.total / (8 * 312e12), rel=1e-3)

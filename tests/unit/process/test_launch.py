@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, export_ranks
+from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, export_ranks, threads_per_rank
 from ctxlm_ds.process.library_noise import quiet_libraries, without_known_prints
 from tests.unit.process.test_slurm import STEP
 
@@ -27,6 +27,29 @@ DEEPSPEED = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2",
     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cores", "local_ranks", "environ", "expected"),
+    [
+        (16, 4, {}, 4),
+        (2, 4, {}, 1),
+        (16, 1, {}, 16),
+        (7, 2, {}, 3),
+        (16, 4, {"OMP_NUM_THREADS": "6"}, 6),
+        (16, 1, {"OMP_NUM_THREADS": "1"}, 1),
+        # torchrun sets 1 where nobody did.
+        (16, 4, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 4),
+        (16, 1, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 1),
+        (16, 4, {"OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "none"}, 3),
+        (16, 4, {"OMP_NUM_THREADS": "all"}, 4),
+        # srun bound each task to its own 8 cores, or bound nothing.
+        (8, 4, {"SLURM_CPUS_PER_TASK": "8"}, 8),
+        (32, 4, {"SLURM_CPUS_PER_TASK": "8"}, 8),
+    ],
+)
+def test_threads(cores: int, local_ranks: int, environ: dict[str, str], expected: int) -> None:
+    assert threads_per_rank(cores, local_ranks, environ) == expected
 
 
 def test_torchrun() -> None:

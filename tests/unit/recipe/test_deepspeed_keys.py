@@ -1,8 +1,7 @@
-"""The keys found in DeepSpeed's source against those that DeepSpeed itself reads while it runs."""
+"""The shipped list of DeepSpeed's keys against its source, and against what DeepSpeed itself reads while it runs."""
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.recipe.deepspeed_keys import (
-    FALLBACK_TOP_LEVEL,
-    READ_BY_INITIALIZE,
-    deepspeed_keys,
-    read_keys,
-)
+from ctxlm_ds.recipe.deepspeed_keys import deepspeed_keys
+from tests.deepspeed_source import READ_BY_INITIALIZE, installed_keys, read_keys
 
 
 class RecordingDict(dict):  # type: ignore[type-arg]
@@ -56,8 +51,9 @@ def test_found_keys_are_those_that_deepspeed_asks_for() -> None:
     assert found.top_level - asked <= READ_BY_INITIALIZE | {"allgather_size", "bfloat16", "sequence_parallel_size"}
 
 
-def test_the_list_for_machines_without_deepspeed_is_that_of_the_installed_one() -> None:
-    assert deepspeed_keys().top_level == FALLBACK_TOP_LEVEL
+def test_the_shipped_list_is_that_of_the_installed_release() -> None:
+    """A new release fails here: run `python -m tests.deepspeed_source` and look at what changed."""
+    assert deepspeed_keys() == installed_keys()
 
 
 def test_nested_keys_are_deepspeed_s_own_fields() -> None:
@@ -96,17 +92,6 @@ def test_neither_deepspeed_nor_torch_is_imported() -> None:
         "assert not {'torch', 'deepspeed'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[3])
-
-
-def test_without_deepspeed_the_shipped_list_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    deepspeed_keys.cache_clear()
-    try:
-        assert deepspeed_keys().top_level == FALLBACK_TOP_LEVEL
-        assert deepspeed_keys().nested == {}
-    finally:
-        monkeypatch.undo()
-        deepspeed_keys.cache_clear()
 
 
 def test_a_source_of_another_form_is_no_source(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
-from ctxlm_ds.recipe.describe import all_settings, section_of
+from ctxlm_ds.recipe.describe import all_settings
 from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.misspelling import misspell

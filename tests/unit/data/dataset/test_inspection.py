@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset import inspection
-from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents
+from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents, verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.data.dataset import writer as writer_module
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset
 
@@ -185,10 +185,10 @@ def _shard(prefix: Path, number: int, **metadata: Any) -> str:
     [
         (
             {"source_signature": "b", "sources": ["b.jsonl", "a.jsonl"]},
-            "of b.jsonl, a.jsonl, where that was made of a.jsonl;",
+            r"with sources \['b.jsonl', 'a.jsonl'\], that with \['a.jsonl'\];",
         ),
         ({"source_signature": "b"}, "of files that had changed since"),
-        ({"input_format": "text"}, "with input_format 'text', where that was made with 'auto'"),
+        ({"input_format": "text"}, "with input_format 'text', that with 'auto'"),
     ],
 )
 def test_shards_of_different_inputs_are_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:

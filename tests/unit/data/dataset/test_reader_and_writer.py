@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset import writer as writer_module
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset, token_dtype
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.errors import DataError
 
@@ -309,14 +309,14 @@ def test_json_of_another_dataset(prefix: Path, key: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("vocab_size", "many", "vocab_size is 'many', not a number"),
-        ("vocab_size", -3, "vocab_size is -3"),
-        ("split_sentences", 1, "split_sentences is '1', not true or false"),
-        ("tokenizer_path", ["tok"], "tokenizer_path is .*, not a text"),
-        ("inputs", [1], "inputs, sources, json_keys or sha256 hold"),
-        ("sha256", {"bin": None}, "inputs, sources, json_keys or sha256 hold"),
+        ("vocab_size", "many", "vocab_size is 'many' .*valid integer"),
+        ("vocab_size", -3, "vocab_size is '-3' .*greater than or equal to 0"),
+        ("split_sentences", 1, "split_sentences is '1' .*valid boolean"),
+        ("tokenizer_path", ["tok"], "tokenizer_path is .*valid string"),
+        ("inputs", [1], r"inputs is '\[1\]' .*valid string"),
+        ("sha256", {"bin": None}, "sha256 is .*valid string"),
         ("eod_id", 1000, "eod_id 1000 is outside the vocabulary of 1000"),
-        ("parts", ["a"], "parts or cleaning hold"),
+        ("parts", ["a"], "parts is .*valid dictionary"),
         ("shard", [3, 3], r"shard is \[3, 3\]"),
     ],
 )

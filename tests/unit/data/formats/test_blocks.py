@@ -139,8 +139,7 @@ def test_the_two_kinds_of_blocks_have_indexes_of_their_own(tmp_path: Path) -> No
     built = [build_sample_index(prefix, TOKENIZER, config) for config in configs]
     assert len({index.directory for index in built}) == 3
     assert built[2].directory == built[3].directory
-    masking = config_of(4, objective={"masking": "static"})
-    assert open_rows([prefix], TOKENIZER, masking).indexes[0].directory == built[0].directory
+    assert open_rows([prefix], TOKENIZER, config_of(4)).indexes[0].directory == built[0].directory
 
 
 def test_documents_without_an_end_are_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.data.hygiene.command_line import add_filter_flags, corpora_lines, with_filter_flags
 from ctxlm_ds.data.hygiene.corpora import blend_text, expectations, input_corpus, load_corpus, shipped_corpora
-from ctxlm_ds.data.hygiene.flags import add_filter_flags, with_filter_flags
-from ctxlm_ds.data.hygiene.listing import corpora_lines
 from ctxlm_ds.data.sources.reading import find_sources
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config

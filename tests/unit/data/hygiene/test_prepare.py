@@ -18,8 +18,8 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from ctxlm_ds.data.hygiene.command_line import empty_warnings
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
-from ctxlm_ds.data.hygiene.listing import empty_warnings
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, PrepareResult, prepare_corpus
 from ctxlm_ds.data.hygiene.report import cleaning_record
 from ctxlm_ds.data.sources.corpus import Corpus

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ctxlm_ds.data.hygiene.corpora import FilterConfig
-from ctxlm_ds.data.hygiene.language import LanguageIdentifier, language_reason
-from ctxlm_ds.data.hygiene.quality import c4_reason, character_reason, gopher_reason, length_reason, script_of
+from ctxlm_ds.data.hygiene.quality import (
+    LanguageIdentifier,
+    c4_reason,
+    character_reason,
+    gopher_reason,
+    language_reason,
+    length_reason,
+    script_of,
+)
 from ctxlm_ds.errors import DataError
 
 PROSE = "The patient teacher opened the wooden bridge to the harbour and measured that lantern with care. " * 4

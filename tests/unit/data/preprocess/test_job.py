@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.verify import verify_dataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import DataError, TokenizerError

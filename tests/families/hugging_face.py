@@ -1,0 +1,174 @@
+"""A family beside its class in transformers: the model that the family's export writes, on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.export.base import FamilyExport, Fields, export_of
+from ctxlm_ds.export.hf_config import to_hf_config
+from ctxlm_ds.export.huggingface import their_specs, their_tensors
+from ctxlm_ds.export.key_maps import KeyMap
+from ctxlm_ds.export.safetensors_files import plan_shards, write_model
+from ctxlm_ds.export.weights import HuggingFaceWeights
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.parameters import collect_facts
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.training.losses import TermLosses
+from tests.families import runs
+from tests.families.runs import LEARNING_RATE, Run
+
+PARITY_STEPS = 20
+NOISE = 0.1
+SHARD_BYTES = 10**9
+
+
+class Weights(NamedTuple):
+    """Parameters by name as the export reads them."""
+
+    values: Mapping[str, Tensor]
+
+    def names(self) -> list[str]:
+        return list(self.values)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.values[name].shape)
+
+    def read_full(self, name: str) -> Tensor:
+        return self.values[name]
+
+
+class Pair(NamedTuple):
+    """Our model and theirs with the same weights."""
+
+    ours: LayerSequence
+    theirs: nn.Module
+    export: FamilyExport
+    key_map: KeyMap
+
+    @property
+    def constants(self) -> set[str]:
+        """Tensors of theirs that our model does not have: the export writes zeros whatever our weights are."""
+        shapes = {name: parameter.shape for name, parameter in self.ours.named_parameters()}
+        written = [zip(row.theirs, row.to_theirs(torch.ones(shapes[row.ours])), strict=True) for row in self.key_map.rows]
+        return {name for pairs in written for name, value in pairs if not value.any()}
+
+    def losses(self, fields: Fields, counts: Mapping[str, int], config: RunConfig) -> tuple[Fields, Tensor]:
+        """Their outputs under our names, and the objective's loss of them."""
+        outputs = self.export.their_outputs(self.theirs(**self.export.their_inputs(fields)), fields)
+        return outputs, loss_of(outputs, fields, counts, config)
+
+
+def loss_of(outputs: Fields, fields: Fields, counts: Mapping[str, int], config: RunConfig) -> Tensor:
+    """The objective's loss over a global batch."""
+    objective = build_objective(config.objective)
+    factors = torch.tensor([term.weight / counts[term.name] for term in objective.terms])
+    return TermLosses(objective.terms, objective.outputs, ParallelContext())(outputs, fields, factors)[0]
+
+
+def built(config: RunConfig, seed: int) -> LayerSequence:
+    """Our model in fp32 on the CPU with its initial weights."""
+    outputs = build_objective(config.objective).outputs
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32)
+    return build_model(config.model, ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows), seed)
+
+
+def make_pair(config: RunConfig, folder: Path, seed: int, noise: float) -> Pair:
+    """Export a model, with `noise` on every weight so that no bias is 0 and no norm is 1, and load what was written."""
+    import transformers
+
+    ours, export = built(config, seed), export_of(config.model.family)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    weights = Weights({name: parameter.detach() for name, parameter in ours.named_parameters()})
+    key_map = export.key_map(config.model, build_objective(config.objective).outputs, tokenizer.pad_id)
+    folder.mkdir(parents=True)
+    shards = plan_shards(their_specs(key_map, weights), "fp32", SHARD_BYTES)
+    write_model(folder, shards, their_tensors(key_map, weights), "fp32")
+    to_hf_config(export, config.model, key_map.hf_class, tokenizer, "fp32").to_json_file(folder / "config.json")
+    theirs = getattr(transformers, key_map.hf_class).from_pretrained(folder).train()
+    return Pair(ours, theirs, export, key_map)
+
+
+def whole_batch(run: Run, number: int) -> tuple[Fields, dict[str, int]]:
+    """A global batch as one micro-batch, and the labels of each term in it."""
+    step = runs.step_of(runs.recorded(run), number)
+    names = step.micro_batches[0].fields
+    return {name: torch.cat([batch.fields[name] for batch in step.micro_batches]) for name in names}, step.counts
+
+
+def compare(rank: int, world_size: int, run: Run, folder: Path) -> dict[str, dict[str, float]]:
+    """Case: largest differences of outputs and of every gradient, relative to the largest value of each."""
+    config = run.config()
+    pair = make_pair(config, folder, run.seed, NOISE)
+    fields, counts = whole_batch(run, 0)
+    wanted, their_loss = pair.losses(fields, counts, config)
+    got = pair.ours.run(fields)
+    loss_of(got, fields, counts, config).backward()
+    their_loss.backward()
+    inside = fields["sequence_ids"] > 0
+    outputs = {name: [_inside(values[name], inside) for values in (got, wanted)] for name in wanted}
+    constants, parameters = pair.constants, dict(pair.theirs.named_parameters())
+
+    def gradient(name: str) -> Tensor:
+        return torch.zeros_like(parameters[name]) if name in constants else parameters[name].grad
+
+    gradients = {name: parameter.grad for name, parameter in pair.ours.named_parameters()}
+    assert gradients.keys() == {row.ours for row in pair.key_map.rows}
+    return {
+        "outputs": {name: _difference(*values) for name, values in outputs.items()},
+        "gradients": {row.ours: _difference(gradients[row.ours], row.to_ours(gradient)) for row in pair.key_map.rows},
+    }
+
+
+def _inside(values: Tensor, inside: Tensor) -> Tensor:
+    """Leave padding out of what has a value for every position."""
+    return values[inside] if values.shape[:2] == inside.shape else values
+
+
+def _difference(got: Tensor, wanted: Tensor) -> float:
+    assert wanted.abs().max() > 0
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+def train_theirs(rank: int, world_size: int, run: Run, folder: Path) -> list[float]:
+    """Case: the losses of transformers' class under torch's AdamW from our initial weights."""
+    config = run.config()
+    pair = make_pair(config, folder, run.seed, noise=0.0)
+    facts, parameters, constants = collect_facts(pair.ours), dict(pair.theirs.named_parameters()), pair.constants
+    decays: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for row in pair.key_map.rows:
+        decays[facts[row.ours].decays] += [parameters[name] for name in row.theirs if name not in constants]
+    settings = config.optimizer
+    groups = [{"params": decays[key], "weight_decay": settings.weight_decay * key} for key in (True, False)]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=settings.betas, eps=settings.eps)
+    losses = []
+    for number in range(PARITY_STEPS):
+        _, loss = pair.losses(*whole_batch(run, number), config)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def round_trip(rank: int, world_size: int, run: Run, folder: Path) -> dict[str, bool]:
+    """Case: whether each parameter, and the model's section, comes back from an exported folder bit for bit."""
+    config = run.config()
+    pair = make_pair(config, folder, run.seed, NOISE)
+    read = HuggingFaceWeights(folder)
+    values = {name: torch.equal(read.read_full(name), value) for name, value in pair.ours.named_parameters()}
+    assert set(read.names()) == values.keys() and set(read.outputs) == set(build_objective(config.objective).outputs)
+    return values | {"model section": read.model == config.model}

@@ -1,0 +1,56 @@
+"""Cores of a process: affinity, and cgroup quotas of both versions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ctxlm_ds.process.cgroups import available_cores, cgroup_quota
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_version_2_takes_the_tightest_ancestor(tmp_path: Path) -> None:
+    _write(tmp_path / "own", "0::/slurm/job_7/step_0\n")
+    root = tmp_path / "cgroup"
+    assert cgroup_quota(root, tmp_path / "own") is None
+    _write(root / "slurm" / "cpu.max", "max 100000\n")
+    assert cgroup_quota(root, tmp_path / "own") is None
+    _write(root / "slurm" / "job_7" / "cpu.max", "350000 100000\n")
+    _write(root / "slurm" / "job_7" / "step_0" / "cpu.max", "800000 100000\n")
+    assert cgroup_quota(root, tmp_path / "own") == 3.5
+
+
+def test_version_2_in_a_container_whose_path_is_outside(tmp_path: Path) -> None:
+    _write(tmp_path / "own", "0::/../../docker/abc\n")
+    _write(tmp_path / "cgroup" / "cpu.max", "150000 100000\n")
+    assert cgroup_quota(tmp_path / "cgroup", tmp_path / "own") == 1.5
+
+
+def test_version_1(tmp_path: Path) -> None:
+    _write(tmp_path / "own", "5:memory:/x\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/y\n")
+    folder = tmp_path / "cgroup" / "cpu,cpuacct" / "docker" / "abc"
+    _write(folder / "cpu.cfs_period_us", "100000\n")
+    _write(folder / "cpu.cfs_quota_us", "-1\n")
+    assert cgroup_quota(tmp_path / "cgroup", tmp_path / "own") is None
+    _write(folder / "cpu.cfs_quota_us", "200000\n")
+    assert cgroup_quota(tmp_path / "cgroup", tmp_path / "own") == 2.0
+
+
+def test_a_quota_below_one_core_still_leaves_a_thread(tmp_path: Path) -> None:
+    _write(tmp_path / "own", "0::/\n")
+    _write(tmp_path / "cgroup" / "cpu.max", "50000 100000\n")
+    assert available_cores(tmp_path / "cgroup", tmp_path / "own") == 1
+
+
+def test_affinity_counts(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert available_cores(tmp_path, tmp_path / "none") == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert available_cores(tmp_path, tmp_path / "none") == len(allowed)
