@@ -101,7 +101,7 @@ def test_what_travels_between_layers(config: TransformerSection) -> None:
 
 def test_recomputing_changes_no_gradient(config: TransformerSection) -> None:
     given = batch([[5, 7], [4, 4]])
-    losses = TermLosses(OBJECTIVE.terms, ParallelContext())
+    losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
     gradients = []
     for recompute in (False, True):
         model = build_model(config, build(recompute), seed=1).train()

@@ -20,7 +20,8 @@ VOCAB_SIZE = 11
 
 
 def loss_of(logits: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    losses = TermLosses(build_objective(CausalLMSection()).terms, ParallelContext())
+    objective = build_objective(CausalLMSection())
+    losses = TermLosses(objective.terms, objective.outputs, ParallelContext())
     return losses({"logits": logits}, {"causal_lm_labels": labels}, factors)
 
 
