@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ctxlm_ds.data.sample import Batch, Example
-from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.families.base import TransformerSection
-from tests.sections import model_section, objective_section
+from ctxlm_ds.objectives.build import build_objective
 from tests.ragged import Rows, collate
+from tests.sections import model_section, objective_section
 
 PAD_ID = 1
 FIRST_WORD_ID = 5

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
 from ctxlm_ds.data.stream.collate import BatchShape
-from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.export.key_maps import KeyMap
-from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, hf_model, key_map_of, our_model, randomize

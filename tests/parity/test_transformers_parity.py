@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from ctxlm_ds.models.layer_list import LayerSequence
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.key_maps import KeyMap
-from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import batch_of, random_batch, random_rows, tiny_model

@@ -25,12 +25,12 @@ from transformers import (
 
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.models.build import describe_model, plain_model
 from ctxlm_ds.export.base import Rows
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.verify import verify_folder
 from ctxlm_ds.export.verify_inputs import make_fields
+from ctxlm_ds.models.build import describe_model, plain_model
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import load_config

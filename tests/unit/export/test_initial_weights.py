@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer

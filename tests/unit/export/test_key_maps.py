@@ -20,12 +20,12 @@ from transformers import (
 )
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.key_maps import KeyMap, assign
 from ctxlm_ds.families.bert.config import BertSection
 from ctxlm_ds.families.gpt.config import Gpt1Section
 from ctxlm_ds.families.roberta.config import RobertaSection
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.checkpoints import make_config, outputs_of
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from torch import Tensor
 
 from ctxlm_ds.data.sample import Batch
@@ -12,8 +14,6 @@ from ctxlm_ds.data.stream.collate import BatchShape
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
 from ctxlm_ds.models.build import build_layer_list, build_model
-from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import tiny_model
 from tests.ragged import collate, text_examples

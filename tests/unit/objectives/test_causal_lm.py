@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ctxlm_ds.objectives.losses import weighted_loss
 from torch.nn import functional
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
-from ctxlm_ds.objectives.losses import weighted_loss
 from tests.ragged import Rows, text_examples
 from tests.sample_data import FakeTokenizer
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from ctxlm_ds.objectives.losses import weighted_loss
 from torch import Tensor
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.losses import weighted_loss
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.ragged import KEY, Rows, each, samples_from
