@@ -51,8 +51,8 @@ def train_theirs(
     for step in range(STEPS):
         batch = global_batch(step % 5)
         if config.model.family == "roberta":
-            del batch.labels["next_sentence"]
-        positions = {"position_ids": batch.position_ids + 2} if config.model.family == "roberta" else {}
+            del batch.fields["next_sentence_labels"]
+        positions = {"position_ids": batch.fields["position_ids"] + 2} if config.model.family == "roberta" else {}
         loss = model(**hf_inputs(batch, config.model), **hf_labels(batch, config.model), **positions).loss
         optimizer.zero_grad()
         loss.backward()
