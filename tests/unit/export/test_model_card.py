@@ -11,6 +11,7 @@ from ctxlm_ds.export.model_card import CardFacts, read_dataset_metadata, read_ev
 from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainSource
 from tests.checkpoints import make_config, outputs_of
+from tests.sections import data_section
 
 
 def facts(config: RunConfig, **values: object) -> CardFacts:

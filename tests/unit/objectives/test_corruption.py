@@ -180,7 +180,9 @@ class Words:
         return self.mix(self.state + (number + 1) * self.GAMMA)
 
 
-def berts_corruption(sample: Sample, words: Words, budget: int, config: ObjectiveSection) -> tuple[list[int], list[int]]:
+def berts_corruption(
+    sample: Sample, words: Words, budget: int, config: ObjectiveSection
+) -> tuple[list[int], list[int]]:
     """create_masked_lm_predictions of google-research/bert, its shuffle and draws taken from `words`.
 
     Returns:

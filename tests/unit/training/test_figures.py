@@ -28,7 +28,8 @@ def test_a_steps_loss_has_the_terms_weights() -> None:
 
 
 def test_perplexity_is_a_causal_models() -> None:
-    both, causal = build_objective(objective_section()).terms, build_objective(objective_section(name="causal_lm")).terms
+    both = build_objective(objective_section()).terms
+    causal = build_objective(objective_section(name="causal_lm")).terms
     assert perplexity(both, {"masked_lm": 2.0, "next_sentence": 0.5}) == {}
     assert perplexity(causal, {"causal_lm": math.log(50.0)}) == {"perplexity": pytest.approx(50.0)}
     assert perplexity(causal, {"causal_lm": 1e4}) == {"perplexity": math.inf}
