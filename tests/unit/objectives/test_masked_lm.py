@@ -40,7 +40,7 @@ TERMS = ("masked_lm", "next_sentence")
 def loss_of(
     outputs: Sequence[Tensor], labels: Sequence[Tensor], factors: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    losses = TermLosses(OBJECTIVE.terms, ParallelContext())
+    losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
     assert (losses.outputs, losses.label_fields) == (OBJECTIVE.outputs, ("masked_lm_labels", "next_sentence_labels"))
     named = dict(zip(losses.outputs, outputs, strict=True)), dict(zip(losses.label_fields, labels, strict=True))
     return losses(*named, factors)
