@@ -5,22 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from torch import Tensor
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.families.base import TransformerSection
-<<<<<<< HEAD
-from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
-from ctxlm_ds.models.build import build_layer_list, build_model
-=======
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
->>>>>>> coretests
 from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.training.losses import TermLosses
 from tests.encoder_batches import tiny_model
@@ -108,7 +101,7 @@ def test_what_travels_between_layers(config: TransformerSection) -> None:
 
 def test_recomputing_changes_no_gradient(config: TransformerSection) -> None:
     given = batch([[5, 7], [4, 4]])
-    losses = TermLosses(OBJECTIVE.terms, ParallelContext())
+    losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
     gradients = []
     for recompute in (False, True):
         model = build_model(config, build(recompute), seed=1).train()

@@ -5,21 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-<<<<<<< HEAD
-from ctxlm_ds.objectives.losses import weighted_loss
-=======
 from torch import Tensor
->>>>>>> coretests
 from torch.nn import functional
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
-<<<<<<< HEAD
-=======
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.training.losses import TermLosses
->>>>>>> coretests
 from tests.ragged import Rows, text_examples
 from tests.sample_data import FakeTokenizer
 
@@ -27,7 +20,8 @@ VOCAB_SIZE = 11
 
 
 def loss_of(logits: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    losses = TermLosses(build_objective(CausalLMSection()).terms, ParallelContext())
+    objective = build_objective(CausalLMSection())
+    losses = TermLosses(objective.terms, objective.outputs, ParallelContext())
     return losses({"logits": logits}, {"causal_lm_labels": labels}, factors)
 
 
