@@ -206,6 +206,8 @@ class KernelsConfig(Section):
     """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
     linear: Literal["auto", "torch", "float32"] = "auto"
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
+    dropout: Literal["auto", "torch", "compiled"] = "auto"
+    """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel); both drop the same elements."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
     """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 
