@@ -90,9 +90,9 @@ def alone() -> dict[str, Any]:
     return run_ranks(draw_masks, 1, False, False, timeout_s=60)[0]
 
 
-@pytest.mark.parametrize(("size", "sequence_parallel"), [(2, False), (2, True), (1, True)])
-def test_every_layout_drops_the_same_hidden_states(alone: dict[str, Any], size: int, sequence_parallel: bool) -> None:
-    ranks = run_ranks(draw_masks, size, sequence_parallel, False, timeout_s=60)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_every_layout_drops_the_same_hidden_states(alone: dict[str, Any], sequence_parallel: bool) -> None:
+    ranks = run_ranks(draw_masks, 2, sequence_parallel, False, timeout_s=60)
     assert len(alone["hidden"]) == 12 and all(len(rank["hidden"]) == 12 for rank in ranks)
     for number, mask in enumerate(alone["hidden"]):
         found = [rank["hidden"][number].flatten() for rank in ranks]

@@ -9,7 +9,8 @@ import yaml
 
 from ctxlm_ds.export.model_card import CardFacts, read_dataset_metadata, read_evaluation, write_model_card
 from ctxlm_ds.families.bert.export import EXPORT
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainSource
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
+from ctxlm_ds.recipe.sections import TrainSource
 from tests.checkpoints import make_config, outputs_of
 from tests.sections import data_section
 
