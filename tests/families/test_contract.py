@@ -140,6 +140,8 @@ def test_the_planner_counts_what_is_built(results: Results, family: str) -> None
     _, whole = describe(run.config())
     assert whole.shapes == {name: tuple(shape) for name, shape in built["all_shapes"].items()}
     assert whole.num_parameters == sum(built["built"].values())
+    counted, planned = results.of(runs.count_flops, run)
+    assert planned == counted > 0
 
 
 @every_family
