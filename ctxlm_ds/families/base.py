@@ -53,7 +53,6 @@ class TransformerSection(ModelSection):
     same_function: ClassVar[tuple[str, ...]] = (
         "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
     )  # fmt: skip
-    same_shape: ClassVar[tuple[str, ...]] = ("hidden_size", "num_layers", "intermediate_size")
     is_decoder: ClassVar[bool] = False
     """Until models, planning and export ask their own registry entries."""
     position_offset: ClassVar[int] = 0
