@@ -129,7 +129,8 @@ preprocess() { # STEP PATTERNS PREFIX WORDS...
 if [ -n "$INPUT" ] && [ "$SHARDS" -eq 1 ]; then
     preprocess preprocess "$INPUT" train
 elif [ -n "$INPUT" ]; then
-    extra=("--array=0-$((SHARDS - 1))") # step.sbatch puts the number of a job of the array in place of %a
+    # step.sbatch puts the number of a job of the array in place of %a
+    extra=("--array=0-$((SHARDS - 1))" "--output=$OUT/logs/preprocess-%A_%a.log")
     preprocess preprocess "$INPUT" shards/train --shard "%a/$SHARDS"
     parts=$(seq -f "$OUT/data/shards/${train##*/}_shard%05g-of-$(printf %05d "$SHARDS")" 0 $((SHARDS - 1)))
     tool merge "$ID" merge_datasets --input $parts --output-prefix "$train"

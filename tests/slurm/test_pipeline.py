@@ -12,10 +12,10 @@ import yaml
 
 from ctxlm_ds.data.preprocess.folder import FOLDER_SUFFIX, PROGRESS_NAME
 from tests.slurm.cluster import Cluster, Finished, wait_for
-from tests.slurm.runs import last_step
+from tests.slurm.runs import Runs, last_step
 from tests.text import write_corpus
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 STEPS = ["tokenizer", "preprocess-heldout", "preprocess", "merge", "samples", "pretrain", "samples-2", "pretrain-2",
          "export", "after"]  # fmt: skip
@@ -61,8 +61,9 @@ class Route:
         return {name: self.cluster.wait(job) for name, job in jobs.items()}
 
     def log(self, step: str, job: str) -> str:
-        """What a job said."""
-        return (self.out / "logs" / f"{step}-{job}.log").read_text(errors="replace")
+        """What a job said, or the first one of an array."""
+        paths = [path for ending in ("", "_0") if (path := self.out / "logs" / f"{step}-{job}{ending}.log").exists()]
+        return paths[0].read_text(errors="replace")
 
     def logs(self) -> str:
         """All of them, for a failed test."""
@@ -165,14 +166,15 @@ def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> N
     assert first.made() == before and first.cluster.run("squeue", "-h").stdout == ""
 
 
-def test_a_killed_preprocessing_job_goes_on(first: First, tmp_path: Path) -> None:
-    write_corpus(tmp_path / "long.jsonl", num_documents=20_000, seed=5)
-    settings = {"INPUT": tmp_path / "long.jsonl", "TOKENIZER": first.out / "tokenizer"}
-    route = write_route(tmp_path, first.cluster, settings, TINY)
+def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "part.jsonl", num_documents=5_000, seed=5)
+    (tmp_path / "long.jsonl").write_bytes((tmp_path / "part.jsonl").read_bytes() * 60)
+    settings = {"INPUT": tmp_path / "long.jsonl", "TOKENIZER": runs.route.tokenizer}
+    route = write_route(tmp_path, runs.cluster, settings, TINY)
     jobs = route.submit()
     progress = tmp_path / "out" / "data" / f"train_text_sentence{FOLDER_SUFFIX}" / PROGRESS_NAME
     wait_for(progress.exists, 240, "progress of the preprocessing job")
-    first.cluster.run("scancel", "--signal=KILL", "--full", jobs["preprocess"])
+    runs.cluster.run("scancel", "--signal=KILL", "--full", jobs["preprocess"])
     ended = route.wait(jobs)
     assert ended.pop("preprocess") in ("FAILED", "CANCELLED") and set(ended.values()) == {"CANCELLED"}, route.logs()
     assert not (tmp_path / "out" / "data" / "train_text_sentence.idx").exists()
@@ -182,12 +184,12 @@ def test_a_killed_preprocessing_job_goes_on(first: First, tmp_path: Path) -> Non
 
 
 @pytest.mark.soak
-def test_the_export_waits_for_the_last_of_a_line_of_successors(first: First, tmp_path: Path) -> None:
+def test_the_export_waits_for_the_last_of_a_line_of_successors(runs: Runs, tmp_path: Path) -> None:
     """A run that goes on in another job: what waits for its end must neither begin nor be cancelled before that."""
     training = {**TINY["training"], "max_steps": 150}  # type: ignore[dict-item]
     recipe = {**TINY, "training": training, "schedule": {"warmup_fraction": None, "warmup_steps": 2}}
-    route = write_route(tmp_path, first.cluster, {}, recipe)
-    data = [f"tokenizer.path={first.out / 'tokenizer'}", f"data.train=[{first.out / 'data' / 'train_text_sentence'}]"]
+    route = write_route(tmp_path, runs.cluster, {}, recipe)
+    data = [f"tokenizer.path={runs.route.tokenizer}", f"data.train=[{runs.route.train}]"]
     cluster, jobs = route.cluster, route.submit("--set", *data, CTXLM_RESTART="successor")
     assert list(jobs) == ["samples", "pretrain", "export"]
     run = route.out / "pretrain"
