@@ -19,7 +19,7 @@ VARIABLES = (
 )  # fmt: skip
 OWN_VARIABLES = (
     "CTXLM_ATTEMPT", "CTXLM_BATCH_ARGUMENTS", "CTXLM_BATCH_SCRIPT", "CTXLM_CHAIN", "CTXLM_FOUND_PYTHON",
-    "CTXLM_LOG_FILE", "CTXLM_NOTICE", "CTXLM_PATH_HEAD", "CTXLM_PIPELINE_ORDER",
+    "CTXLM_LOG_FILE", "CTXLM_NEEDED_RUN", "CTXLM_NOTICE", "CTXLM_PATH_HEAD",
 )  # fmt: skip
 """What the parts of a job tell each other."""
 RESTART_MODES = ("auto", "requeue", "successor", "off")

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, WrapValidator
 
 from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
-from ctxlm_ds.recipe.pipeline_schema import PipelineConfig
 from ctxlm_ds.recipe.section import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,6 +22,7 @@ from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 FIXED_WHATEVER_THE_ROWS = ("model", "objective", "training.seed", "optimizer.name")
 """Settings that a run cannot change when it resumes, beside those that decide its rows (DataSection.fixed)."""
+
 
 class TokenizerConfig(Section):
     """Which tokenizer made the dataset."""
@@ -261,8 +261,6 @@ class RunConfig(Section):
     """Profiler."""
     kernels: KernelsConfig = KernelsConfig()
     """Kernels."""
-    pipeline: PipelineConfig | None = None
-    """The jobs of slurm/pipeline.sh."""
 
     @property
     def fixed_settings(self) -> tuple[str, ...]:
