@@ -17,11 +17,11 @@ from ctxlm_ds.cluster import attempts
 from ctxlm_ds.cluster.attempts import Attempt, newest_checkpoint
 from ctxlm_ds.cluster.commands import cancel_steps, node_address, show_job
 from ctxlm_ds.cluster.context import JobContext, show, tell
-from ctxlm_ds.cluster.decide import Ended, Outcome
+from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
 from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.notices import Notices, stop_delay_s
-from ctxlm_ds.cluster.prepare import Prepared, prepare
+from ctxlm_ds.cluster.prepare import prepare
 from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError
