@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 import transformers
+from ctxlm_ds.models.layer_list import LayerSequence
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import Batch
@@ -14,7 +15,6 @@ from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import build_model
-from ctxlm_ds.models.layer_list import LayerSequence
 from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
 from tests.encoder_batches import PAD_ID
 

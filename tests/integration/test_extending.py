@@ -1,0 +1,63 @@
+"""The package of docs/extending.md: installed outside the project, named in a recipe, trained under two layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Prepared
+from tests.integration.pages import commands, shell, write_files
+from tests.integration.route import metrics
+
+PAGE = "extending.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, bert_route: Prepared) -> Path:
+    """A folder with the page's files, its package installed, and the data that its recipe names."""
+    folder = tmp_path_factory.mktemp("toy")
+    write_files(PAGE, folder)
+    (folder / "tok").symlink_to(bert_route.tokenizer)
+    (folder / "data").mkdir()
+    for extension in (".bin", ".idx", ".json"):
+        path = bert_route.train.with_name(bert_route.train.name + extension)
+        (folder / "data" / f"wiki_text_sentence{extension}").symlink_to(path)
+    install = commands(PAGE).splitlines()[0]
+    assert "install" in install
+    shell(install, folder)
+    return folder
+
+
+def test_the_page_runs_as_written(folder: Path) -> None:
+    check, *trainings = commands(PAGE).splitlines()[1:]
+    resolved = shell(check, folder).stdout
+    assert "family: bag_mixer" in resolved and "rare_from: 200" in resolved
+    for command in trainings:
+        shell(command, folder)
+    tensor, stages = (metrics(folder / "runs" / name) for name in ("tensor", "stages"))
+    assert stages == pytest.approx(tensor, rel=1e-5)
+    assert len(tensor) == 30 and tensor[30] < 0.95 * tensor[1]
+    assert metrics(folder / "runs" / "tensor", "rare_words").keys() == tensor.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "messages"),
+    [
+        (
+            "model.inner_sise=64 model.num_attention_heads=4",
+            ["model.inner_sise: unknown setting (value 64); did you mean model.inner_size?",
+             "model.num_attention_heads"],
+        ),
+        (
+            "objective.name=causal_lm parallel.tensor_parallel_size=3",
+            ["bag_mixer does not compute", "3 does not divide model.inner_size; 2 would do"],
+        ),
+    ],
+    ids=["settings", "combinations"],
+)  # fmt: skip
+def test_mistakes_are_refused_by_name(folder: Path, overrides: str, messages: list[str]) -> None:
+    done = shell(f"python -m ctxlm_ds.pretrain --config recipe.yaml --check --set {overrides}", folder, check=False)
+    assert done.returncode == 2
+    for message in messages:
+        assert message in " ".join(done.stderr.split()), done.stderr
