@@ -274,8 +274,9 @@ def _expected(section: type[Section], path: tuple[int | str, ...]) -> str:
     inside: Any = section
     expected = "something else"
     for part in path:
-        if isinstance(part, str) and (holder := inside) is not None and part in holder.model_fields:
-            field = holder.model_fields[part]
+        fields = getattr(inside, "model_fields", {})
+        if part in fields:
+            field = fields[part]
             inside, expected = field.annotation, describe_field(field)
         elif isinstance(part, int) or get_origin(inside) is dict:
             inside = get_args(inside)[-1]
