@@ -145,8 +145,9 @@ def judge(tasks: Mapping[str, int], records: list[dict[str, Any]], settings: Map
             reasons[node].append(why)
     for node, own in ranks.items():
         free = ", ".join(f"{name} {free_gb:.3g} GB" for name, free_gb in own.get(0, {}).get("free_gb", {}).items())
-        clock, speed_text = f"{clock_s.get(node, 0.0):+.3f} s", f"{speeds.get(node, 0.0):.3g} GB/s"
-        tell(f"preflight: {node}: GPUs {own.get(0, {}).get('gpus')}; {free}; clock {clock}; {speed_text}")
+        figures = f"clock {clock_s[node]:+.3f} s" if node in clock_s else "no answer"
+        figures += f"; {speeds[node]:.3g} GB/s" if node in speeds else ""
+        tell(f"preflight: {node}: GPUs {own.get(0, {}).get('gpus')}; {free}; {figures}")
     bad = {node: "; ".join(why) for node, why in reasons.items() if why}
     return {"bad": bad, "clock_s": clock_s, "gb_per_s": speeds, "ranks": ranks}
 

@@ -68,11 +68,11 @@ def look_at_node(record: dict[str, Any], settings: Mapping[str, float], run_dir:
         probe = folder / f".preflight-{record['node']}-{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            free_gb[f"{name} {folder}"] = shutil.disk_usage(folder).free / GB
             with open(probe, "wb") as file:
                 file.write(os.urandom(MIB))
                 file.flush()
                 os.fsync(file.fileno())
+            free_gb[f"{name} {folder}"] = shutil.disk_usage(folder).free / GB
         except OSError as error:
             record["faults"].append(f"{name} {folder} cannot be written: {error.strerror or error}")
         if os.path.lexists(probe):
