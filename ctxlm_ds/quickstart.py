@@ -102,7 +102,8 @@ class Quickstart:
         )  # fmt: skip
 
     def _export(self) -> None:
-        self._tool("convert_checkpoint.py", "to-hf", "--checkpoint", self._out / "run", "--output", self._out / "hf")
+        places = ("--checkpoint", self._out / "run", "--output", self._out / "hf")
+        self._tool("convert_checkpoint.py", "to-hf", *places, "--overwrite")
 
     def _report(self) -> None:
         loss = final_heldout_loss(self._out / "run" / "metrics.jsonl")

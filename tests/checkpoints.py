@@ -13,16 +13,10 @@ from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import (
-    DECODER_FAMILIES,
-    DataConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    RunConfig,
-    TokenizerConfig,
-)
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.sections import data_section, model_section, objective_section
 
 WORDS = ["river", "mountain", "the", "a", "walked", "slowly", "reading", "books", "unhappy", "times", "worst", "best",
          "was"]  # fmt: skip
@@ -44,8 +38,8 @@ def make_config(
     family = "bert" if kind == "bert_nsp" else kind
     eps = 1e-12 if family == "bert" else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
-    if family in DECODER_FAMILIES:
-        model |= {"pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", "intermediate_size": 128}
+    if family in ("gpt2", "gpt1"):
+        model |= {"hidden_activation": "gelu_tanh", "intermediate_size": 128}
         objective, sample_format = "causal_lm", "blocks"
     elif kind == "bert_nsp":
         objective, sample_format = "masked_lm_nsp", "segment_pair"
@@ -53,10 +47,10 @@ def make_config(
         objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(
         name=f"{kind}-test",
-        model=ModelConfig(**{**model, **(model_settings or {})}),
+        model=model_section(**{**model, **(model_settings or {})}),
         tokenizer=TokenizerConfig(path=str(tokenizer)),
-        objective=ObjectiveConfig.model_validate({"name": objective}),
-        data=DataConfig.model_validate({"sample_format": sample_format, "seq_length": 32}),
+        objective=objective_section(name=objective),
+        data=data_section(sample_format=sample_format, seq_length=32),
         **settings,
     )
 

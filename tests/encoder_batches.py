@@ -15,6 +15,8 @@ from tests.sections import model_section, objective_section
 PAD_ID = 1
 FIRST_WORD_ID = 5
 TERMS = ("masked_lm", "next_sentence")
+OUTPUTS = ("predicted_logits", "sentence_logits")
+"""What these terms read of an encoder."""
 
 
 def tiny_model(**changes: object) -> TransformerSection:

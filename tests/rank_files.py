@@ -12,11 +12,12 @@ import torch
 
 from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.parallel.placement import shard_of, split_axis
+from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.parallel.placement import Split, shard_of
 from ctxlm_ds.parallel.shards import Shard
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.checkpoints import random_weights
+from tests.checkpoints import outputs_of, random_weights
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 STEP = 40
@@ -50,15 +51,24 @@ class PlannedPiece(NamedTuple):
     length: int
 
 
-def plan_pieces(shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> Iterator[tuple[int, list[PlannedPiece]]]:
+def splits_of(config: RunConfig) -> dict[str, Split | None]:
+    """Return how tensor-parallel ranks share each parameter."""
+    facts = describe_model(config.model, outputs_of(config)).facts
+    return {name: facts.split for name, facts in facts.items()}
+
+
+def plan_pieces(
+    shapes: Mapping[str, tuple[int, ...]], splits: Mapping[str, Split | None], layout: Layout
+) -> Iterator[tuple[int, list[PlannedPiece]]]:
     """Every rank with the pieces that it writes, cut as DeepSpeed cuts: flat under ZeRO 1 and 2, each alone under 3."""
     names = list(shapes)
     stages, ranks = layout.pipeline_parallel_size, layout.data_parallel_size
     for stage in range(stages):
         held = names[len(names) * stage // stages : len(names) * (stage + 1) // stages]
         for tensor in range(layout.tensor_parallel_size):
-            own = [name for name in held if tensor == 0 or split_axis(name) is not None]
-            shards = {name: shard_of(name, shapes[name], layout.tensor_parallel_size, tensor) for name in own}
+            own = [name for name in held if tensor == 0 or splits[name] is not None]
+            sharers = layout.tensor_parallel_size
+            shards = {name: shard_of(name, splits[name], shapes[name], sharers, tensor) for name in own}
             pieces: list[list[PlannedPiece]] = [[] for _ in range(ranks)]
             width, begin = -(-sum(shard.num_elements for shard in shards.values()) // ranks), 0
             for index, (name, shard) in enumerate(shards.items()):
@@ -94,7 +104,7 @@ def write_as_ranks(run: Path, config: RunConfig, values: Values, layout: Layout,
     (folder / "tokenizer").mkdir(parents=True)
     shapes = {name: tuple(kinds["weight"].shape) for name, kinds in values.items()}
     parts = []
-    for rank, pieces in plan_pieces(shapes, layout):
+    for rank, pieces in plan_pieces(shapes, splits_of(config), layout):
         writer = PieceWriter(folder, rank, header_room_bytes=1 << 13)
         for name, shard, start, length in pieces:
             for kind in KINDS:

@@ -4,6 +4,8 @@
     python tools/convert_checkpoint.py from-hf --model DIR --output DIR
     python tools/convert_checkpoint.py to-universal   --checkpoint RUN_OR_STEP --output DIR
     python tools/convert_checkpoint.py from-universal --checkpoint DIR --output DIR --config RECIPE
+
+The same to-hf again is done at once; a folder that was made of another checkpoint or otherwise needs --overwrite.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def parse_arguments() -> argparse.Namespace:
     to_hf = add_command(commands, "to-hf", "a checkpoint as a plain Hugging Face folder", CHECKPOINT_HELP)
     to_hf.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="data type of the weights")
     to_hf.add_argument("--max-shard-size", default="5GB", help="largest weight file, such as 500MB or 5GB")
+    to_hf.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
     to_universal = add_command(commands, "to-universal", "a checkpoint in DeepSpeed's format", CHECKPOINT_HELP)
@@ -56,12 +59,16 @@ def report(conversion: Conversion, next_step: str) -> list[str]:
 
 
 def convert_hf(arguments: argparse.Namespace) -> list[str]:
+    from ctxlm_ds.export.finished import is_exported
     from ctxlm_ds.export.huggingface import from_hf, to_hf
     from ctxlm_ds.export.safetensors_files import parse_size
 
     out = arguments.output
     if arguments.command == "to-hf":
-        conversion = to_hf(arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
+        how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
+        if not arguments.overwrite and is_exported(*how):
+            return [f"{out}: complete already, nothing to do"]
+        conversion = to_hf(*how)
         return report(conversion, f'next: transformers.pipeline("{conversion.task}", model="{out}")')
     next_step = f"next: --set initialize_from={out} with the model section of its config.yaml"
     return report(from_hf(arguments.model, out), next_step)

@@ -1,4 +1,7 @@
-"""Train a tokenizer from text; writes a folder that transformers loads too (elmo: its word ids)."""
+"""Train a tokenizer from text; writes a folder that transformers loads too (elmo: its word ids).
+
+The same command again is done at once; a folder that was made with other settings or of other texts is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ def byte_count(text: str) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME (docs/preprocessing.md)")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)")
     add("--input-format", default="auto", metavar="FORMAT", help="where a file's name does not say (default: auto)")
     add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N records that are no documents")
-    add("--output-dir", required=True, metavar="DIR", help="folder to write; must not exist")
+    add("--output-dir", required=True, metavar="DIR", help="folder to write")
     add(
         "--type",
         choices=_TYPES,
@@ -67,13 +70,18 @@ def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
     from ctxlm_ds.data.sources.corpus import Corpus
+    from ctxlm_ds.data.sources.reading import source_signature
     from ctxlm_ds.tokenizers.load import training_record
     from ctxlm_ds.tokenizers.report import report_lines
-    from ctxlm_ds.tokenizers.train import train_tokenizer
+    from ctxlm_ds.tokenizers.train import is_trained, train_tokenizer
 
     corpus = Corpus(args.input, args.json_keys, args.input_format, args.max_bad_records)
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    tokenizer = train_tokenizer(args.type, corpus, args.vocab_size, args.output_dir, **settings)
+    source = {"json_keys": args.json_keys, "input": source_signature(corpus.sources)}
+    if is_trained(args.type, args.vocab_size, args.output_dir, source, **settings):
+        print(f"{args.output_dir}: complete already, nothing to do")
+        return
+    tokenizer = train_tokenizer(args.type, corpus, args.vocab_size, args.output_dir, source=source, **settings)
     size = f"{tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:12]}"
     print(f"{args.output_dir}: {tokenizer.kind}, {size}; on up to 2 MB of the text it was made of:")
     record = training_record(Path(args.output_dir))

@@ -1,6 +1,6 @@
 """Write the layouts of slurm/published: layouts.txt, and the table of days in each script, as the planner answers now.
 
-The planner needs about a minute for all of them. What the figures rest on: docs/planning.md.
+The planner needs some minutes for all of them. What the figures rest on: docs/planning.md.
 """
 
 from __future__ import annotations

@@ -26,6 +26,21 @@ class Ended:
     exit_status: int
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What the checks ahead of the ranks found, for all starts in this allocation."""
+
+    ended: Ended | None = None
+    """Why the ranks do not start at all."""
+    exclude: tuple[str, ...] = ()
+    """Nodes to keep away from when the job is put back."""
+    left_out: tuple[str, ...] = ()
+    """Nodes of this allocation that the ranks do without."""
+    srun_words: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    """`a.b=c` for --set."""
+
+
 class Action(Enum):
     """What to do next."""
 

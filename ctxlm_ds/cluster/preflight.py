@@ -1,316 +1,177 @@
-"""Checks an allocation before training: names bad nodes with the reason, and says how the job goes on without them.
+"""Check an allocation before training: name bad nodes with the reason, and say how the job goes on without them.
 
-In: the job's nodes and srun. Out: Outcome; RUN/attempts/ATTEMPT/preflight/ with every rank's record and report.json;
-RUN/excluded_nodes.json. Needs the standard library only; the ranks' side is preflight_rank.py, run by srun. Nothing
-here trusts a node: one that hangs, is cut off or sees another disk is named when its time is up.
+In: a JobContext. Out: Prepared; RUN/attempts/ATTEMPT/preflight/report.json; RUN/excluded_nodes.json. One step of srun
+runs preflight_rank.py on all nodes; a node that hangs or is cut off is named when its time is up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster.exclusions import (
-    EXCLUDED_NAME,
-    excluded_nodes,
-    job_exclusions,
-    partition_nodes,
-    remember_excluded,
-    srun_words,
-)
-from ctxlm_ds.cluster.preflight_judgement import (
-    Evidence,
-    Judgement,
-    PreflightSettings,
-    judge_bandwidth,
-    judge_local,
-    over_all_gb_per_s,
-    read_settings,
-    scratch_folder,
-    table_lines,
-)
-from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.cluster import exclusions
+from ctxlm_ds.cluster.context import JobContext, tell
+from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
+from ctxlm_ds.cluster.settings import read_preflight
+from ctxlm_ds.cluster.steps import run_on_nodes
+from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 
-LINE_MARK = "CTXLM_PREFLIGHT "
-FOLDER_NAME = "preflight"
-REPORT_NAME = "report.json"
-POLL_S = 0.1
-START_S = 60.0
-"""What srun and the imports may take besides."""
-MOST_ROUNDS = 7
-FILES_LATE_S = 5.0
-ENDING_S = 10.0
-
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
-
-GO = "go"
-REPLACE = "replace"
-STOP = "stop"
-INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class PreflightJob:
-    """The job that is checked."""
-
-    run_dir: Path
-    attempt: str
-    """Name of this start below RUN/attempts."""
-    tasks: Mapping[str, int]
-    """Tasks of each node, in the allocation's order; the batch script runs on the first one."""
-    job_id: str
-    partition: str | None = None
-    srun: tuple[str, ...] = ("srun",)
-    """srun and the options that every step of this site needs."""
-    python: tuple[str, ...] = ("python3",)
-    """What runs Python on a node, a container's words included."""
-
-    @property
-    def folder(self) -> Path:
-        """Where the ranks leave their records."""
-        return self.run_dir / ATTEMPTS_DIR / self.attempt / FOLDER_NAME
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the job goes on."""
-
-    action: str
-    """`go`: train. `replace`: back into the queue without `exclude`. `stop`: no use. `interrupted`: asked to stop."""
-    why: str = ""
-    exclude: tuple[str, ...] = ()
-    """All nodes to keep away from, those that the job was submitted without included."""
-    srun_words: tuple[str, ...] = ()
-    """`go`: what training's srun needs to leave bad nodes out."""
-    bad: Mapping[str, str] = field(default_factory=dict)
-    """Nodes of this allocation that are out, with the reason."""
+START_S, MOST_GROUPS = 60.0, 3
+FEW = 2
+"""Nodes of which none can be told to be the slow one."""
+QUIET = {
+    "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}  # fmt: skip
+_REFUSAL = re.compile(r"error: .*\bnode (\S+?): .*")
+Ranks = dict[str, dict[int, dict[str, Any]]]
+"""Records by node and local rank."""
 
 
 def run_preflight(
-    job: PreflightJob,
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Check the nodes, print a table, and decide.
-
-    Args:
-        environ: CTXLM_PREFLIGHT_*, CTXLM_STAGE_DIR, TMPDIR.
-        say: prints a line.
-        should_stop: whether a signal came meanwhile.
+    context: JobContext, attempt: str, environ: Mapping[str, str], should_stop: Callable[[], bool]
+) -> Prepared:
+    """Check the nodes, tell what was found, and decide.
 
     Raises:
-        ConfigError: a threshold makes no sense.
-        ClusterError: srun does not start a task on any node.
-        OSError: the run directory cannot be written here, or srun is missing.
+        ConfigError: a setting makes no sense.
+        ClusterError: srun is missing, or starts a task on no node.
     """
-    settings = read_settings(environ)
-    job.folder.mkdir(parents=True, exist_ok=True)
-    judgement = Judgement(job.tasks, next(iter(job.tasks)))
-    for node, why in excluded_nodes(job.run_dir).items():
-        if node in job.tasks:
-            judgement.blame(node, f"excluded earlier: {why} ({job.run_dir / EXCLUDED_NAME})")
-    local = Evidence({})
-    speed = None
-    # A start without enough of its nodes is not worth a measurement.
-    if not judgement.reasons or len(judgement.good()) >= _least_nodes(job, settings):
-        say(f"preflight: {len(judgement.good())} nodes, {sum(job.tasks[node] for node in judgement.good())} tasks")
-        local = _look_at_nodes(job, settings, environ, judgement, should_stop)
-        judge_local(judgement, local, settings)
-        good = judgement.good()
-        if settings.bandwidth and sum(job.tasks[node] for node in good) > 1 and not should_stop():
-            measured = _run_stage(job, settings, environ, "bandwidth", judgement, should_stop)
-            judge_bandwidth(judgement, measured, settings)
-            speed = over_all_gb_per_s(measured)
-    if should_stop():
-        return Outcome(INTERRUPTED, "a signal came during the preflight")
-    _tell(judgement, local, speed, say)
-    outcome = decide(job, judgement.bad(), settings)
-    _record(job, judgement, local, outcome)
-    return outcome
-
-
-def decide(job: PreflightJob, bad: Mapping[str, str], settings: PreflightSettings) -> Outcome:
-    """Go on with the good nodes if they are enough, else ask for others, if the partition has enough of them."""
-    if not bad:
-        return Outcome(GO)
-    exclude = tuple(sorted({*bad, *excluded_nodes(job.run_dir), *job_exclusions(job.job_id)}))
-    names = ", ".join(bad)
-    good = [node for node in job.tasks if node not in bad]
-    if good and len(good) >= _least_nodes(job, settings):
-        words = tuple(srun_words(job.tasks, bad))
-        return Outcome(GO, f"going on with {len(good)} of {len(job.tasks)} nodes, without {names}", exclude, words, bad)
-    others = [node for node in partition_nodes(job.partition) if node not in exclude]
-    if len(others) < len(job.tasks):
-        where = f"partition {job.partition}" if job.partition else "the cluster"
-        return Outcome(
-            STOP, f"{names} cannot be used, and without {', '.join(exclude)} {where} has {len(others)} nodes where the "
-            f"job needs {len(job.tasks)}; mend them and remove {job.run_dir / EXCLUDED_NAME}, submit with fewer nodes, "
-            "or set CTXLM_PREFLIGHT_MIN_NODES in slurm/env.sh to go on with fewer", exclude, (), bad,
+    settings, file = read_preflight(environ), context.run_dir / exclusions.EXCLUDED_NAME
+    folder = context.run_dir / ATTEMPTS_DIR / attempt / "preflight"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "token", "every node must see this\n")
+    known = exclusions.excluded_nodes(context.run_dir)
+    bad = {node: f"excluded earlier: {known[node]} ({file})" for node in context.tasks if node in known}
+    found: dict[str, Any] = {}
+    least = int(settings["MIN_NODES"]) or len(context.tasks)
+    # Two times, because one node on which srun can start nothing ends the step everywhere.
+    for _ in range(2):
+        tasks = {node: count for node, count in context.tasks.items() if node not in bad}
+        if len(tasks) < least or not tasks:
+            break
+        tell(f"preflight: {len(tasks)} nodes, {sum(tasks.values())} tasks")
+        words = [str(context.run_dir), str(folder / "token")]
+        records, said = run_on_nodes(
+            "ctxlm_ds.cluster.preflight_rank", words, tasks, context.settings, {**environ, **QUIET},
+            START_S + settings["LIMIT_S"] + MOST_GROUPS * settings["BANDWIDTH_LIMIT_S"], should_stop,
         )  # fmt: skip
-    return Outcome(REPLACE, f"{names} cannot be used; asking Slurm for other nodes", exclude, (), bad)
+        if should_stop():
+            return Prepared(Ended(Outcome.STOPPED, "a signal came during the preflight", 0))
+        write_text(folder / "output.log", "\n".join(said) + "\n")
+        refused = {m[1]: m[0] for m in map(_REFUSAL.search, said) if m and m[1] in tasks}
+        if len(refused) == len(tasks) or not (refused or records):
+            raise ClusterError(f"srun cannot start a task on any node: {(said or ['no answer'])[-1]}")
+        if not refused:
+            found = judge(tasks, records, settings)
+            bad.update(found["bad"])
+            break
+        bad.update({node: f"srun cannot start a task on it: {why}" for node, why in refused.items()})
+    for node, why in bad.items():
+        tell(f"preflight: {node} is bad: {why}")
+    prepared = decide(context, bad, least)
+    with contextlib.suppress(OSError):  # the job must be able to leave a disk that refuses it
+        exclusions.remember_excluded(context.run_dir, bad, attempt)
+        write_text(folder / "report.json", json.dumps({**found, "bad": bad, "exclude": prepared.exclude}, indent=1))
+    return prepared
 
 
-def _least_nodes(job: PreflightJob, settings: PreflightSettings) -> int:
-    return int(settings.min_nodes) or len(job.tasks)
+def decide(context: JobContext, bad: Mapping[str, str], least: int) -> Prepared:
+    """Go on with the good nodes if they are enough, else ask for others, if the partition has enough of them."""
+    tasks, partition = context.tasks, context.environ.get("SLURM_JOB_PARTITION")
+    if not bad:
+        return Prepared(srun_words=context.task_words)
+    known = exclusions.excluded_nodes(context.run_dir)
+    exclude = tuple(sorted({*bad, *known, *exclusions.job_exclusions(context.job_id)}))
+    names, num_good = ", ".join(bad), len(tasks) - len(bad)
+    if num_good >= max(1, least):
+        tell(f"going on with {num_good} of {len(tasks)} nodes, without {names}")
+        return Prepared(None, exclude, tuple(bad), tuple(exclusions.srun_words(tasks, bad)))
+    num_others = len([node for node in exclusions.partition_nodes(partition) if node not in exclude])
+    if num_others >= len(tasks):
+        return Prepared(Ended(Outcome.STOPPED, f"{names} cannot be used; asking Slurm for other nodes", 0), exclude)
+    why = (
+        f"{names} cannot be used, and without {', '.join(exclude)} partition {partition} has {num_others} nodes where "
+        f"the job needs {len(tasks)}; mend them and remove {context.run_dir / exclusions.EXCLUDED_NAME}, submit with "
+        "fewer nodes, or set CTXLM_PREFLIGHT_MIN_NODES in slurm/env.sh to go on with fewer"
+    )
+    return Prepared(Ended(Outcome.USER_ERROR, why, EXIT_USER_ERROR), exclude)
 
 
-def _tell(judgement: Judgement, local: Evidence, speed: float | None, say: Callable[[str], None]) -> None:
-    for line in table_lines(judgement, local):
-        say(line)
-    if speed is not None:
-        say(f"preflight: {speed:.3g} GB/s in a reduction over all ranks")
-    for warning in judgement.warnings:
-        say(f"preflight: warning: {warning}")
-    for node, why in judgement.bad().items():
-        say(f"preflight: {node} is bad: {why}")
+def judge(tasks: Mapping[str, int], records: list[dict[str, Any]], settings: Mapping[str, float]) -> dict[str, Any]:
+    """Take what nodes say of themselves, then compare each with the others; the first is the batch script's.
+
+    Returns:
+        `bad`: reasons by node; `clock_s`, `gb_per_s`, `ranks`: figures for the report.
+    """
+    ranks: Ranks = {node: {} for node in tasks}
+    clock_s: dict[str, float] = {}
+    for record in records:
+        node, offset_s = record["node"], record["sent_unix_s"] - record["received_unix_s"]
+        clock_s[node] = max(offset_s, clock_s.get(node, offset_s))  # of the quickest line
+        ranks[node][record["local_rank"]] = record
+    reasons = {node: [fault for record in own.values() for fault in record["faults"]] for node, own in ranks.items()}
+    for node, own in ranks.items():
+        if len(own) < tasks[node] or "gpus" not in own[0]:
+            reasons[node].append(f"{len(own)} of {tasks[node]} ranks answered within {settings['LIMIT_S']:g} s")
+    good = [node for node in tasks if not reasons[node]]
+    # The first of equals counts, and of two clocks.
+    usual_s = statistics.median(clock_s[node] for node in (good if len(good) > FEW else good[:1] or clock_s))
+    clock_s = {node: offset_s - usual_s for node, offset_s in clock_s.items()}
+    usual_gpus = Counter(ranks[node][0]["gpus"] for node in good).most_common(1)
+    for node in good:
+        gpus = ranks[node][0]["gpus"]
+        if abs(clock_s[node]) > settings["MAX_CLOCK_S"]:
+            reasons[node].append(
+                f"its clock is {clock_s[node]:+.2f} s from the nodes' median ({settings['MAX_CLOCK_S']:g} s allowed)"
+            )
+        if gpus != usual_gpus[0][0]:
+            reasons[node].append(f"GPUs: {gpus}, elsewhere {usual_gpus[0][0]}")
+    for within in (True, False):
+        speeds = speeds_of({node: ranks[node] for node in good}, within)
+        for node, why in _slow_nodes(speeds, ranks, within, settings["MIN_BANDWIDTH"]):
+            reasons[node].append(why)
+    for node, own in ranks.items():
+        free = ", ".join(f"{name} {free_gb:.3g} GB" for name, free_gb in own.get(0, {}).get("free_gb", {}).items())
+        clock, speed_text = f"{clock_s.get(node, 0.0):+.3f} s", f"{speeds.get(node, 0.0):.3g} GB/s"
+        tell(f"preflight: {node}: GPUs {own.get(0, {}).get('gpus')}; {free}; clock {clock}; {speed_text}")
+    bad = {node: "; ".join(why) for node, why in reasons.items() if why}
+    return {"bad": bad, "clock_s": clock_s, "gb_per_s": speeds, "ranks": ranks}
 
 
-def _record(job: PreflightJob, judgement: Judgement, local: Evidence, outcome: Outcome) -> None:
-    """Keep what was found; a disk that refuses it must not keep the job from going on."""
-    with contextlib.suppress(OSError):
-        remember_excluded(job.run_dir, judgement.bad(), job.attempt)
-    report = {
-        "action": outcome.action,
-        "why": outcome.why,
-        "bad": judgement.bad(),
-        "exclude": list(outcome.exclude),
-        "warnings": judgement.warnings,
-        "clock_s": judgement.clock_s,
-        "gb_per_s": judgement.gb_per_s,
-        "ranks": [dict(record) for record in local.records.values()],
-    }
-    with contextlib.suppress(OSError):
-        write_text(job.folder / REPORT_NAME, json.dumps(report, indent=1) + "\n")
+def speeds_of(ranks: Ranks, within: bool) -> dict[str, float]:
+    """GB/s of each node among its own ranks, or with its better neighbour: the slowest rank's, 0 if one failed.
+
+    A good node is slow with a bad neighbour only: that is why it has two.
+    """
+    speeds: dict[str, float] = {}
+    for node, own in ranks.items():
+        by_partner: dict[str, list[float]] = {}
+        for record in own.values():
+            for partner, speed in [*record["gb_per_s"].items(), *((partner, 0.0) for partner in record["errors"])]:
+                if (partner == node) == within:
+                    by_partner.setdefault(partner, []).append(speed)
+        if by_partner:
+            speeds[node] = max(map(min, by_partner.values()))
+    return speeds
 
 
-# A stage: srun on the nodes that are good so far
-
-
-def _look_at_nodes(
-    job: PreflightJob, settings: PreflightSettings, environ: Mapping[str, str], judgement: Judgement,
-    should_stop: Callable[[], bool],
-) -> Evidence:  # fmt: skip
-    """Stage `local`. One node on which srun can start nothing ends the step everywhere: it is found and left out."""
-    local = _run_stage(job, settings, environ, "local", judgement, should_stop)
-    silent = [node for node in judgement.good() if not local.of(node)]
-    if not silent or should_stop():
-        return local
-    refused = _cannot_start(job, settings, silent)
-    if set(refused) == set(judgement.good()):
-        raise ClusterError(f"srun cannot start a task on any node: {next(iter(refused.values()))}")
-    for node, why in refused.items():
-        judgement.blame(node, f"srun cannot start a task on it: {why}")
-    return _run_stage(job, settings, environ, "local", judgement, should_stop) if refused else local
-
-
-def _cannot_start(job: PreflightJob, settings: PreflightSettings, nodes: Iterable[str]) -> dict[str, str]:
-    """Of some nodes, those on which srun cannot even start `true`, each with srun's last word."""
-    steps = {}
-    for node in nodes:
-        words = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", "--job-name=ctxlm-preflight", "true"]
-        steps[node] = subprocess.Popen([*job.srun, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline_s = time.monotonic() + settings.limit_s
-    refused = {}
-    for node, step in steps.items():
-        try:
-            said = step.communicate(timeout=max(0.1, deadline_s - time.monotonic()))[1]
-        except subprocess.TimeoutExpired:
-            _end(step)
-            said = f"no answer within {settings.limit_s:g} s".encode()
-        if step.returncode != 0:
-            lines = said.decode(errors="replace").strip().splitlines() or [f"status {step.returncode}"]
-            refused[node] = lines[0].replace("srun: error: ", "")
-    return refused
-
-
-def _run_stage(
-    job: PreflightJob, settings: PreflightSettings, environ: Mapping[str, str], stage: str, judgement: Judgement,
-    should_stop: Callable[[], bool],
-) -> Evidence:  # fmt: skip
-    """Every rank's last record, from its output and its file."""
-    good = judgement.good()
-    tasks = {node: job.tasks[node] for node in good}
-    limit_s = settings.limit_s if stage == "local" else settings.bandwidth_limit_s
-    whole_s = START_S + (limit_s if stage == "local" else limit_s * sum(range(1, MOST_ROUNDS + 1)))
-    command = [
-        *job.srun, f"--nodes={len(tasks)}", f"--ntasks={sum(tasks.values())}", f"--nodelist={','.join(tasks)}",
-        "--distribution=block", "--kill-on-bad-exit=0", "--overlap", "--job-name=ctxlm-preflight", *job.python, "-m",
-        "ctxlm_ds.cluster.preflight_rank", str(job.folder), "--stage", stage, "--run-dir", str(job.run_dir),
-        "--scratch", str(scratch_folder(environ)), "--limit", str(limit_s), "--mib", str(settings.mib),
-    ]  # fmt: skip
-    for leftover in job.folder.glob(f"{stage}-*.json"):
-        leftover.unlink()
-    with open(job.folder / f"{stage}.log", "wb") as errors:
-        step = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env={**environ, **QUIET})
-        lines = _LineReader(step)
-        deadline_s = time.monotonic() + whole_s
-        try:
-            while step.poll() is None and time.monotonic() < deadline_s and not should_stop():
-                time.sleep(POLL_S)
-        finally:
-            _end(step)
-            lines.join()
-    files = _read_files(job.folder, stage, tasks)
-    return Evidence({**lines.records, **files}, frozenset(node for node, _ in files))
-
-
-class _LineReader(threading.Thread):
-    """Collects the records that the ranks print."""
-
-    def __init__(self, step: subprocess.Popen[bytes]) -> None:
-        super().__init__(name="preflight-reader", daemon=True)
-        self.records: dict[tuple[str, int], dict[str, Any]] = {}
-        self._step = step
-        self.start()
-
-    def run(self) -> None:
-        for line in self._step.stdout or ():
-            text = line.decode(errors="replace")
-            if LINE_MARK in text:
-                _keep(self.records, text.partition(LINE_MARK)[2])
-
-
-def _keep(records: dict[tuple[str, int], dict[str, Any]], text: str) -> None:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        record = json.loads(text)
-        records[(str(record["node"]), int(record["local_rank"]))] = record
-
-
-def _read_files(folder: Path, stage: str, tasks: Mapping[str, int]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Records that the shared file system shows; it may be some seconds behind."""
-    records: dict[tuple[str, int], dict[str, Any]] = {}
-    deadline_s = time.monotonic() + FILES_LATE_S
-    while time.monotonic() < deadline_s and len(records) < sum(tasks.values()):
-        for path in folder.glob(f"{stage}-*.json"):
-            with contextlib.suppress(OSError):
-                _keep(records, path.read_text(encoding="utf-8"))
-        time.sleep(POLL_S)
-    return records
-
-
-def _end(step: subprocess.Popen[bytes]) -> None:
-    """End srun, which ends the tasks."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if step.poll() is not None:
-            return
-        step.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            step.wait(timeout=ENDING_S)
-
-
-def is_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether slurm/env.sh asks for a preflight."""
-    environ = os.environ if environ is None else environ
-    return environ.get("CTXLM_PREFLIGHT", "0") not in ("", "0", "no", "false", "off")
+def _slow_nodes(speeds: Mapping[str, float], ranks: Ranks, within: bool, share: float) -> Iterator[tuple[str, str]]:
+    words = "among its own ranks" if within else "with other nodes"
+    usual = statistics.median(speeds.values()) if len(speeds) > FEW else 0.0
+    for node, speed in speeds.items():
+        errors = [e for own in ranks[node].values() for p, e in own["errors"].items() if (p == node) == within]
+        if speed == 0 and not within and not any(speeds.values()):
+            tell(f"preflight: warning: {node}: no two nodes could reduce with each other: {errors[0]}")
+        elif speed == 0:
+            yield node, f"no reduction {words} worked: {errors[0]}"
+        elif speed < share * usual:
+            bound = f"the nodes' median is {usual:.3g} ({share:g} of it is asked for)"
+            yield node, f"reductions {words} at {speed:.3g} GB/s, {bound}"

@@ -1,226 +1,177 @@
-"""One task's part of a preflight: `srun python -m ctxlm_ds.cluster.preflight_rank FOLDER ...`.
+"""One task's part of a preflight: `srun python -m ctxlm_ds.cluster.preflight_rank RUN_DIR TOKEN`.
 
-In: srun's variables. Out: what this rank sees of its node, once as FOLDER/local-NODE-003.json (the shared file system)
-and once as a line of its output (Slurm's own connection), so that a node whose storage or network fails can still be
-told from a dead one. Stage `local` needs neither torch nor the network, `bandwidth` (preflight_network.py) both.
-Not here: what is good enough (preflight_judgement.py).
+In: srun's variables, CTXLM_PREFLIGHT_*. Out: this task's record as lines of its output (Slurm's own connection, so that
+a node whose storage or network fails can still speak), each replacing the last. Not here: comparisons (preflight.py).
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import importlib.util
 import json
 import os
-import platform
-import secrets
+import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster.preflight_network import ClockServer, measure_clock
-from ctxlm_ds.process.slurm import SlurmTask, read_task
+from ctxlm_ds.cluster.settings import read_preflight
+from ctxlm_ds.cluster.steps import NODE_MARK
+from ctxlm_ds.process.slurm import SlurmTask, expand_tasks, read_task
 
-LINE_MARK = "CTXLM_PREFLIGHT "
-TOKEN_NAME = "shared-token"
-PROBE_BYTES = 1 << 20
-POLL_S = 0.05
-CONNECT_S = 5.0
-NVIDIA_SMI_S = 20.0
-PACKAGES = ("torch", "deepspeed", "numpy", "ctxlm_ds")
+GB, MIB = 1e9, 1 << 20
+TICKS, TICK_S, ITERATIONS = 5, 0.05, 5
+NVIDIA_SMI = "nvidia-smi --query-gpu=name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
+NVIDIA_SMI_S, DCGMI_S = 20.0, 60.0
 
 
-def rank_file(folder: Path, stage: str, node: str, local_rank: int) -> Path:
-    """Where a rank leaves what it saw."""
-    return folder / f"{stage}-{node}-{local_rank:03d}.json"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Entry point of a task."""
-    parser = argparse.ArgumentParser(prog="python -m ctxlm_ds.cluster.preflight_rank")
-    parser.add_argument("folder", type=Path, help="shared folder of this preflight")
-    parser.add_argument("--stage", choices=("local", "bandwidth"), required=True)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--scratch", type=Path, required=True)
-    parser.add_argument("--limit", type=float, required=True, help="seconds for the stage, or for each of its rounds")
-    parser.add_argument("--mib", type=float, default=64.0, help="size of a reduction")
-    arguments = parser.parse_args(argv)
-    task = read_task(os.environ)
-    if arguments.stage == "bandwidth":
-        from ctxlm_ds.cluster.preflight_network import measure_bandwidth
+    settings, task = read_preflight(os.environ), read_task(os.environ)
+    run_dir, token = map(Path, sys.argv[1:])
+    node = os.environ["SLURMD_NODENAME"]
+    record: dict[str, Any] = {"node": node, "local_rank": task.local_rank, "faults": [], "gb_per_s": {}, "errors": {}}
+    for _ in range(TICKS):  # the quickest line tells the clock
+        publish(record)
+        time.sleep(TICK_S)
+    if task.local_rank == 0:
+        look_at_node(record, settings, run_dir, token)
+        publish(record)
+    if settings["BANDWIDTH"] and task.world_size > 1:
+        measure_reductions(record, settings, task)
+    if task.local_rank == 0:
+        # Without its service dcgmi checks nothing and ends with an error that is none of the GPUs'.
+        lines = _ask("dcgmi diag -r 1", DCGMI_S).splitlines()
+        record["faults"] += [f"dcgmi diag: {' '.join(line.split())}" for line in lines if "Fail" in line]
+    publish({**record, "done": True})
 
-        for record in measure_bandwidth(task, arguments.limit, int(arguments.mib * (1 << 20))):
-            publish(arguments.folder, "bandwidth", task, record)
-        return
-    for record in look_around(task, arguments):
-        publish(arguments.folder, "local", task, record)
 
-
-def publish(folder: Path, stage: str, task: SlurmTask, record: dict[str, Any]) -> None:
-    """Tell it both ways; a later record of the rank replaces an earlier one."""
-    node = node_name()
-    place = {"stage": stage, "node": node, "rank": task.rank, "local_rank": task.local_rank}
-    record = {**place, "time_unix_s": round(time.time(), 3), **record}
-    sys.stdout.write(f"{LINE_MARK}{json.dumps(record)}\n")
+def publish(record: Mapping[str, Any]) -> None:
+    """Tell the batch script, with the time of this node's clock."""
+    sys.stdout.write(NODE_MARK + json.dumps({**record, "sent_unix_s": time.time()}) + "\n")
     sys.stdout.flush()
-    # Storage that fails is the finding, not an error: the line above names the node.
-    with contextlib.suppress(OSError):
-        write_text(rank_file(folder, stage, node, task.local_rank), json.dumps(record, indent=1) + "\n")
 
 
-def node_name(environ: Mapping[str, str] | None = None) -> str:
-    """This node as Slurm calls it."""
-    environ = os.environ if environ is None else environ
-    return environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
-
-
-def look_around(task: SlurmTask, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What this rank sees: at once without the others, then with their files, then with their ports."""
-    deadline_s = time.monotonic() + arguments.limit
-    first = task.local_rank == 0
-    server = ClockServer() if first else None
-    record: dict[str, Any] = {
-        "world_size": task.world_size,
-        "versions": versions(),
-        "gpus": visible_gpus(os.environ),
-        "port": server.port if server else None,
-    }
-    if first:
-        record["run_dir"] = probe_folder(arguments.run_dir)
-        record["scratch"] = probe_folder(arguments.scratch)
-        record["gpus_present"] = present_gpus()
-    if task.rank == 0:
-        with contextlib.suppress(OSError):
-            write_text(arguments.folder / TOKEN_NAME, secrets.token_hex(8))
-    yield record
-    if not first:
-        return
-    record["sees_shared_file"] = wait_for_file(arguments.folder / TOKEN_NAME, deadline_s)
-    yield record
-    if record["sees_shared_file"] and len(task.hosts) > 1:
-        record["peers"] = ask_peers(task, arguments.folder, deadline_s)
-        record["asked_all"] = True
-        yield record
-        # Others may still be asking this node.
-        wait_until_asked(task, arguments.folder, deadline_s)
-
-
-def versions() -> dict[str, str]:
-    """Of Python and what training needs, without importing any of it; an editable install tells its place too."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
+def look_at_node(record: dict[str, Any], settings: Mapping[str, float], run_dir: Path, token: Path) -> None:
+    """Record what is wrong with this node by itself, its GPUs, and what is free."""
+    end_s = time.monotonic() + settings["LIMIT_S"]
+    scratch = Path(os.environ.get("CTXLM_STAGE_DIR") or os.environ.get("TMPDIR") or "/tmp")
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())["MemAvailable"]
+    record["free_gb"] = free_gb = {"memory": int(memory.split()[0]) * 1024 / GB}
+    for name, folder in (("run directory", run_dir), ("scratch", scratch)):
+        probe = folder / f".preflight-{record['node']}-{os.getpid()}"
         try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    spec = importlib.util.find_spec("ctxlm_ds")
-    if found["ctxlm_ds"] == "missing" and spec is not None:
-        found["ctxlm_ds"] = "checkout"
-    return found
-
-
-def visible_gpus(environ: Mapping[str, str]) -> int | None:
-    """GPUs that Slurm gave this task; None where it says nothing."""
-    given = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("ROCR_VISIBLE_DEVICES")
-    return len([name for name in given.split(",") if name.strip()]) if given else None
-
-
-def present_gpus() -> int | None:
-    """GPUs that the driver answers for; None without NVIDIA's tools. A GPU that fell off the bus is missing here."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return len([line for line in done.stdout.splitlines() if line.startswith("GPU ")]) if done.returncode == 0 else 0
-
-
-def probe_folder(folder: Path) -> dict[str, Any]:
-    """Free bytes, and the error of really writing a file there (None where all is well)."""
-    probe = folder / f".preflight-{node_name()}-{os.getpid()}"
-    result: dict[str, Any] = {"path": str(folder), "free_bytes": None, "error": None}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        status = os.statvfs(folder)
-        result["free_bytes"] = status.f_bavail * status.f_frsize
-        with open(probe, "wb") as file:
-            file.write(os.urandom(PROBE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        result["error"] = error.strerror or str(error)
-    finally:
-        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            free_gb[f"{name} {folder}"] = shutil.disk_usage(folder).free / GB
+            with open(probe, "wb", buffering=0) as file:
+                file.write(os.urandom(MIB))
+                os.fsync(file.fileno())
+        except OSError as error:
+            record["faults"].append(f"{name} {folder} cannot be written: {error.strerror or error}")
+        if os.path.lexists(probe):
             probe.unlink()
-    return result
+    for name, found_gb in free_gb.items():
+        least_gb = settings[{"m": "MIN_MEMORY_GB", "r": "MIN_RUN_GB", "s": "MIN_SCRATCH_GB"}[name[0]]]
+        if found_gb < least_gb:
+            record["faults"].append(f"{name} has {found_gb:.2f} GB free, {least_gb:g} are needed")
+    record["gpus"] = look_at_gpus(settings["MIN_GPU_FREE"], record["faults"])
+    while not token.exists() and time.monotonic() < end_s:
+        time.sleep(TICK_S)
+    if not token.exists():
+        record["faults"].append(f"does not see what the batch script writes into the run directory ({token})")
 
 
-def wait_for_file(path: Path, deadline_s: float) -> bool:
-    """Whether a file that another node wrote appears in time."""
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError):
-            if path.read_text(encoding="utf-8"):
-                return True
-        time.sleep(POLL_S)
-    return False
+def look_at_gpus(min_free: float, faults: list[str]) -> str:
+    """The node's GPUs in words (`8 x NVIDIA H100, 81559 MiB`), for one that fell off the bus is missing there."""
+    kinds = []
+    for number, line in enumerate(_ask(f"{NVIDIA_SMI} --format=csv,noheader,nounits", NVIDIA_SMI_S).splitlines()):
+        name, total, used, errors = [*line.rsplit(", ", 3), "", "", ""][:4]
+        if not total.isdigit():
+            faults += [f"nvidia-smi: {line}"] if "No devices" not in line else []
+            continue
+        kinds.append(f"{name}, {total} MiB")
+        if errors.isdigit() and int(errors) > 0:
+            faults.append(f"GPU {number}: {errors} uncorrected ECC errors, 0 are allowed")
+        if used.isdigit() and int(total) - int(used) < min_free * int(total):
+            faults.append(f"GPU {number}: {used} of {total} MiB are in use, {min_free:g} of them must be free")
+    return "; ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds))) or "none"
 
 
-def peers_of(index: int, count: int) -> list[int]:
-    """Nodes that a node asks: the first one, for the clock, and those 1, 2, 4, 8 ... further on, in a ring."""
-    steps = [1 << power for power in range(max(1, (count - 1).bit_length()))]
-    return sorted({0, *((index + step) % count for step in steps)} - {index})
-
-
-def ask_peers(task: SlurmTask, folder: Path, deadline_s: float) -> dict[str, dict[str, Any]]:
-    """Round trip and clock offset, or the error, by peer; peers that never came up are left out."""
-    index = task.hosts.index(node_name())
-    waiting = {task.hosts[peer] for peer in peers_of(index, len(task.hosts))}
-    found: dict[str, dict[str, Any]] = {}
-    while waiting and time.monotonic() < deadline_s:
-        for host in sorted(waiting):
-            record = read_record(rank_file(folder, "local", host, 0))
-            if record is not None:
-                waiting.discard(host)
-                found[host] = ask(host, int(record["port"]), deadline_s)
-        time.sleep(POLL_S)
-    return found
-
-
-def ask(host: str, port: int, deadline_s: float) -> dict[str, Any]:
-    """One peer's figures, or its error."""
-    timeout_s = max(0.5, min(CONNECT_S, deadline_s - time.monotonic()))
+def _ask(command: str, limit_s: float) -> str:
+    """What a program says; nothing if there is none."""
     try:
-        trip = measure_clock(host, port, timeout_s)
-    except OSError as error:
-        return {"error": f"{host}: {error.strerror or error}"}
-    return {"round_trip_s": trip.round_trip_s, "offset_s": trip.offset_s}
+        done = subprocess.run(command.split(), capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"Fail: no answer within {limit_s:g} s"
+    except OSError:
+        return ""
+    return done.stdout + done.stderr
 
 
-def wait_until_asked(task: SlurmTask, folder: Path, deadline_s: float) -> None:
-    """Until every node has asked its peers, or the time is up."""
-    waiting = set(task.hosts)
-    while waiting and time.monotonic() < deadline_s:
-        records = {host: read_record(rank_file(folder, "local", host, 0)) or {} for host in waiting}
-        waiting = {host for host, record in records.items() if not record.get("asked_all")}
-        time.sleep(POLL_S)
+def measure_reductions(record: dict[str, Any], settings: Mapping[str, float], task: SlurmTask) -> None:
+    """Time all-reduces among this node's ranks, and with the equal local rank of each neighbour in a ring.
 
+    They meet by a store at rank 0; a group that fails costs its time and no other group.
+    """
+    groups = groups_of(task, int(os.environ["SLURM_NODEID"]), expand_tasks(os.environ["SLURM_STEP_TASKS_PER_NODE"]))
+    record["errors"] = {partner: "no answer" for partner, *_ in groups}
+    publish(record)
+    from torch.distributed import PrefixStore, TCPStore
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """A rank's file; None while it is not there."""
+    limit = timedelta(seconds=settings["BANDWIDTH_LIMIT_S"])
+    everyone = [f"done-{rank}" for rank in range(task.world_size)]
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
+        store = TCPStore(task.hosts[0], task.port, is_master=task.rank == 0, timeout=limit, wait_for_workers=False)
+        for partner, name, rank, size in groups:
+            try:
+                own = PrefixStore(name, store)
+                own.set_timeout(limit)
+                speed = reduce(own, rank, size, task.local_rank, limit, int(settings["MIB"] * MIB))
+                record["gb_per_s"][partner] = speed
+                del record["errors"][partner]
+            except Exception as error:
+                record["errors"][partner] = f"with {partner}: {str(error).partition(chr(10))[0][:200]}"
+            publish(record)
+        store.set(everyone[task.rank], "")
+        store.wait(everyone if task.rank == 0 else [], limit)  # rank 0 has the store
+    except Exception as error:
+        record["errors"] = {partner: f"{task.hosts[0]}: {str(error)[:200]}" for partner in record["errors"]}
+
+
+def groups_of(task: SlurmTask, own: int, counts: Sequence[int]) -> list[tuple[str, str, int, int]]:
+    """A task's groups in an order in which none wait for each other: the partner (or itself), a name, rank, size."""
+    groups = [(task.hosts[own], f"node-{own}", task.local_rank, counts[own])] if counts[own] > 1 else []
+    number = len(counts)
+    ring = [(index, (index + 1) % number) for index in range(number if number > 2 else number - 1)]
+    for first, second in sorted(ring, key=lambda pair: pair[0] % 2):  # every second pair at a time
+        if own in (first, second) and task.local_rank < min(counts[first], counts[second]):
+            partner = task.hosts[second if own == first else first]
+            groups.append((partner, f"pair-{first}-{second}-{task.local_rank}", int(own == second), 2))
+    return groups
+
+
+def reduce(store: Any, rank: int, size: int, local_rank: int, limit: timedelta, num_bytes: int) -> float:
+    """Median GB/s of a group's all-reduces, counted as nccl-tests does. Raises what torch.distributed raises."""
+    import torch
+    from torch import distributed
+
+    with_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank % torch.cuda.device_count()) if with_cuda else torch.device("cpu")
+    if with_cuda:
+        torch.cuda.set_device(device)
+    group = (distributed.ProcessGroupNCCL if with_cuda else distributed.ProcessGroupGloo)(store, rank, size, limit)
+    values = torch.zeros(num_bytes // 4, device=device)
+    times_s = []
+    for _ in range(1 + ITERATIONS):
+        start_s = time.perf_counter()
+        group.allreduce([values]).wait()
+        if with_cuda:
+            torch.cuda.synchronize()
+        times_s.append(time.perf_counter() - start_s)
+    return 2 * (size - 1) / size * values.nbytes / statistics.median(times_s[1:]) / GB
 
 
 if __name__ == "__main__":

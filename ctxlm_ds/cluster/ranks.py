@@ -14,26 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.cluster import attempts, preflight
+from ctxlm_ds.cluster import attempts
 from ctxlm_ds.cluster.attempts import Attempt, newest_checkpoint
 from ctxlm_ds.cluster.commands import cancel_steps, node_address, show_job
 from ctxlm_ds.cluster.context import JobContext, show, tell
-from ctxlm_ds.cluster.decide import Ended, Outcome
+from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
 from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.notices import Notices, stop_delay_s
-from ctxlm_ds.cluster.staging import run_staging
-from ctxlm_ds.cluster.steps import (
-    Step,
-    free_port,
-    is_known_host,
-    rank_python,
-    srun_command,
-    step_environment,
-    wrap_in_container,
-)
+from ctxlm_ds.cluster.prepare import prepare
+from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
+from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
@@ -206,67 +198,3 @@ def _lock_holder(run_dir: Path) -> str | None:
         return str(record["job_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What the checks found, for all starts in this allocation."""
-
-    ended: Ended | None = None
-    """Why the ranks do not start at all."""
-    exclude: tuple[str, ...] = ()
-    """Nodes to keep away from when the job is put back."""
-    left_out: tuple[str, ...] = ()
-    """Nodes of this allocation that the ranks do without."""
-    srun_words: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    """`a.b=c` for --set."""
-
-
-def prepare(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
-    """Check and copy, as far as it is asked for.
-
-    A setting that makes no sense is an end like any other: on record, and no successor comes to meet it again.
-    """
-    try:
-        return _check_and_copy(context, attempt_name, should_stop)
-    except ConfigError as error:
-        return Prepared(Ended(Outcome.USER_ERROR, str(error), EXIT_USER_ERROR))
-
-
-def _check_and_copy(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
-    environ = context.environ
-    prepared = Prepared(srun_words=context.task_words)
-    job = _preflight_job(context, attempt_name)
-    step_environ = step_environment(environ, attempt_name, None)
-    if preflight.is_wanted(environ):
-        prepared = _judge(preflight.run_preflight(job, step_environ, tell, should_stop), prepared)
-    if prepared.ended is None and environ.get("CTXLM_STAGE_DIR"):
-        settings = run_staging(job, context.words, step_environ, tell, should_stop, prepared.left_out)
-        prepared = Prepared(None, prepared.exclude, prepared.left_out, prepared.srun_words, tuple(settings))
-    return prepared
-
-
-def _preflight_job(context: JobContext, attempt_name: str) -> preflight.PreflightJob:
-    options, python = wrap_in_container([rank_python(context.settings)], context.settings)
-    return preflight.PreflightJob(
-        run_dir=context.run_dir,
-        attempt=attempt_name,
-        tasks=context.tasks,
-        job_id=context.job_id,
-        partition=context.environ.get("SLURM_JOB_PARTITION"),
-        srun=("srun", *options, *context.settings.srun_options),
-        python=tuple(python),
-    )
-
-
-def _judge(found: preflight.Outcome, before: Prepared) -> Prepared:
-    if found.action == preflight.GO:
-        if found.why:
-            tell(found.why)
-        return Prepared(None, found.exclude, tuple(found.bad), found.srun_words or before.srun_words)
-    ended = {
-        preflight.REPLACE: Ended(Outcome.STOPPED, found.why, 0),
-        preflight.INTERRUPTED: Ended(Outcome.STOPPED, found.why, 0),
-    }.get(found.action, Ended(Outcome.USER_ERROR, found.why, EXIT_USER_ERROR))
-    return Prepared(ended, found.exclude)

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 
 from ctxlm_ds.errors import ConfigError
 
+PREFLIGHT = {
+    "LIMIT_S": 120.0, "BANDWIDTH": 1.0, "BANDWIDTH_LIMIT_S": 60.0, "MIB": 64.0, "MIN_BANDWIDTH": 0.5,
+    "MIN_RUN_GB": 10.0, "MIN_SCRATCH_GB": 1.0, "MIN_MEMORY_GB": 1.0, "MIN_GPU_FREE": 0.9, "MAX_CLOCK_S": 2.0,
+    "MIN_NODES": 0.0,
+}  # fmt: skip
+"""CTXLM_PREFLIGHT_... and its default; slurm/env.sh says what each is."""
 VARIABLES = (
     "CTXLM_CONTAINER", "CTXLM_CONTAINER_OPTIONS", "CTXLM_CONTAINER_PYTHON", "CTXLM_ENV", "CTXLM_GPU", "CTXLM_HOME",
-    "CTXLM_MAX_RESTARTS", "CTXLM_PREFLIGHT", "CTXLM_PREFLIGHT_BANDWIDTH", "CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S",
-    "CTXLM_PREFLIGHT_LIMIT_S", "CTXLM_PREFLIGHT_MAX_CLOCK_S", "CTXLM_PREFLIGHT_MIB", "CTXLM_PREFLIGHT_MIN_BANDWIDTH",
-    "CTXLM_PREFLIGHT_MIN_NODES", "CTXLM_PREFLIGHT_MIN_RUN_GB", "CTXLM_PREFLIGHT_MIN_SCRATCH_GB", "CTXLM_PYTHON",
-    "CTXLM_PYXIS", "CTXLM_PYXIS_OPTIONS", "CTXLM_RESTART", "CTXLM_RESTART_DELAY_S", "CTXLM_RUNS",
-    "CTXLM_SRUN_OPTIONS", "CTXLM_STAGE_DIR", "CTXLM_VENV",
+    "CTXLM_MAX_RESTARTS", "CTXLM_PREFLIGHT", "CTXLM_PYTHON", "CTXLM_PYXIS", "CTXLM_PYXIS_OPTIONS", "CTXLM_RESTART",
+    "CTXLM_RESTART_DELAY_S", "CTXLM_RUNS", "CTXLM_SRUN_OPTIONS", "CTXLM_STAGE_DIR", "CTXLM_VENV",
+    *(f"CTXLM_PREFLIGHT_{name}" for name in PREFLIGHT),
 )  # fmt: skip
 OWN_VARIABLES = (
     "CTXLM_ATTEMPT", "CTXLM_BATCH_ARGUMENTS", "CTXLM_BATCH_SCRIPT", "CTXLM_CHAIN", "CTXLM_FOUND_PYTHON",
-    "CTXLM_LOG_FILE", "CTXLM_NOTICE", "CTXLM_PATH_HEAD", "CTXLM_PIPELINE_ORDER",
+    "CTXLM_LOG_FILE", "CTXLM_NEEDED_RUN", "CTXLM_NOTICE", "CTXLM_PATH_HEAD",
 )  # fmt: skip
 """What the parts of a job tell each other."""
 RESTART_MODES = ("auto", "requeue", "successor", "off")
@@ -68,6 +72,11 @@ def read_settings(environ: Mapping[str, str]) -> JobSettings:
         pyxis_options=_words(environ, "CTXLM_PYXIS_OPTIONS"),
         container_python=environ.get("CTXLM_CONTAINER_PYTHON") or "python3",
     )
+
+
+def read_preflight(environ: Mapping[str, str]) -> dict[str, float]:
+    """PREFLIGHT as the environment changes it. Raises ConfigError: a value makes no sense."""
+    return {name: _number(environ, f"CTXLM_PREFLIGHT_{name}", default, 0) for name, default in PREFLIGHT.items()}
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:

@@ -1,246 +1,186 @@
 """Datasets, sample indexes and tokenizer on each node's own disk before training reads them (CTXLM_STAGE_DIR).
 
-In: a job (or this machine alone, `python -m ctxlm_ds.cluster.staging --into DIR --config RECIPE`). Out: the settings
-that make the run read the copies. All nodes read the same: what has no room on one node, or fails there, is read from
-the shared file system on all of them, and a line says so. Needs the standard library only, but for the by-hand command.
+In: a job (or this machine alone: `python -m ctxlm_ds.cluster.staging DIR --config RECIPE`). Out: the settings that make
+the run read the copies. One task a node copies; what one node cannot copy or prove is read from the shared file system
+on all of them, because every rank must see the same. Staging that fails never fails the job.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
+import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.cluster.preflight import PreflightJob
-from ctxlm_ds.cluster.staging_copy import ROOT_NAME, StageItem, StagePlan, copy_items, remove_staged, room
-from ctxlm_ds.cluster.staging_node import PLAN_NAME, answer_file, make_plan
+from ctxlm_ds.cluster.context import JobContext, tell
+from ctxlm_ds.cluster.steps import NODE_MARK, run_on_nodes
 from ctxlm_ds.console import format_size
-from ctxlm_ds.errors import ClusterError, ConfigError
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR
+from ctxlm_ds.errors import ClusterError
 
-FOLDER_NAME = "staging"
-POLL_S = 0.1
-ENDING_S = 10.0
-FILES_LATE_S = 30.0
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from ctxlm_ds.recipe.schema import RunConfig
+
+ROOT_NAME = "ctxlm-staged"
+LIMIT_S = 24 * 3600.0
+SPARE_BYTES = 1 << 28
+"""Left free on the disk."""
 
 
 def run_staging(
-    job: PreflightJob, words: Sequence[str], environ: Mapping[str, str], say: Say,
-    should_stop: Callable[[], bool] = lambda: False, leave_out: Collection[str] = (),
-) -> list[str]:  # fmt: skip
-    """Stage what a job reads on all of its nodes.
-
-    Args:
-        words: options of ctxlm_ds.pretrain, `--config RECIPE --set ...`.
-        environ: CTXLM_STAGE_DIR is the folder on each node's own disk.
-        say: prints a line.
-        should_stop: whether a signal came meanwhile.
-        leave_out: nodes that the run does without.
-
-    Returns:
-        `a.b=c` for --set; none where everything stays where it is. Staging that fails never fails the job.
-    """
-    into = Path(environ["CTXLM_STAGE_DIR"])
-    folder = job.run_dir / ATTEMPTS_DIR / job.attempt / FOLDER_NAME
-    nodes = [node for node in job.tasks if node not in leave_out]
-    start_s = time.monotonic()
+    context: JobContext, nodes: Sequence[str], environ: Mapping[str, str], should_stop: Callable[[], bool]
+) -> list[str]:
+    """Copy what a job reads to all of its nodes; `a.b=c` for --set, none if everything stays in its place."""
+    into, start_s = environ["CTXLM_STAGE_DIR"], time.monotonic()
+    words, tasks = [into, *context.words], dict.fromkeys(nodes, 1)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        step = _Stages(job, folder, environ, should_stop)
-        step.run("plan", nodes[:1], "--", *words)
-        plan = StagePlan.from_json((folder / PLAN_NAME).read_text(encoding="utf-8"))
-        rooms = step.answers("room", nodes, "--into", str(into))
-        chosen = choose_items(plan.items, rooms, into, say)
-        if not chosen:
-            return []
-        numbers = ",".join(str(plan.items.index(item)) for item in chosen)
-        copies = step.answers("copy", nodes, "--into", str(into), "--items", numbers)
-    except (ClusterError, OSError, ValueError, KeyError, TypeError) as error:
-        say(f"staging: {error}; everything is read from where the recipe says")
+        answers, said = run_on_nodes(
+            "ctxlm_ds.cluster.staging", words, tasks, context.settings, environ, LIMIT_S, should_stop
+        )
+    except ClusterError as error:
+        answers, said = [], [str(error)]
+    if len(answers) < len(nodes):
+        reasons = [line for line in said if "error: " in line] or said or ["no answer"]
+        tell(f"staging: {reasons[0]}; everything is read from where the recipe says")
         return []
-    staged = proved_items(chosen, copies, say)
-    copied = max(sum(one.get("copied_bytes", 0) for one in copies[node]) for node in nodes)
-    kept = max(sum(one.get("kept_bytes", 0) for one in copies[node]) for node in nodes)
-    say(
-        f"staging: {len(staged)} of {len(plan.items)} items in {into / ROOT_NAME} of {len(nodes)} nodes; "
-        f"{format_size(copied)} copied, {format_size(kept)} were there, {time.monotonic() - start_s:.0f} s"
-    )
-    return settings_of(plan, staged, into)
+    settings = settings_of(answers, Path(into), tell)
+    copied = max(answer["copied_bytes"] for answer in answers)
+    place = f"{Path(into) / ROOT_NAME} of {len(nodes)} nodes"
+    tell(f"staging: {place}; {format_size(copied)} copied, {time.monotonic() - start_s:.0f} s")
+    return settings
 
 
-def choose_items(
-    items: Sequence[StageItem], rooms: Mapping[str, Mapping[str, Any]], into: Path, say: Say
-) -> list[StageItem]:
-    """Items that fit on every node, in their order; a line for each that does not."""
-    for node, answer in rooms.items():
-        if answer["error"]:
-            say(f"staging: {node}: {answer['error']}; everything is read from where the recipe says")
-            return []
-    left = {node: int(answer["free_bytes"]) for node, answer in rooms.items()}
-    chosen = []
-    for number, item in enumerate(items):
-        needs = {node: int(answer["needed_bytes"][number]) for node, answer in rooms.items()}
-        short = [node for node in rooms if needs[node] > left[node]]
-        if short:
-            node = max(short, key=lambda name: needs[name] - left[name])
-            say(
-                f"staging: no room for {item.source} in {into} of {node}: {format_size(needs[node])} are needed, "
-                f"{format_size(left[node])} are free; it is read from where the recipe says"
-            )
-            continue
-        left = {node: left[node] - needs[node] for node in rooms}
-        chosen.append(item)
-        for index in item.missing_indexes:
-            say(f"staging: {index} is not built yet; every node will build its own (tools/build_samples.py saves that)")
-    return chosen
-
-
-def proved_items(
-    chosen: Sequence[StageItem], copies: Mapping[str, Sequence[Mapping[str, Any]]], say: Say
-) -> list[StageItem]:
-    """Items whose copies all nodes have proved; a line for each other one."""
-    proved = []
-    for number, item in enumerate(chosen):
-        failed = {node: answers[number]["error"] for node, answers in copies.items() if answers[number]["error"]}
-        if not failed:
-            proved.append(item)
-        for node, why in list(failed.items())[:1]:
-            say(f"staging: {node}: {why}; {item.source} is read from where the recipe says")
-    return proved
-
-
-def settings_of(plan: StagePlan, staged: Sequence[StageItem], into: Path) -> list[str]:
-    """What makes a run read the copies; JSON is YAML."""
-    targets = {(item.kind, item.source): str(into.resolve() / ROOT_NAME / item.target) for item in staged}
-    datasets = {source: target for (kind, source), target in targets.items() if kind == "dataset"}
+def settings_of(answers: Sequence[Mapping[str, Any]], into: Path, say: Callable[[str], None]) -> list[str]:
+    """What makes a run read the copies that all nodes have (JSON is YAML); a line for each other item."""
+    plan = answers[0]
+    failed = {source: (a["node"], why) for a in reversed(answers) for source, why in a["failed"].items()}
+    for source, (node, why) in failed.items():
+        say(f"staging: {node}: {why}; {source} is read from where the recipe says")
+    for note in plan["notes"]:
+        say(f"staging: {note}")
     settings = []
-    for name, sources in (("train", plan.train), ("validation", plan.validation)):
-        if any(source["path"] in datasets for source in sources):
-            moved = [{**source, "path": datasets.get(source["path"], source["path"])} for source in sources]
+    for name in ("train", "validation"):
+        moved = [{**one, "path": _moved(one["path"], failed, into)} for one in plan[name]]
+        if moved != plan[name]:
             settings.append(f"data.{name}={json.dumps(moved)}")
-    tokenizer = [target for (kind, _), target in targets.items() if kind == "tokenizer"]
-    settings += [f"tokenizer.path={json.dumps(tokenizer[0])}"] if tokenizer else []
-    all_datasets = {item.source for item in plan.items if item.kind == "dataset"}
-    if plan.has_index_dir and all_datasets == set(datasets):
+    if plan["tokenizer"] and plan["tokenizer"] not in failed:
+        settings.append(f"tokenizer.path={json.dumps(_moved(plan['tokenizer'], failed, into))}")
+    if plan["has_index_dir"] and not any(one["path"] in failed for one in plan["train"] + plan["validation"]):
         # Else the indexes of those that stay are found there, and the others' as well.
         settings.append("data.sample_index_dir=null")
     return settings
 
 
-class _Stages:
-    """Steps of one task a node."""
-
-    def __init__(
-        self, job: PreflightJob, folder: Path, environ: Mapping[str, str], should_stop: Callable[[], bool]
-    ) -> None:
-        self._job = job
-        self._folder = folder
-        self._environ = environ
-        self._should_stop = should_stop
-
-    def run(self, stage: str, nodes: Sequence[str], *words: str) -> None:
-        """Run a stage to its end.
-
-        Raises:
-            ClusterError: it failed, or a signal came.
-        """
-        command = [
-            *self._job.srun, f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1",
-            f"--nodelist={','.join(nodes)}", "--overlap", "--job-name=ctxlm-staging", *self._job.python, "-m",
-            "ctxlm_ds.cluster.staging_node", stage, str(self._folder), *words,
-        ]  # fmt: skip
-        log = self._folder / f"{stage}.log"
-        with open(log, "wb") as output:
-            step = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(self._environ))
-            try:
-                while step.poll() is None and not self._should_stop():
-                    time.sleep(POLL_S)
-            finally:
-                _end(step)
-        if self._should_stop():
-            raise ClusterError("a signal came meanwhile")
-        if step.returncode != 0:
-            raise ClusterError(f"{_reason(log.read_text(errors='replace'))} ({log})")
-
-    def answers(self, stage: str, nodes: Sequence[str], *words: str) -> dict[str, Any]:
-        """Run a stage and collect each node's answer.
-
-        Raises:
-            ClusterError: of run(), or a node's answer is missing.
-        """
-        for node in nodes:
-            answer_file(self._folder, stage, node).unlink(missing_ok=True)
-        self.run(stage, nodes, *words)
-        found: dict[str, Any] = {}
-        deadline_s = time.monotonic() + FILES_LATE_S
-        while len(found) < len(nodes):
-            for node in nodes:
-                with contextlib.suppress(OSError, ValueError):
-                    found[node] = json.loads(answer_file(self._folder, stage, node).read_text(encoding="utf-8"))
-            if len(found) < len(nodes) and time.monotonic() > deadline_s:
-                missing = ", ".join(node for node in nodes if node not in found)
-                raise ClusterError(f"what {missing} wrote into {self._folder} is not seen here")
-            time.sleep(POLL_S)
-        return found
+def _moved(source: str, failed: Mapping[str, Any], into: Path) -> str:
+    return source if source in failed else str(target_of(source, into.resolve()) / Path(source).name)
 
 
-def _end(step: subprocess.Popen[bytes]) -> None:
-    if step.poll() is None:
-        step.terminate()
-        try:
-            step.wait(timeout=ENDING_S)
-        except subprocess.TimeoutExpired:
-            step.kill()
-            step.wait()
+def target_of(source: str, into: Path) -> Path:
+    """A folder for a source's copies, different for equal names in different places."""
+    path = Path(source).resolve()
+    return into / ROOT_NAME / f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
-def _reason(said: str) -> str:
-    """The line of a failed step that tells most: a task's own, not what Slurm says of its end."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
-    errors = [line.partition("error: ")[2] for line in own if line.startswith("error: ")]
-    return [*(errors[:1] or own[-1:] or lines[-1:]), "it failed"][0]
-
-
-def stage_here(words: Sequence[str], into: Path, say: Say) -> list[str]:
-    """The same on this machine alone, without Slurm.
+def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
+    """This node's part: copy and prove everything that a recipe's run reads; what failed, and the recipe's sources.
 
     Raises:
-        ConfigError, DataError, TokenizerError: the recipe or what it names is wrong.
+        DataError, TokenizerError: what training itself would refuse.
     """
-    plan = make_plan(words)
-    chosen = choose_items(plan.items, {"this machine": room(plan.items, into)}, into, say)
-    staged = proved_items(chosen, {"this machine": copy_items(chosen, into)}, say)
-    return settings_of(plan, staged, into)
+    from ctxlm_ds.data.dataset.checksums import manifest_text
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.index.location import IndexPlace
+    from ctxlm_ds.data.stream.splits import held_out_parts, train_parts
+    from ctxlm_ds.recipe.source_rules import source_names
+    from ctxlm_ds.tokenizers.load import load_tokenizer
+
+    tokenizer = load_tokenizer(config.tokenizer.path) if config.tokenizer.path else None
+    parts = [(part, False) for part in train_parts(config)] + [(p, True) for p in held_out_parts(config).values()]
+    places = [IndexPlace.of(part, tokenizer, config, held_out) for part, held_out in parts] if tokenizer else []
+    indexes = {place.directory: str(place.dataset.prefix) for place in places}
+    missing = [folder for folder in indexes if not (folder / "meta.json").is_file()]
+    # A name may else follow from the path.
+    named = zip(config.data.train, source_names(config), strict=True)
+    given = [{"path": one.path, "weight": one.weight, "epochs": one.epochs, "name": name} for one, name in named]
+    train = [{key: value for key, value in values.items() if value is not None} for values in given]
+    answer: dict[str, Any] = {
+        "train": train, "validation": [source.model_dump(mode="json") for source in config.data.validation],
+        "tokenizer": config.tokenizer.path and str(config.tokenizer.path), "failed": {}, "copied_bytes": 0,
+        "has_index_dir": config.data.sample_index_dir is not None, "node": os.environ.get("SLURMD_NODENAME", "here"),
+        "notes": [f"{folder} is not built yet; every node will build its own" for folder in missing],
+    }  # fmt: skip
+    for source in dict.fromkeys(one["path"] for one in [*train, *answer["validation"]]):
+        digests: dict[str, str] = {}
+        for _, recorded in IndexedDataset(source).recorded_digests():
+            digests = {**recorded, **digests}
+        name, files = Path(source).name, [Path(f"{source}.{end}") for end in ("bin", "idx", "json", "sha256")]
+        proof = manifest_text({f"{name}.{end}": digests[end] for end in ("bin", "idx") if end in digests})
+        folders = [folder for folder, prefix in indexes.items() if prefix == source and folder not in missing]
+        for folder in folders:
+            recorded_files = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["files"]
+            proof += manifest_text({f"{folder.name}/{file}": one["sha256"] for file, one in recorded_files.items()})
+        _stage(answer, source, [file for file in files if file.is_file()] + folders, proof, into)
+    if answer["tokenizer"]:
+        _stage(answer, answer["tokenizer"], [Path(answer["tokenizer"])], "", into)
+    return answer
 
 
-def _complain(line: str) -> None:
-    sys.stderr.write(line + "\n")
+def _stage(answer: dict[str, Any], source: str, paths: list[Path], proof: str, into: Path) -> None:
+    """Copy what is new, and all of it if the copy is not what `proof`, lines of sha256sum, says of the source."""
+    target, check = target_of(source, into), ["sha256sum", "--check", "--quiet", "-"]
+    files = [(path, file) for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    copies = {file: target / file.relative_to(path.parent) for path, file in files if file.is_file()}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for again in (False, True):
+            new = {file: copy for file, copy in copies.items() if again or _mark(file) != _mark(copy)}
+            needed, free = sum(file.stat().st_size for file in new), shutil.disk_usage(target).free - SPARE_BYTES
+            if needed > max(0, free):
+                sizes = f"{format_size(needed)} are needed, {format_size(max(0, free))} are free"
+                raise OSError(f"no room for {source} in {into}: {sizes}")
+            for file, copy in new.items():
+                _copy(file, copy)
+            answer["copied_bytes"] += needed
+            done = subprocess.run(check, cwd=target, input=proof, capture_output=True, text=True, check=False)
+            if not proof or done.returncode == 0:
+                return
+        raise OSError(f"sha256sum: {' '.join(done.stdout.split())}; the file is damaged, restore it or make it again")
+    except OSError as error:
+        answer["failed"][source] = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    return (path.stat().st_size, int(path.stat().st_mtime)) if path.is_file() else None
+
+
+def _copy(file: Path, copy: Path) -> None:
+    """Copy aside and rename: an interrupted copy is not taken for a file. Raises OSError."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    aside = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
+    words = ["rsync" if shutil.which("rsync") else "cp", "-aL", str(file), str(aside)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        aside.unlink(missing_ok=True)
+        raise OSError(f"{words[0]} {file}: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
+    os.replace(aside, copy)
 
 
 def main() -> None:
-    """By hand: copies, then prints the settings, one a line."""
-    parser = argparse.ArgumentParser(prog="python -m ctxlm_ds.cluster.staging", description=__doc__)
-    parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder on this machine's own disk")
-    parser.add_argument("--remove", action="store_true", help="remove all copies in it instead")
-    parser.add_argument("--config", metavar="RECIPE", help="a path, or the name of a shipped recipe")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change settings")
-    arguments = parser.parse_args()
-    if arguments.remove:
-        remove_staged(arguments.into)
-        return
-    if arguments.config is None:
-        raise ConfigError("--config is missing: a recipe's path or a shipped one's name")
-    words = ["--config", arguments.config, *(["--set", *arguments.set] if arguments.set else [])]
-    for setting in stage_here(words, arguments.into, _complain):
-        sys.stdout.write(setting + "\n")
+    """A node's task: `DIR --config RECIPE [--set ...]`, options of ctxlm_ds.pretrain."""
+    from ctxlm_ds.pretrain import parse_arguments
+    from ctxlm_ds.recipe.load import load_config
+
+    arguments = parse_arguments(sys.argv[2:])
+    answer = stage_here(load_config(arguments.config, arguments.set), Path(sys.argv[1]))
+    if "SLURM_STEP_ID" in os.environ:
+        sys.stdout.write(NODE_MARK + json.dumps(answer) + "\n")
+    else:  # by hand: what to give to --set
+        sys.stdout.writelines(line + "\n" for line in settings_of([answer], Path(sys.argv[1]), sys.stderr.write))
 
 
 if __name__ == "__main__":

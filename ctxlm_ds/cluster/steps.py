@@ -1,16 +1,21 @@
 """One srun of the ranks: its command and environment, its output, signals for it.
 
-Out: Step. Not here: what its output means (logs.py, evidence.py), whether to start another (job.py).
+Out: Step; run_on_nodes() for steps ahead of the ranks. Not here: what its output means (logs.py, evidence.py), whether
+to start another (job.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ctxlm_ds.cluster.logs import job_log
 from ctxlm_ds.cluster.settings import JobSettings
@@ -20,6 +25,9 @@ from ctxlm_ds.process.slurm import FIRST_PORT, NUM_PORTS
 PORTS_TO_TRY = 50
 PORT_STRIDE = 37
 LAST_OUTPUT_S = 30.0
+ENDING_S = 10.0
+POLL_S = 0.1
+NODE_MARK = "CTXLM_NODE "
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -138,3 +146,43 @@ class Step:
             return None
         self._reader.join(timeout=LAST_OUTPUT_S)
         return status
+
+    def end(self) -> None:
+        """End srun if it runs, which ends its tasks."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                self._process.send_signal(number)
+                self.wait(ENDING_S)
+
+
+def run_on_nodes(
+    module: str, words: Sequence[str], tasks: Mapping[str, int], settings: JobSettings, environ: Mapping[str, str],
+    limit_s: float, should_stop: Callable[[], bool],
+) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
+    """Run `python -m MODULE WORDS` as a step of so many tasks a node, for a limited time.
+
+    Returns:
+        The records that its tasks print as NODE_MARK and JSON, with `received_unix_s`; all other lines.
+    """
+    records: list[dict[str, Any]] = []
+    said: list[str] = []
+
+    def on_line(line: str) -> None:
+        _, mark, text = line.partition(NODE_MARK)
+        if not mark:
+            said.append(line)
+        with contextlib.suppress(ValueError):
+            records.append({**json.loads(text), "received_unix_s": time.time()})
+
+    counts = set(tasks.values())
+    options = [
+        "--kill-on-bad-exit=0", "--overlap", "--distribution=block", f"--job-name=ctxlm-{module.rpartition('.')[2]}",
+        f"--nodes={len(tasks)}", f"--ntasks={sum(tasks.values())}", f"--nodelist={','.join(tasks)}",
+        *([f"--ntasks-per-node={min(counts)}"] if len(counts) == 1 else []),
+    ]  # fmt: skip
+    step = Step(srun_command([rank_python(settings), "-m", module, *words], settings, *options), environ, on_line)
+    end_s = time.monotonic() + limit_s
+    while step.wait(POLL_S) is None and time.monotonic() < end_s and not should_stop():
+        pass
+    step.end()
+    return list(records), said

@@ -18,6 +18,7 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.base import CardText, export_of
 from ctxlm_ds.export.checkpoint_source import CheckpointSource, open_checkpoint
+from ctxlm_ds.export.finished import EXPORT_RECORD, export_record
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.export.model_card import CARD_MARK, CardFacts, read_dataset_metadata, read_evaluation, write_model_card
@@ -82,6 +83,8 @@ def to_hf(
         to_hf_config(export, source.model, key_map.hf_class, tokenizer, dtype).to_json_file(folder / "config.json")
         facts = _card_facts(source, text, key_map.hf_class, dtype, whole.num_parameters)
         (folder / "README.md").write_text(write_model_card(facts), encoding="utf-8")
+        record = export_record(source.folder, dtype, max_shard_bytes)
+        (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
     return Conversion(source.folder, output, key_map.hf_class, text.task, whole.num_parameters, comparisons)
 

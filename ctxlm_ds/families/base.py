@@ -53,7 +53,6 @@ class TransformerSection(ModelSection):
     same_function: ClassVar[tuple[str, ...]] = (
         "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
     )  # fmt: skip
-    same_shape: ClassVar[tuple[str, ...]] = ("hidden_size", "num_layers", "intermediate_size")
 
     hidden_size: PositiveInt = 768
     """Width of the residual stream."""

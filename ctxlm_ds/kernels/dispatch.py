@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.kernels import attention, bias_gelu, linear, norm
+from ctxlm_ds.kernels import attention, bias_gelu, dropout, linear, norm
 from ctxlm_ds.kernels.attention import AttentionKernel, AttentionSpec
 from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel
+from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
@@ -22,6 +23,7 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "layer_norm": norm.IMPLEMENTATIONS,
     "bias_gelu": bias_gelu.IMPLEMENTATIONS,
     "linear": linear.IMPLEMENTATIONS,
+    "dropout": dropout.IMPLEMENTATIONS,
 }
 """Setting of a recipe's `kernels` section -> its implementations, the preferred first."""
 
@@ -44,6 +46,7 @@ class KernelSet:
         self._chosen: dict[tuple[str, Hashable], tuple[str, Any]] = {}
         self.layer_norm: LayerNormKernel = self._kernel("layer_norm", norm.LAYER)
         self.linear: LinearKernel = self._kernel("linear")
+        self.dropout: DropoutKernel = self._kernel("dropout")
         self.bias_gelu: BiasGeluKernel = self._kernel("bias_gelu", self.linear)
 
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
@@ -65,7 +68,7 @@ class KernelSet:
         return {operation: name for operation in OPERATIONS if (name := self._name(operation))}
 
     def describe(self) -> str:
-        """Return one line for the log, such as `attention sdpa, layer_norm torch, bias_gelu torch, linear torch`."""
+        """Return one line for the log, such as `attention sdpa, layer_norm torch, linear torch`."""
         return ", ".join(f"{operation} {name}" for operation, name in self.names.items())
 
     def _name(self, operation: str) -> str:

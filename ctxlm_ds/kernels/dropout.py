@@ -6,14 +6,26 @@ So an eager layer, a compiled one, a recomputed one and a CUDA graph drop the sa
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
+
+from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.kernels.implementation import Implementation, Need
 
 GAMMA = 0x9E3779B97F4A7C15
 GAMMA_INVERSE = pow(GAMMA, -1, 1 << 64)
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 LANES_PER_WORD = 4
 LANE_VALUES = 1 << 16
+
+
+class DropoutKernel(Protocol):
+    """Zero elements of x by key and place; the arguments of keyed_dropout."""
+
+    def __call__(self, x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor: ...
 
 
 def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
@@ -68,3 +80,28 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
 def _signed(value: int) -> int:
     """Return the int64 with the bits of a 64-bit unsigned number."""
     return value - (1 << 64) if value >> 63 else value
+
+
+@lru_cache
+def _compiled() -> Any:
+    return torch.compile(keyed_dropout, dynamic=False)
+
+
+def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
+    """Drop the same elements as keyed_dropout, in one kernel made by torch.compile (some seconds at the first step)."""
+    if torch.compiler.is_compiling():
+        return keyed_dropout(x, p, key, first)
+    return _compiled()(x, p, key, first)
+
+
+def _why_not_compiled(need: Need) -> str | None:
+    return why_compiled_cannot_run(need.device_type)
+
+
+IMPLEMENTATIONS = (
+    # One pass over x instead of about twenty over the hash, which is what an accelerator's memory would be busy with.
+    Implementation(
+        "compiled", lambda need: compiled_dropout, _why_not_compiled, suits=lambda need: need.device_type != "cpu"
+    ),
+    Implementation("torch", lambda need: keyed_dropout),
+)

@@ -7,7 +7,7 @@ Not here: what is impossible together (check.py), DeepSpeed's JSON (deepspeed.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.check import Check, find_problems
+from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import Path as SettingPath
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field
@@ -28,13 +28,12 @@ from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
 RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
 
-def load_config(recipe: str | Path, overrides: Sequence[str] = (), checks: Iterable[Check] = ()) -> RunConfig:
+def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Load a recipe, what it extends, and overrides; check everything that can be known without a world size.
 
     Args:
         recipe: path of a YAML file, or the name of a shipped one (`roberta-base`).
         overrides: `a.b=c` each, the value in YAML; later ones win.
-        checks: further ones, whose problems are told together with all others.
 
     Raises:
         ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
@@ -46,7 +45,7 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), checks: Itera
         key, source = _read_override(override, tree)
         tree.merge(source, f"{COMMAND_LINE}{override}", key)
     tree.data.pop("extends", None)
-    return _validate(tree, f"recipe {recipe}", checks)
+    return _validate(tree, f"recipe {recipe}")
 
 
 def load_saved_config(path: Path) -> RunConfig:
@@ -60,12 +59,12 @@ def load_saved_config(path: Path) -> RunConfig:
     tree = RawRecipe()
     tree.merge(read_yaml(_read_text(path), str(path)), str(path))
     tree.drop_settings_of_others()
-    return _validate(tree, f"recipe {path}", ())
+    return _validate(tree, f"recipe {path}")
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved recipe as YAML; loading it gives an equal config (without `pipeline`, which is no run's affair)."""
-    return write_yaml(config.model_dump(mode="json", exclude={"extends", "pipeline"}))
+    """The resolved recipe as YAML; loading it gives an equal config."""
+    return write_yaml(config.model_dump(mode="json", exclude={"extends"}))
 
 
 def shipped_recipes() -> list[str]:
@@ -143,7 +142,7 @@ def _holds_text(path: SettingPath, tree: RawRecipe) -> bool:
     return field_info is not None and field_info.annotation in (str, str | None)
 
 
-def _validate(tree: RawRecipe, title: str, checks: Iterable[Check]) -> RunConfig:
+def _validate(tree: RawRecipe, title: str) -> RunConfig:
     """The config, or every problem of the tree at once; what is wrong is left out for the cross-field checks."""
     data = _whole_floats_as_ints(tree.data)
     problems = [*tree.problems, *_unknown_names(tree, data)]
@@ -158,7 +157,7 @@ def _validate(tree: RawRecipe, title: str, checks: Iterable[Check]) -> RunConfig
                 problems.append(problem)
                 suspicious.update((problem.path, *problem.involves))
                 _remove(data, details["loc"])
-    found = find_problems(config) + [problem for check in checks for problem in check(config)]
+    found = find_problems(config)
     problems += [
         problem
         for problem in found

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, WrapValidator
 
 from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
-from ctxlm_ds.recipe.pipeline_schema import PipelineConfig
 from ctxlm_ds.recipe.section import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,6 +22,7 @@ from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 FIXED_WHATEVER_THE_ROWS = ("model", "objective", "training.seed", "optimizer.name")
 """Settings that a run cannot change when it resumes, beside those that decide its rows (DataSection.fixed)."""
+
 
 class TokenizerConfig(Section):
     """Which tokenizer made the dataset."""
@@ -206,6 +206,8 @@ class KernelsConfig(Section):
     """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
     linear: Literal["auto", "torch", "float32"] = "auto"
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
+    dropout: Literal["auto", "torch", "compiled"] = "auto"
+    """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel); both drop the same elements."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
     """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 
@@ -259,8 +261,6 @@ class RunConfig(Section):
     """Profiler."""
     kernels: KernelsConfig = KernelsConfig()
     """Kernels."""
-    pipeline: PipelineConfig | None = None
-    """The jobs of slurm/pipeline.sh."""
 
     @property
     def fixed_settings(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """What every section of a recipe is made of: the base class and the kinds of numbers.
 
-In: nothing. Out: names for schema.py and pipeline_schema.py. Not here: any setting.
+In: nothing. Out: names for schema.py and sections.py. Not here: any setting.
 """
 
 from __future__ import annotations

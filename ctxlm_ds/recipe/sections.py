@@ -20,8 +20,6 @@ class ModelSection(Section):
 
     same_function: ClassVar[tuple[str, ...]] = ("family",)
     """Settings that change what the model computes but no shape: `initialize_from` compares them."""
-    same_shape: ClassVar[tuple[str, ...]] = ()
-    """Settings of the layers' shapes: the phases of a pipeline share them."""
     double_separator: ClassVar[bool] = False
     """Whether two separators stand between the segments of a pair."""
 

@@ -10,15 +10,16 @@ import heapq
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.made_of import is_same
 from ctxlm_ds.tokenizers import byte_bpe, characters, sentence_piece, wordpiece
 from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
-from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer, training_record
 from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
 
 logger = logging.getLogger("ctxlm_ds")
@@ -70,12 +71,14 @@ def train_tokenizer(
     *,
     max_sample_bytes: int | None = None,
     sample_seed: int = 0,
+    source: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Tokenizer:
     """Train on `texts` (iterated once), write `output_dir` (refused where it exists), return what loads from there.
 
     `type` is a name in TOKENIZER_TYPES, `settings` are those of its settings class; `vocab_size` None takes the type's
     own (32,000 pieces and the sentinels for sentencepiece). `max_sample_bytes` trains on a sample of whole texts.
+    `source` says which texts these are; `is_trained` then recognises the folder.
     A corpus too small for `vocab_size` gives a smaller vocabulary and a warning.
     Raises ConfigError for an impossible setting, TokenizerError where there is no text or the folder exists.
     """
@@ -95,11 +98,44 @@ def train_tokenizer(
         )
     trained.facts.training["max_sample_bytes"] = max_sample_bytes
     trained.facts.training["sample_seed"] = sample_seed
+    if source is not None:
+        trained.facts.training["made_of"] = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
     documents = ((ALL_LANGUAGES, text) for (text,) in watched.sample)
     trained.facts.training["report"] = report = tokenizer_report(trained, documents)
     _warn_of_unknown(type, float(report[ALL_LANGUAGES]["unknown_rate"]))
     trained.save(output_dir)
     return load_tokenizer(output_dir)
+
+
+def is_trained(
+    type: str,
+    vocab_size: int | None,
+    output_dir: str | Path,
+    source: Mapping[str, Any],
+    *,
+    max_sample_bytes: int | None = None,
+    sample_seed: int = 0,
+    **settings: Any,
+) -> bool:
+    """Tell whether `train_tokenizer` has made the folder already, with these settings of this source.
+
+    Raises:
+        ConfigError: an impossible setting.
+        TokenizerError: the folder exists and was made otherwise; the message names the differences.
+    """
+    chosen = _checked_settings(type, vocab_size, settings)
+    if not Path(output_dir).exists():
+        return False
+    wanted = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
+    recorded = training_record(Path(output_dir)).get("made_of")
+    return is_same(output_dir, recorded, wanted, "choose another --output-dir, or remove it first", TokenizerError)
+
+
+def _made_of(
+    type: str, settings: Any, max_sample_bytes: int | None, sample_seed: int, source: Mapping[str, Any]
+) -> dict[str, Any]:
+    sample = {"max_sample_bytes": max_sample_bytes, "sample_seed": sample_seed}
+    return {"type": type, **asdict(settings), **sample, **source}
 
 
 def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any]) -> Any:

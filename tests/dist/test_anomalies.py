@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds import run_builder
 from ctxlm_ds.training.anomalies import Anomaly
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.figures import StepResult
@@ -87,11 +87,11 @@ def bad_step(engine: Engine, fault: str) -> StepResult:
     batch = step_of(engine, 50)
     if fault == "spike":
         return engine.train_step(batch, BAD, RATE, lambda loss: SPIKE)
-    objective = engine.objective
+    losses = engine.passes.losses
     if engine.topology.rank == engine.topology.world_size - 1:
-        engine.passes.objective = Spoiled(objective, fault)
+        engine.passes.losses = Spoiled(losses, fault)
     result = engine.train_step(batch, BAD, RATE)
-    engine.passes.objective = objective
+    engine.passes.losses = losses
     return result
 
 
@@ -149,7 +149,7 @@ def overflow_and_spike(rank: int, world_size: int, layout: Layout) -> dict[str, 
     engine = maker(layout)()
     train(engine, 0, BAD)
     before = engine.scalars()
-    engine.passes.objective = Spoiled(engine.objective, "infinite_gradient")
+    engine.passes.losses = Spoiled(engine.passes.losses, "infinite_gradient")
     result = engine.train_step(step_of(engine, 50), BAD, RATE, lambda loss: SPIKE)
     return {"before": before, "after": engine.scalars(), "result": result}
 
@@ -163,9 +163,7 @@ def test_the_loss_scaler_hears_of_its_own_overflow_alone(stage: int) -> None:
 
 
 def set_initial_weights(engine: Engine) -> None:
-    config, shapes = engine.config, engine.parameter_shapes()
-    seed = config.training.seed
-    engine.load_weights((name, initial_value(name, shape, config.model, seed)) for name, shape in shapes.items())
+    run_builder.initialize_weights(engine.config, engine)
 
 
 def go_back(rank: int, world_size: int, make: Make, run_dir: Path) -> list[tuple[Any, Any]]:

@@ -1,8 +1,7 @@
-"""Tensor-parallel ranks drop the same where they hold the same, and independently where each holds its own."""
+"""Hidden states are dropped alike in every layout; attention probabilities independently on tensor-parallel ranks."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,33 +9,40 @@ import torch
 from torch.nn import functional
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.recipe.schema import KernelsConfig
-from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.layer_list import LayerDescription, run_layer
-from ctxlm_ds.models.transformer import TransformerLayer
+from ctxlm_ds.kernels.attention import AttentionSpec
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild, build_layer_list
+from ctxlm_ds.models.carried import CarriedStates
+from ctxlm_ds.models.layers import run_layer
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import tiny_config
 
 pytestmark = pytest.mark.dist
 ROWS, LENGTH, P = 8, 64, 0.5
+CPU = torch.device("cpu")
 
 
-class Recorder:
+class Recorder(KernelSet):
     """An attention kernel and a dropout that keep the masks they drew."""
 
     def __init__(self) -> None:
-        self.attention: list[torch.Tensor] = []
-        self.hidden: list[torch.Tensor] = []
+        super().__init__(KernelsConfig(), "cpu", torch.float32)
+        self.attention_masks: list[torch.Tensor] = []
+        self.hidden_masks: list[torch.Tensor] = []
 
-    def kernel(self, query: Any, key: Any, value: Any, ids: Any, starts: Any, dropout_p: float) -> torch.Tensor:
-        self.attention.append(functional.dropout(torch.ones_like(query), dropout_p) > 0)
-        return value
+    def attention(self, spec: AttentionSpec) -> Any:
+        def draw(query: Any, key: Any, value: Any, sequences: Any, dropout_p: float, bias: Any = None) -> torch.Tensor:
+            self.attention_masks.append(functional.dropout(torch.ones_like(query), dropout_p) > 0)
+            return value
+
+        return draw
 
     def hook(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
-        self.hidden.append(output != 0)
+        self.hidden_masks.append(output.detach() != 0)
 
 
 def draw_masks(rank: int, size: int, sequence_parallel: bool, recompute: bool) -> dict[str, Any]:
@@ -45,29 +51,26 @@ def draw_masks(rank: int, size: int, sequence_parallel: bool, recompute: bool) -
     streams = DropoutStreams(7, rank, size, enabled=True)
     parallel = ParallelContext(size, rank, topology.tensor_group, sequence_parallel, dropout=streams)
     recorder = Recorder()
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False)
-    kernels = dataclasses.replace(kernels, attention=recorder.kernel)
-    config = tiny_config().model.model_copy(update={"hidden_dropout": P, "attention_dropout": P})
-    layers = []
-    for index in range(2):
-        settings = {"config": config, "kernels": kernels, "parallel": parallel}
-        description = LayerDescription(f"encoder.{index}", TransformerLayer, settings, recompute=recompute)
-        module = description.build().train()
+    build = ModelBuild(("predicted_logits",), recorder, parallel, recompute=recompute)
+    descriptions = [layer for layer in build_layer_list(tiny_config(dropout=P).model, build) if layer.block]
+    streams.num_layers = len(descriptions)
+    layers = [(description, description.build().train()) for description in descriptions]
+    for _, module in layers:
         module.dropout.register_forward_hook(recorder.hook)
         for parameter in module.parameters():
             torch.nn.init.constant_(parameter, 0.5)
-        layers.append((description, module))
-    tokens = ROWS * LENGTH // (size if sequence_parallel else 1)
-    hidden = torch.randn(tokens, 16) if sequence_parallel else torch.randn(ROWS, LENGTH, 16)
+    hidden = torch.randn(ROWS, LENGTH, 16, generator=torch.Generator().manual_seed(0))
+    if sequence_parallel:
+        hidden = hidden.flatten(0, 1).chunk(size)[rank]
     ids = torch.ones(ROWS, LENGTH, dtype=torch.long)
     for number in (3, 4, 3):
-        streams.micro_batch = (1, number)
-        tensors: tuple[torch.Tensor, ...] = (hidden.clone().requires_grad_(), ids, ids)
+        streams.begin(1, number, CPU)
+        tensors = {"hidden": hidden.clone().requires_grad_(), "sequence_ids": ids, "sequence_starts": ids}
         for index, (description, module) in enumerate(layers):
-            tensors = run_layer(description, module, tensors, index, streams)
-        streams.micro_batch = (9, 9)  # a pipeline has gone on to another micro-batch when this one's backward comes
-        tensors[0].sum().backward()
-    return {"attention": recorder.attention, "hidden": recorder.hidden}
+            run_layer(description, module, tensors, index, streams, CarriedStates())
+        streams.begin(9, 9, CPU)  # a pipeline has gone on to another micro-batch when this one's backward comes
+        tensors["hidden"].sum().backward()
+    return {"attention": recorder.attention_masks, "hidden": recorder.hidden_masks}
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -81,29 +84,40 @@ def assert_independent(a: torch.Tensor, b: torch.Tensor) -> None:
         assert abs(float(mask.float().mean()) - (1 - P)) < 4 * 0.5 / mask.numel() ** 0.5
 
 
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """Masks of one rank."""
+    return run_ranks(draw_masks, 1, False, False, timeout_s=60)[0]
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_ranks_agree_where_they_must_and_are_independent_elsewhere(sequence_parallel: bool) -> None:
+def test_every_layout_drops_the_same_hidden_states(alone: dict[str, Any], sequence_parallel: bool) -> None:
+    ranks = run_ranks(draw_masks, 2, sequence_parallel, False, timeout_s=60)
+    assert len(alone["hidden"]) == 12 and all(len(rank["hidden"]) == 12 for rank in ranks)
+    for number, mask in enumerate(alone["hidden"]):
+        found = [rank["hidden"][number].flatten() for rank in ranks]
+        whole = torch.cat(found) if sequence_parallel else found[0]
+        assert torch.equal(whole, mask.flatten())
+        assert sequence_parallel or all(torch.equal(other, whole) for other in found)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallel_ranks_drop_attention_independently(sequence_parallel: bool) -> None:
     first, second = run_ranks(draw_masks, 2, sequence_parallel, False, timeout_s=60)
-    assert len(first["attention"]) == 6 and len(first["hidden"]) == 12
+    assert len(first["attention"]) == 6
     for a, b in zip(first["attention"], second["attention"], strict=True):
         assert_independent(a, b)
-    for a, b in zip(first["hidden"], second["hidden"], strict=True):
-        if sequence_parallel:
-            assert_independent(a, b)
-        else:
-            assert torch.equal(a, b)
 
 
-def test_layers_micro_batches_and_places_in_a_layer_are_independent() -> None:
-    masks = run_ranks(draw_masks, 1, False, False, timeout_s=60)[0]
-    hidden = masks["hidden"][:8]
+def test_layers_micro_batches_and_places_in_a_layer_are_independent(alone: dict[str, Any]) -> None:
+    hidden = alone["hidden"][:8]
     for i, a in enumerate(hidden):
         for b in hidden[:i]:
             assert_independent(a, b)
-    assert_independent(masks["attention"][0], masks["attention"][1])
+    assert_independent(alone["attention"][0], alone["attention"][1])
     # The first micro-batch came again at the end, with the same masks.
     for kind, each in (("attention", 2), ("hidden", 4)):
-        for a, b in zip(masks[kind][:each], masks[kind][2 * each :], strict=True):
+        for a, b in zip(alone[kind][:each], alone[kind][2 * each :], strict=True):
             assert torch.equal(a, b)
 
 
@@ -112,8 +126,11 @@ def test_a_recomputed_layer_draws_its_masks_again(size: int) -> None:
     plain = run_ranks(draw_masks, size, False, False, timeout_s=60)
     for expected, got in zip(plain, run_ranks(draw_masks, size, False, True, timeout_s=60), strict=True):
         # Forward through both layers, then backward from the second: each micro-batch draws twice as often.
-        for number in range(3):
-            forward, again = got["attention"][4 * number : 4 * number + 2], got["attention"][4 * number + 2 :][:2]
-            wanted = expected["attention"][2 * number : 2 * number + 2]
-            assert all(torch.equal(a, b) for a, b in zip(forward, wanted, strict=True))
-            assert all(torch.equal(a, b) for a, b in zip(again, wanted[::-1], strict=True))
+        for kind, each in (("attention", 1), ("hidden", 2)):
+            for number in range(3):
+                wanted = expected[kind][2 * each * number :][: 2 * each]
+                drawn = got[kind][4 * each * number :][: 4 * each]
+                forward, again = drawn[: 2 * each], drawn[2 * each :]
+                assert all(torch.equal(a, b) for a, b in zip(forward, wanted, strict=True))
+                turned = wanted[each:] + wanted[:each]
+                assert all(torch.equal(a, b) for a, b in zip(again, turned, strict=True))

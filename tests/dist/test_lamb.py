@@ -11,9 +11,7 @@ import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are f
 from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig, RunConfig
 from ctxlm_ds.data.sample import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_layer_list
-from ctxlm_ds.models.initialize import initial_value
-from ctxlm_ds.models.layer_list import LayerSequence
+from ctxlm_ds.models.build import ModelBuild, build_model
 from tests.dist.runner import run_ranks
 from tests.dist.training import global_batch, tiny_config, train
 
@@ -24,22 +22,21 @@ OPTIMIZER = OptimizerConfig(name="lamb", learning_rate=0.02, weight_decay=0.1, e
 
 def reference_losses_and_weights(config: RunConfig) -> tuple[list[float], dict[str, torch.Tensor]]:
     """You 2019, algorithm 2, a parameter at a time in float64, on one process without DeepSpeed."""
-    terms = ("masked_lm", "next_sentence")
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32, False)
-    model = LayerSequence(build_layer_list(config.model, terms, kernels)).double()
+    labels_of = {"predicted_logits": "masked_lm_labels", "sentence_logits": "next_sentence_labels"}
+    build = ModelBuild(tuple(labels_of), choose_kernels(config.kernels, "cpu", torch.float32))
+    model = build_model(config.model, build, config.training.seed).double()
     parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.data = initial_value(name, parameter.shape, config.model, config.training.seed).double()
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
     second = {name: torch.zeros_like(p) for name, p in parameters.items()}
     beta1, beta2 = OPTIMIZER.betas
     losses = []
     for step in range(1, STEPS + 1):
         batch = global_batch(step - 1)
-        outputs = model(batch.model_inputs())
         loss = sum(
-            torch.nn.functional.cross_entropy(o.flatten(0, 1), batch.labels[t].flatten(), ignore_index=IGNORE_LABEL)
-            for o, t in zip(outputs, terms, strict=True)
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch.fields[labels_of[name]].flatten(), ignore_index=IGNORE_LABEL
+            )
+            for name, logits in model.run(batch.fields).items()
         )
         losses.append(loss.item())
         gradients = torch.autograd.grad(loss, list(parameters.values()))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
-from ctxlm_ds.objectives.masked_lm_old import MaskedLM
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.training.losses import TermLosses
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_for_rank, step_of, tiny_config
 
@@ -24,23 +24,24 @@ def config_of(precision: str, **changes: Any) -> RunConfig:
 
 
 class Spoiled:
-    """An objective that goes wrong in one way, in the second of a step's micro-batches."""
+    """Losses that go wrong in one way, in the second of a step's micro-batches."""
 
-    def __init__(self, objective: MaskedLM, fault: str) -> None:
-        self.terms = objective.terms
-        self._objective = objective
+    def __init__(self, losses: TermLosses, fault: str) -> None:
+        self.outputs, self.label_fields = losses.outputs, losses.label_fields
+        self._losses = losses
         self._fault = fault
         self._calls = 0
 
-    def loss(
-        self, outputs: Any, labels: Any, factors: torch.Tensor, parallel: ParallelContext | None = None
+    def __call__(
+        self, outputs: Mapping[str, torch.Tensor], labels: Mapping[str, torch.Tensor], factors: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         self._calls += 1
+        first = self.outputs[0]
         if self._calls == 2 and self._fault == "nan_logits":
-            outputs = (outputs[0] * float("nan"), *outputs[1:])
+            outputs = {**outputs, first: outputs[first] * float("nan")}
         if self._calls == 2 and self._fault == "infinite_gradient":
-            outputs[0].register_hook(lambda gradient: gradient * float("inf"))
-        loss, sums = self._objective.loss(outputs, labels, factors, parallel)
+            outputs[first].register_hook(lambda gradient: gradient * float("inf"))
+        loss, sums = self._losses(outputs, labels, factors)
         if self._calls == 2 and self._fault == "infinite_loss":
             # As fp16 gives it where a logit overflows: the loss is infinite, its gradients are not.
             loss = loss + torch.full_like(loss, float("inf"))
@@ -55,7 +56,7 @@ def spoil_one_rank(rank: int, world_size: int, config: RunConfig, stage: int, fa
         engine.train_step(step_of(engine, step), step, 0.01)
     before = gather_weights(engine)
     if rank == world_size - 1:
-        engine.passes.objective = Spoiled(engine.objective, fault)
+        engine.passes.losses = Spoiled(engine.passes.losses, fault)
     result = engine.train_step(step_of(engine, GOOD_STEPS), GOOD_STEPS, 0.01)
     return {"before": before, "after": gather_weights(engine), "scalars": engine.scalars(), "result": result}
 
@@ -98,10 +99,10 @@ def skip_in_fp16(rank: int, world_size: int, config: RunConfig, stage: int, faul
     """A step that rank 1 spoils among good ones."""
     allow_fp16()
     engine = build_engine(config, {"zero_optimization": {"stage": stage}, "fp16": {"hysteresis": 1}})
-    objective = engine.objective
+    losses = engine.passes.losses
     weights, results = [gather_weights(engine)], []
     for step in range(3):
-        engine.passes.objective = Spoiled(objective, fault) if step == 1 and rank == 1 else objective
+        engine.passes.losses = Spoiled(losses, fault) if step == 1 and rank == 1 else losses
         results.append(engine.train_step(step_for_rank(step, 4, rank, world_size), step, 0.01))
         weights.append(gather_weights(engine))
     return {"results": results, "weights": weights, "scalars": engine.scalars()}
@@ -132,7 +133,7 @@ def overflow_at_the_smallest_scale(rank: int, world_size: int, config: RunConfig
     allow_fp16()
     engine = build_engine(config, {"zero_optimization": {"stage": stage}, "fp16": {"hysteresis": 1}})
     before = gather_weights(engine)
-    engine.passes.objective = Spoiled(engine.objective, "infinite_gradient")
+    engine.passes.losses = Spoiled(engine.passes.losses, "infinite_gradient")
     result = engine.train_step(step_for_rank(0, 4, rank, world_size), 0, 0.01)
     return {"before": before, "after": gather_weights(engine), "result": result}
 

@@ -51,7 +51,7 @@ class Stream:
     def __init__(self, engine: Engine, bad: set[int], start_row: int = 0) -> None:
         self._engine = engine
         self._bad = bad
-        self._good_objective = engine.objective
+        self._good = engine.passes.losses
         self._start_row = start_row
 
     def restart(self, start_row: int) -> Stream:
@@ -63,8 +63,7 @@ class Stream:
         is_last = self._engine.topology.rank == self._engine.topology.world_size - 1
         while True:
             spoiled = number in self._bad and is_last
-            good = self._good_objective
-            self._engine.passes.objective = Spoiled(good, "nan_logits") if spoiled else good
+            self._engine.passes.losses = Spoiled(self._good, "nan_logits") if spoiled else self._good
             yield step_of(self._engine, number)
             number += 1
 

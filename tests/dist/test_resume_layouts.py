@@ -37,9 +37,8 @@ SPLIT = [
     Layout(2, 1, pipeline=2), Layout(4, 0, pipeline=2), Layout(4, 1, tensor=2, pipeline=2),
     Layout(8, 1, tensor=2, pipeline=2, sequence_parallel=True),
 ]  # fmt: skip
+WRITTEN = Layout(4, 1, tensor=2, pipeline=2)
 ALWAYS = [
-    (Layout(4, 1, tensor=2, pipeline=2), Layout(2, 3)),
-    (Layout(4, 1, tensor=2, pipeline=2), Layout(1, 0)),
     (Layout(4, 3, tensor=2, sequence_parallel=True), Layout(2, 1, pipeline=2)),
     (Layout(4, 3, tensor=2, sequence_parallel=True), Layout(2, 0, tensor=2)),
     (Layout(2, 2), Layout(8, 1, tensor=2, pipeline=2, sequence_parallel=True)),
@@ -54,7 +53,6 @@ def without_dropout(layout: Layout, **changes: Any) -> Layout:
 def pairs() -> list[Any]:
     rest = [pair for pair in itertools.permutations(PLAIN + SPLIT, 2) if pair not in ALWAYS]
     chosen = [pytest.param("bert", *pair, id=f"bert-{pair[0]}-to-{pair[1]}") for pair in ALWAYS]
-    chosen.append(pytest.param("gpt2", *ALWAYS[0], id=f"gpt2-{ALWAYS[0][0]}-to-{ALWAYS[0][1]}"))
     soak = [
         pytest.param(family, *pair, id=f"{family}-{pair[0]}-to-{pair[1]}", marks=pytest.mark.soak)
         for family, listed in (("bert", rest), ("gpt2", rest[::7]), ("roberta", rest[::7]))
@@ -122,9 +120,11 @@ def exported_digest(run_dir: Path, config: RunConfig, folder: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "gpt1"])
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.soak) for name in ("roberta", "gpt2", "gpt1"))]
+)
 def test_one_state_exports_to_the_same_bytes_from_every_layout(tmp_path: Path, saved_runs: Any, family: str) -> None:
-    source, _ = saved_runs(without_dropout(ALWAYS[0][0], family=family))
+    source, _ = saved_runs(without_dropout(WRITTEN, family=family))
     layouts = PLAIN + SPLIT if family == "bert" else [PLAIN[3], SPLIT[1], SPLIT[-1]]
     first = without_dropout(PLAIN[0], family=family).config()
     digests = {"written": exported_digest(source, first, tmp_path / "first")}

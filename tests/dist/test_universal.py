@@ -22,16 +22,15 @@ from ctxlm_ds.checkpoint.universal_import import from_universal
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_model
-from ctxlm_ds.objectives.build import objective_terms
-from ctxlm_ds.parallel.placement import is_split, shard_of
+from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.training.runtime import init_process_group
-from tests.checkpoints import make_config, make_tokenizer
+from tests.checkpoints import make_config, make_tokenizer, outputs_of
 from tests.dist.runner import run_ranks
-from tests.rank_files import KINDS, Layout, STEP, Values, checkpoint_of, random_states, write_as_ranks
+from tests.rank_files import KINDS, Layout, STEP, Values, checkpoint_of, random_states, splits_of, write_as_ranks
 
 pytestmark = pytest.mark.dist
 MOMENTS = KINDS[1:]
@@ -70,8 +69,8 @@ def plain_engine(config: RunConfig, stage: int, precision: str, universal: bool)
     quiet_libraries()
     clear_stale_build_locks()
     init_process_group()
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False)
-    model = build_model(config.model, objective_terms(config.objective), kernels, seed=1)
+    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    model = build_model(config.model, ModelBuild(outputs_of(config), kernels), seed=1)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     settings: dict[str, Any] = {
@@ -97,7 +96,11 @@ def train_steps(engine: Any, rank: int, steps: int) -> None:
         ones, places = torch.ones_like(ids), torch.arange(12).expand(2, 12)
         starts = torch.tensor([[0, 12]]).expand(2, 2)
         predicted, first = torch.tensor([[1, 5], [3, 4]]), torch.zeros(2, 1, dtype=torch.long)
-        inputs = (ids, ones * 0, places, ones, starts, predicted, first)
+        fields = {
+            "input_ids": ids, "token_type_ids": ones * 0, "position_ids": places, "sequence_ids": ones,
+            "sequence_starts": starts, "prediction_positions": predicted, "cls_positions": first,
+        }  # fmt: skip
+        inputs = tuple(fields[name] for name in engine.module.inputs)
         engine.backward(sum(output.float().square().mean() for output in engine(inputs)))
         engine.step()
 
@@ -151,15 +154,16 @@ def value_in(weight: torch.Tensor, precision: str) -> torch.Tensor:
     return weight.bfloat16().float() if precision == "bf16" else weight
 
 
-def test_deepspeed_cuts_ours_for_tensor_parallel_ranks(universal: Path, values: Values) -> None:
+def test_deepspeed_cuts_ours_for_tensor_parallel_ranks(universal: Path, config: RunConfig, values: Values) -> None:
     """Its own slicing function gives each rank what our placement says."""
+    splits = splits_of(config)
     tag = (universal / "latest_universal").read_text()
     for name, kinds in values.items():
         value = kinds["weight"]
         for size in (2, 4):
             for rank in range(size):
-                shard = shard_of(name, tuple(value.shape), size, rank)
-                if shard.num_elements * size != value.numel() and is_split(name):
+                shard = shard_of(name, splits[name], tuple(value.shape), size, rank)
+                if shard.num_elements * size != value.numel() and splits[name] is not None:
                     continue
                 target = torch.zeros(shard.num_elements)
                 parameter = SimpleNamespace(shape=torch.Size(shard.local_shape), numel=lambda t=target: t.numel())

@@ -59,8 +59,9 @@ class Pair(NamedTuple):
     def constants(self) -> set[str]:
         """Tensors of theirs that our model does not have: the export writes zeros whatever our weights are."""
         shapes = {name: parameter.shape for name, parameter in self.ours.named_parameters()}
-        written = [zip(row.theirs, row.to_theirs(torch.ones(shapes[row.ours])), strict=True) for row in self.key_map.rows]
-        return {name for pairs in written for name, value in pairs if not value.any()}
+        written = {row: row.to_theirs(torch.ones(shapes[row.ours])) for row in self.key_map.rows}
+        pairs = [pair for row, values in written.items() for pair in zip(row.theirs, values, strict=True)]
+        return {name for name, value in pairs if not value.any()}
 
     def losses(self, fields: Fields, counts: Mapping[str, int], config: RunConfig) -> tuple[Fields, Tensor]:
         """Their outputs under our names, and the objective's loss of them."""

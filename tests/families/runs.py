@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from ctxlm_ds import run_builder
 from ctxlm_ds.checkpoint.manager import CheckpointManager
@@ -24,8 +25,11 @@ from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix
 from ctxlm_ds.data.preprocess.job import preprocess
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.planning.measure import measure
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -233,6 +237,23 @@ def train(rank: int, world_size: int, run: Run, num_steps: int = STEPS) -> dict[
 def initial(rank: int, world_size: int, run: Run) -> dict[str, torch.Tensor]:
     """Case: the weights before the first step."""
     return gather_weights(build(run))
+
+
+def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
+    """Case: operations of the forward pass of a global batch, as torch counts them and as the planner does.
+
+    torch counts plain products only, so attention is asked to be made of them.
+    """
+    config = run.config()
+    kernels = config.kernels.model_copy(update={"attention": "reference"})
+    config = config.model_copy(update={"kernels": kernels})
+    chosen = choose_kernels(kernels, "cpu", torch.float32)
+    outputs = build_objective(config.objective).outputs
+    module = build_model(config.model, ModelBuild(outputs, chosen, shares_rows=config.data.shares_rows), run.seed)
+    with FlopCounterMode(display=False) as counter:
+        for batch in step_of(recorded(run), 0).micro_batches:
+            module.run(batch.fields)
+    return counter.get_total_flops(), measure(config).flops_per_row * ROWS
 
 
 def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.runner import RanksFailed
 from tests.dist.states import Layout, checkpoints_of, resume_newest
 from tests.dist.training import GLOBAL_BATCH
+from tests.families.groups import run_case
 from tests.families.toy_runs import OPTIMIZER, build_engine, config_of, step_of
 
 pytestmark = pytest.mark.dist
@@ -51,14 +52,14 @@ def resume(rank: int, world_size: int, layout: Layout, config: RunConfig, run_di
 
 def resume_under(layout: Layout, run_dir: Path) -> list[float]:
     config = config_of("lanes", layout, layout.pipeline > 1)
-    return run_ranks(resume, layout.world_size, layout, config, run_dir, timeout_s=120)[0]
+    return run_case(resume, layout.world_size, layout, config, run_dir, timeout_s=120)[0]
 
 
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
     """Saved by one rank."""
     run_dir = tmp_path_factory.mktemp("lanes")
-    return run_dir, run_ranks(save, 1, Layout(1, 0), False, run_dir, timeout_s=120)[0]["losses"]
+    return run_dir, run_case(save, 1, Layout(1, 0), False, run_dir, timeout_s=120)[0]["losses"]
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 0), Layout(2, 3), Layout(4, 1, tensor=2, pipeline=2)], ids=str)
@@ -72,7 +73,7 @@ def test_what_a_pipeline_saves_one_rank_and_two_read(
     saved_run: tuple[Path, list[float]], tmp_path: Path, overlap: bool
 ) -> None:
     layout = Layout(4, 1, tensor=2, pipeline=2) if overlap else Layout(4, 1, pipeline=2)
-    losses = run_ranks(save, 4, layout, overlap, tmp_path, timeout_s=120)[0]["losses"]
+    losses = run_case(save, 4, layout, overlap, tmp_path, timeout_s=120)[0]["losses"]
     assert losses == pytest.approx(saved_run[1], rel=1e-5)
     assert resume_under(Layout(1, 0), tmp_path) == pytest.approx(losses, rel=1e-5)
     ours, theirs = (CheckpointReader(next((run / "checkpoints").glob("step-*"))) for run in (tmp_path, saved_run[0]))

@@ -47,11 +47,11 @@ def toy_layers(model: ToySection, build: ModelBuild) -> list[LayerDescription]:
     init = Normal(0.1)
     table = WordTable(model.vocab_size or 0, model.size, init, build)
     block = {"width": model.size, "init": init}
-    return [
-        table.look_up(),
-        *(LayerDescription(f"toy.{i}", ToyBlock, ("hidden",), ("hidden",), block, block=True) for i in range(model.depth)),
-        table.decode("hidden", "logits"),
+    blocks = [
+        LayerDescription(f"toy.{number}", ToyBlock, ("hidden",), ("hidden",), block, block=True)
+        for number in range(model.depth)
     ]
+    return [table.look_up(), *blocks, table.decode("hidden", "logits")]
 
 
 def tiny() -> dict[str, Any]:

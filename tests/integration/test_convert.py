@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_to_hf_fills_a_mask_and_from_hf_goes_back(kind: str, tokenizer_kind: str
     done = convert("to-hf", "--checkpoint", tmp_path / "back", "--output", tmp_path / "again", "--dtype", "bf16")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_same_export_again_is_done_at_once(run: Path, tmp_path: Path) -> None:
+    words = ("to-hf", "--checkpoint", run, "--output", tmp_path / "hf")
+    assert convert(*words).returncode == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()}
+    again = convert(*words)
+    assert again.returncode == 0 and "complete already" in again.stdout
+    other = convert(*words, "--dtype", "bf16")
+    assert other.returncode == 2 and "dtype fp32 -> bf16" in other.stderr and "--overwrite" in other.stderr
+    shutil.copytree(run / "checkpoints" / "step-00000100", run / "checkpoints" / "step-00000200")
+    newer = convert(*words)
+    assert newer.returncode == 2 and "checkpoint step-00000100 -> step-00000200" in newer.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()} == before
+    assert convert(*words, "--overwrite").returncode == 0 and "complete already" in convert(*words).stdout
 
 
 def test_a_damaged_checkpoint_is_one_error_and_no_output(run: Path, tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer
-from tests.rank_files import KINDS, STEP, Layout, Values, checkpoint_of, plan_pieces, random_states, write_as_ranks
+from tests.rank_files import (
+    KINDS,
+    STEP,
+    Layout,
+    Values,
+    checkpoint_of,
+    plan_pieces,
+    random_states,
+    splits_of,
+    write_as_ranks,
+)
 
 SIZES = {"hidden_size": 32, "num_layers": 4, "num_attention_heads": 8, "intermediate_size": 64}
 MANY = Layout(tensor_parallel_size=8, data_parallel_size=32, zero_stage=3)
@@ -70,12 +80,12 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_each_rank_of_any_layout_reads_its_part(
-    plain: Path, many: Path, values: Values, layout: Layout, tmp_path: Path
+    config: RunConfig, plain: Path, many: Path, values: Values, layout: Layout
 ) -> None:
     shapes = {name: tuple(kinds["weight"].shape) for name, kinds in values.items()}
     for run in (plain, many):
         reader = CheckpointReader(checkpoint_of(run))
-        for _, pieces in plan_pieces(shapes, layout):
+        for _, pieces in plan_pieces(shapes, splits_of(config), layout):
             for name, shard, start, length in pieces:
                 for kind in KINDS:
                     expected = shard.extract(values[name][kind])[start : start + length]

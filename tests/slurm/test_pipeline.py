@@ -1,142 +1,133 @@
-"""slurm/pipeline.sh on the test cluster: one pipeline from raw text to an exported model, shared by the tests."""
+"""slurm/pipeline.sh on the test cluster: one route from raw text to an exported model, shared by the tests."""
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ctxlm_ds.data.preprocess.folder import FOLDER_SUFFIX, PROGRESS_NAME
 from tests.slurm.cluster import Cluster, Finished, wait_for
-from tests.slurm.runs import last_step
+from tests.slurm.runs import Runs, last_step
 from tests.text import write_corpus
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
-STEPS = ["tokenizer", "preprocess", "merge", "preprocess-heldout", "samples", "pretrain", "samples-2", "pretrain-2",
-         "export", "gate", "last"]  # fmt: skip
+STEPS = ["tokenizer", "preprocess-heldout", "preprocess", "merge", "samples", "pretrain", "samples-2", "pretrain-2",
+         "export", "after"]  # fmt: skip
 TINY = {
+    "extends": "bert-laptop",
+    "name": "tiny",
     "model": {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
               "max_position_embeddings": 64},
     "data": {"seq_length": 32},
-    "schedule": {"warmup_steps": 2, "total_steps": 12},
+    "schedule": {"warmup_fraction": None, "warmup_steps": 2, "total_steps": 12},
     "training": {"global_batch_size": 8, "micro_batch_size": 2, "max_steps": 8},
     "evaluation": {"interval_steps": 4, "max_rows": 16},
     "checkpoint": {"interval_steps": 4},
     "logging": {"interval_steps": 1, "tensorboard": False},
 }  # fmt: skip
+SECOND = {
+    "extends": "recipe.yaml",
+    "data": {"seq_length": 64},
+    "schedule": {"start_step": 8},
+    "training": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 4},
+}
 
 
 @dataclass
-class Pipeline:
-    """A recipe and the folder that its pipeline fills."""
+class Route:
+    """Recipes with a file of settings beside them, and the folder that the jobs fill."""
 
     cluster: Cluster
-    recipe: Path
+    recipes: tuple[Path, ...]
     out: Path
 
     def sh(self, *words: str, check: bool = True, **environ: str) -> Finished:
-        """slurm/pipeline.sh RECIPE WORDS."""
-        return self.cluster.run("slurm/pipeline.sh", self.recipe, *words, check=check, **environ)
+        """slurm/pipeline.sh RECIPES WORDS."""
+        return self.cluster.run("slurm/pipeline.sh", *self.recipes, *words, check=check, **environ)
 
-    def rows(self, *words: str, **environ: str) -> dict[str, list[str]]:
-        """The table that it prints: state, job, remark by step."""
-        lines = self.sh(*words, **environ).stdout.splitlines()
-        cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
-        return {row[0]: row[1:] for row in cells if len(row) > 1 and row[0] != "step"}
+    def submit(self, *words: str, **environ: str) -> dict[str, str]:
+        """Submit the whole route: ids by step."""
+        lines = [line.replace(",", "").split() for line in self.sh(*words, **environ).stdout.splitlines()]
+        return {line[0].rstrip(":"): line[2] for line in lines}
 
-    def submit(self, **environ: str) -> dict[str, str]:
-        """Submit what is to do: ids by step."""
-        return {name: row[1] for name, row in self.rows(**environ).items() if row[0] == "submitted"}
-
-    def states(self) -> dict[str, str]:
-        """--status: the state of each step."""
-        return {name: row[0] for name, row in self.rows("--status").items()}
-
-    def wait(self, jobs: dict[str, str]) -> dict[str, str]:
+    def wait(self, jobs: Mapping[str, str]) -> dict[str, str]:
         """How the jobs ended."""
         return {name: self.cluster.wait(job) for name, job in jobs.items()}
+
+    def log(self, step: str, job: str) -> str:
+        """What a job said, or the first one of an array."""
+        paths = [path for ending in ("", "_0") if (path := self.out / "logs" / f"{step}-{job}{ending}.log").exists()]
+        return paths[0].read_text(errors="replace")
 
     def logs(self) -> str:
         """All of them, for a failed test."""
         paths = sorted((self.out / "logs").glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
 
-    def mtimes(self) -> dict[str, int]:
-        """Of every file, but the lock of those who submit."""
-        paths = [path for path in self.out.rglob("*") if path.is_file() and "lock" not in path.name]
-        return {str(path): path.stat().st_mtime_ns for path in paths}
+    def made(self) -> dict[str, int]:
+        """When each file of the outputs was written; the runs' own journals left out."""
+        kept = [path for name in ("tokenizer", "data", "hf") for path in (self.out / name).rglob("*") if path.is_file()]
+        kept += [path for path in self.out.glob("pretrain*/checkpoints/*/*") if path.is_file()]
+        return {str(path): path.stat().st_mtime_ns for path in kept}
+
+
+def write_route(folder: Path, cluster: Cluster, settings: Mapping[str, object], *recipes: object) -> Route:
+    """Write recipe.yaml, recipe.env and further recipes."""
+    paths = [folder / ("recipe.yaml" if index == 0 else f"phase{index + 1}.yaml") for index in range(len(recipes))]
+    for path, content in zip(paths, recipes, strict=True):
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+    given = {"OUT": folder / "out", "WORKERS": 1, "OPTIONS": "--time=30", **settings}
+    (folder / "recipe.env").write_text("".join(f"{name}='{value}'\n" for name, value in given.items()))
+    return Route(cluster, tuple(paths), folder / "out")
 
 
 @dataclass
-class First(Pipeline):
-    """The pipeline and what was seen of it until its step `gate` failed."""
+class First(Route):
+    """The route, and how its first submission ended."""
 
     submitted: dict[str, str]
     ended: dict[str, str]
-    status: dict[str, list[str]]
-
-
-def write_recipe(path: Path, pipeline: dict[str, object], **sections: object) -> Path:
-    content = {"extends": "bert-pipeline-laptop", "name": "tiny", **TINY, **sections, "pipeline": pipeline}
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return path
 
 
 @pytest.fixture(scope="module")
 def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> First:
-    """From raw text to an exported model; one pretraining job is requeued while others wait for it."""
-    folder = tmp_path_factory.mktemp("pipeline")
+    """From raw text to an exported model; a pretraining job is requeued while others wait; the user's command fails."""
+    folder = tmp_path_factory.mktemp("route")
     for name, count, seed in (("train-0", 30, 1), ("train-1", 30, 2), ("heldout", 15, 3)):
         write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
-    out = folder / "out"
-    phase = ["data.seq_length=64", "schedule.start_step=8", "training.max_steps=4", "training.global_batch_size=4"]
-    recipe = write_recipe(
-        folder / "recipe.yaml",
-        {
-            "input": [str(folder / "train-*.jsonl")],
-            "heldout": [str(folder / "heldout.jsonl")],
-            "tokenizer": {"vocab_size": 400},
-            "workers": 1,
-            "output_dir": str(out),
-            "phases": [{"set": [*phase, "training.micro_batch_size=4"]}],
-            "append": [
-                {"name": "gate", "command": "test -f {output_dir}/allowed && ls {hf_dir} > {output_dir}/gate",
-                 "output": "{output_dir}/gate"},
-                {"name": "last", "command": "cp {output_dir}/gate {output_dir}/last", "output": "{output_dir}/last"},
-            ],
-            "resources": {"default": {"time": "30"}, "pretrain": {"ntasks_per_node": 1, "time": "40"}},
-        },
-    )  # fmt: skip
-    pipeline = Pipeline(cluster, recipe, out)
-    submitted = pipeline.submit()
+    settings = {
+        "INPUT": folder / "train-*.jsonl",
+        "HELDOUT": folder / "heldout.jsonl",
+        "VOCAB_SIZE": 400,
+        "SHARDS": 2,
+        "PRETRAIN_OPTIONS": "--time=40",
+        "AFTER": f'test -f {folder}/allowed && ls "$HF" > "$OUT"/listed',
+    }
+    route = write_route(folder, cluster, settings, TINY, SECOND)
+    planned = route.sh("--dry-run").stdout.splitlines()
+    assert len(planned) == len(STEPS) and all(line.startswith("sbatch --parsable ") for line in planned)
+    assert not route.out.exists() and cluster.run("squeue", "-h").stdout == ""
+    submitted = route.submit()
     assert cluster.job(submitted["merge"])["TimeLimit"] == "00:30:00"
     assert cluster.job(submitted["pretrain"])["TimeLimit"] == "00:40:00"
+    twice = route.sh(check=False)
+    assert twice.returncode == 2 and "are in the queue" in twice.stderr and submitted["export"] in twice.stderr
     wait_for(lambda: cluster.job(submitted["pretrain"])["JobState"] == "RUNNING", 240, "the pretraining job")
     cluster.scontrol("requeue", submitted["pretrain"])
-    ended = pipeline.wait(submitted)
-    return First(cluster, recipe, out, submitted, ended, pipeline.rows("--status"))
-
-
-@pytest.fixture(scope="module")
-def finished(first: First) -> First:
-    """The pipeline when the failed step has been mended."""
-    (first.out / "allowed").touch()
-    again = first.submit()
-    assert list(again) == ["gate", "last"], "only what is left"
-    assert set(first.wait(again).values()) == {"COMPLETED"}, first.logs()
-    return first
+    return First(cluster, route.recipes, route.out, submitted, route.wait(submitted))
 
 
 def test_raw_text_to_an_exported_model(first: First) -> None:
     assert list(first.submitted) == STEPS
-    assert {first.ended[name] for name in STEPS[:-2]} == {"COMPLETED"}, first.logs()
+    assert {first.ended[name] for name in STEPS[:-1]} == {"COMPLETED"}, first.logs()
     assert first.cluster.job(first.submitted["pretrain"])["Restarts"] == "1"
-    weights = (first.out / "logs" / f"pretrain-2-{first.submitted['pretrain-2']}.log").read_text()
-    assert f"weights taken from {first.out / 'pretrain'}" in weights
+    assert f"weights taken from {first.out / 'pretrain'}" in first.log("pretrain-2", first.submitted["pretrain-2"])
     steps = [json.loads(line)["step"] for line in (first.out / "pretrain-2" / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 4
     shards = [json.loads(path.read_text())["shard"] for path in sorted((first.out / "data" / "shards").glob("*.json"))]
@@ -152,73 +143,60 @@ def test_raw_text_to_an_exported_model(first: First) -> None:
     assert logits.shape[-1] == 400 and bool(torch.isfinite(logits).all())
 
 
-def test_a_failed_step_is_told_with_its_log_and_ends_what_waits_for_it(first: First) -> None:
-    assert (first.ended["gate"], first.ended["last"]) == ("FAILED", "CANCELLED")
-    state, job, remark = first.status["gate"]
-    assert (state, job) == ("failed", first.submitted["gate"])
-    log = Path(remark.rpartition("log: ")[2])
-    assert log.parent == first.out / "logs" and "ended with status 1: test -f" in log.read_text()
-    assert first.status["last"][0] == "cancelled"
-    assert {first.status[name][0] for name in STEPS[:-2]} == {"done"}
+def test_again_nothing_is_made_anew_but_what_failed(first: First) -> None:
+    assert first.ended["after"] == "FAILED"
+    before = first.made()
+    (first.out.parent / "allowed").touch()
+    again = first.submit()
+    assert list(again) == STEPS
+    assert set(first.wait(again).values()) == {"COMPLETED"}, first.logs()
+    assert first.made() == before
+    for step in ("tokenizer", "preprocess", "preprocess-heldout", "merge", "export"):
+        assert "complete already" in first.log(step, again[step]), step
+    assert "config.json" in (first.out / "listed").read_text()
 
 
-def test_again_nothing_is_submitted_or_touched(finished: First) -> None:
-    before = finished.mtimes()
-    again = finished.sh()
-    assert "nothing to submit: everything is done" in again.stdout
-    assert finished.cluster.run("squeue", "-h").stdout == ""
-    assert finished.mtimes() == before
-    assert set(finished.states().values()) == {"done"}
+def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> None:
+    """Other settings for the same folder: the tool refuses, and nothing after it begins."""
+    before = first.made()
+    jobs = first.submit("VOCAB_SIZE=380")
+    ended = first.wait(jobs)
+    assert ended == {"tokenizer": "FAILED", **dict.fromkeys(STEPS[1:], "CANCELLED")}
+    assert "was made otherwise: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
+    assert first.made() == before and first.cluster.run("squeue", "-h").stdout == ""
 
 
-def test_what_was_deleted_is_made_again_and_nothing_else(finished: First) -> None:
-    data = finished.out / "data"
-    before = (data / "train_text_sentence.bin").read_bytes()
-    for path in [*data.glob("train_text_sentence.*"), *(data / "shards").iterdir()]:
-        if path.is_file():
-            path.unlink()
-    states = finished.states()
-    assert [name for name, state in states.items() if state != "done"] == ["preprocess", "merge"]
-    again = finished.submit()
-    assert list(again) == ["preprocess", "merge"]
-    assert "in the queue" in finished.sh().stdout, "a second start finds the jobs and submits none"
-    assert set(finished.wait(again).values()) == {"COMPLETED"}, finished.logs()
-    assert (data / "train_text_sentence.bin").read_bytes() == before
-    assert set(finished.states().values()) == {"done"}
-
-
-def test_changed_settings_are_refused_by_name(finished: First) -> None:
-    before = finished.mtimes()
-    refused = finished.sh("--set", "pipeline.tokenizer.vocab_size=380", check=False)
-    assert refused.returncode == 2 and "tokenizer: vocab_size 400 -> 380" in refused.stderr
-    assert "export: it is made of pretrain-2, which changes" in refused.stderr and "--redo" in refused.stderr
-    assert finished.mtimes() == before and finished.cluster.run("squeue", "-h").stdout == ""
+def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "part.jsonl", num_documents=5_000, seed=5)
+    (tmp_path / "long.jsonl").write_bytes((tmp_path / "part.jsonl").read_bytes() * 60)
+    settings = {"INPUT": tmp_path / "long.jsonl", "TOKENIZER": runs.route.tokenizer}
+    route = write_route(tmp_path, runs.cluster, settings, TINY)
+    jobs = route.submit()
+    progress = tmp_path / "out" / "data" / f"train_text_sentence{FOLDER_SUFFIX}" / PROGRESS_NAME
+    wait_for(progress.exists, 240, "progress of the preprocessing job")
+    runs.cluster.run("scancel", "--signal=KILL", "--full", jobs["preprocess"])
+    ended = route.wait(jobs)
+    assert ended.pop("preprocess") in ("FAILED", "CANCELLED") and set(ended.values()) == {"CANCELLED"}, route.logs()
+    assert not (tmp_path / "out" / "data" / "train_text_sentence.idx").exists()
+    again = route.submit()
+    assert set(route.wait(again).values()) == {"COMPLETED"}, route.logs()
+    assert "going on" in route.log("preprocess", again["preprocess"])
 
 
 @pytest.mark.soak
-def test_steps_wait_for_the_last_of_a_line_of_successors(finished: First, tmp_path: Path) -> None:
-    """Where a run goes on in another job, what waits for its end must neither begin nor be cancelled before that."""
-    own = {"input": [], "heldout": [], "tokenizer": None, "phases": [], "shards": 1, "export": False}
-    after = {"name": "after", "command": "cp {run_dir}/checkpoints/latest {output_dir}/after"}
-    resources = {"pretrain": {"ntasks_per_node": 1}}
-    recipe = write_recipe(
-        tmp_path / "recipe.yaml",
-        {**own, "output_dir": str(tmp_path / "out"), "append": [after], "resources": resources},
-        tokenizer={"path": str(finished.out / "tokenizer")},
-        data={"seq_length": 32, "train": [str(finished.out / "data" / "train_text_sentence")]},
-        training={**TINY["training"], "max_steps": 150},
-        schedule={"warmup_steps": 2, "total_steps": 150},
-    )  # fmt: skip
-    pipeline = Pipeline(finished.cluster, recipe, tmp_path / "out")
-    cluster, jobs = finished.cluster, pipeline.submit(CTXLM_RESTART="successor")
-    assert list(jobs) == ["samples", "pretrain", "after"]
-    run = pipeline.out / "pretrain"
+def test_the_export_waits_for_the_last_of_a_line_of_successors(runs: Runs, tmp_path: Path) -> None:
+    """A run that goes on in another job: what waits for its end must neither begin nor be cancelled before that."""
+    training = {**TINY["training"], "max_steps": 150}  # type: ignore[dict-item]
+    recipe = {**TINY, "training": training, "schedule": {"warmup_fraction": None, "warmup_steps": 2}}
+    route = write_route(tmp_path, runs.cluster, {}, recipe)
+    data = [f"tokenizer.path={runs.route.tokenizer}", f"data.train=[{runs.route.train}]"]
+    cluster, jobs = route.cluster, route.submit("--set", *data, CTXLM_RESTART="successor")
+    assert list(jobs) == ["samples", "pretrain", "export"]
+    run = route.out / "pretrain"
     wait_for(lambda: last_step(run) >= 5, 240, "step 5")
     cluster.run("scancel", "--batch", "--signal=USR1", jobs["pretrain"])
-    assert cluster.wait(jobs["pretrain"]) == "COMPLETED", pipeline.logs()
-    assert cluster.job(jobs["after"])["JobState"] == "PENDING"
-    assert pipeline.states()["after"] in ("waiting", "queued") and last_step(run) < 150
-    assert "in the queue" in pipeline.sh(CTXLM_RESTART="successor").stdout
-    assert cluster.wait(jobs["after"]) == "COMPLETED", pipeline.logs()
-    assert (pipeline.out / "after").read_text().strip() == "step-00000150"
-    assert set(pipeline.states().values()) == {"done"} or pipeline.states()["samples"] == "not needed"
+    assert cluster.wait(jobs["pretrain"]) == "COMPLETED", route.logs()
+    assert cluster.job(jobs["export"])["JobState"] == "PENDING" and last_step(run) < 150
+    assert "are in the queue" in route.sh("--set", *data, check=False).stderr
+    assert cluster.wait(jobs["export"]) == "COMPLETED", route.logs()
+    assert json.loads((route.out / "hf" / "exported_from.json").read_text())["checkpoint"] == "step-00000150"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,19 @@ PREFLIGHT = {
     "CTXLM_PREFLIGHT_MIN_BANDWIDTH": "0.1",
     "CTXLM_PREFLIGHT_MIB": "1",
     "CTXLM_PREFLIGHT_LIMIT_S": "120",
+    "CTXLM_PREFLIGHT_MIN_MEMORY_GB": "0.1",
 }
+FAULTY_SMI = """#!/bin/sh
+errors=0
+[ "$SLURMD_NODENAME" != n2 ] || errors=3
+echo "NVIDIA Make-Believe, 81559, 12, 0"
+echo "NVIDIA Make-Believe, 81559, 12, $errors"
+"""
+FAST_CLOCK = """import os, time
+if os.environ.get("SLURMD_NODENAME") == "n3":
+    true_time = time.time
+    time.time = lambda: true_time() + 30.0
+"""
 
 
 @pytest.fixture
@@ -67,7 +81,7 @@ def test_a_bad_node_is_replaced(runs: Runs, full_disk_of_n2: Path, tmp_path: Pat
     shown = runs.cluster.job(job.id)
     assert (shown["NodeList"], shown["ExcNodeList"]) == ("n[1,3]", "n2")
     assert list(excluded_nodes(job.run_dir)) == ["n2"]
-    assert report_of(job)["action"] == "go"
+    assert report_of(job)["bad"] == {}
 
 
 def test_a_job_ends_where_no_other_nodes_are_left(runs: Runs, full_disk_of_n2: Path, tmp_path: Path) -> None:
@@ -78,6 +92,27 @@ def test_a_job_ends_where_no_other_nodes_are_left(runs: Runs, full_disk_of_n2: P
     assert runs.cluster.job(job.id)["ExitCode"] == "2:0"
     assert "without n2 partition main has 2 nodes where the job needs 3" in job.text()
     assert job.events(START) == []
+
+
+def test_a_faulty_gpu_and_a_wrong_clock_are_left_out(runs: Runs, tmp_path: Path) -> None:
+    """nvidia-smi of n2 counts ECC errors, Python's clock on n3 is half a minute ahead: n1 goes on alone."""
+    smi = tmp_path / "bin/nvidia-smi"
+    clock = tmp_path / "site/sitecustomize.py"
+    for path, text in ((smi, FAULTY_SMI), (clock, FAST_CLOCK)):
+        path.parent.mkdir()
+        path.write_text(text)
+        path.chmod(0o755)
+    environment = {
+        **PREFLIGHT, "CTXLM_PREFLIGHT_BANDWIDTH": "0", "CTXLM_PREFLIGHT_MIN_NODES": "1",
+        "PATH": f"{smi.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(clock.parent),
+    }  # fmt: skip
+    job = runs.submit(tmp_path, nodes=3, environment=environment, training=SHORT)
+    job.assert_finished()
+    assert "n2 is bad: GPU 1: 3 uncorrected ECC errors, 0 are allowed" in job.text(), job.text()
+    assert "going on with 1 of 3 nodes, without n2, n3" in job.text()
+    report = report_of(job)
+    assert "from the nodes' median (2 s allowed)" in report["bad"]["n3"]
+    assert report["clock_s"]["n3"] == pytest.approx(30.0, abs=1.0)
 
 
 @pytest.mark.soak
@@ -98,8 +133,8 @@ def test_a_slow_node_is_left_out_at_once(runs: Runs, slow_link_of_n3: None, tmp_
 
 
 def test_a_wrong_setting_ends_the_job_with_one_line(runs: Runs, tmp_path: Path) -> None:
-    environment = {**PREFLIGHT, "CTXLM_PREFLIGHT_MIN_BANDWITH": "0.5"}
+    environment = {**PREFLIGHT, "CTXLM_PREFLIGHT_MIN_BANDWIDTH": "fast"}
     job = runs.submit(tmp_path, nodes=1, environment=environment, training=SHORT)
     assert job.end() == "FAILED"
-    assert "CTXLM_PREFLIGHT_MIN_BANDWITH is unknown" in job.text()
+    assert "CTXLM_PREFLIGHT_MIN_BANDWIDTH=fast: expected a number, 0 or more" in job.text()
     assert "Traceback" not in job.text()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.staging_copy import SPARE_BYTES
+from ctxlm_ds.cluster.staging import SPARE_BYTES
 from ctxlm_ds.process.run_history import START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs
@@ -41,7 +41,8 @@ def test_a_run_reads_copies_on_each_node_and_goes_on_without_them(
     """Half a run with copies, the rest where one node has no room for one of them any more."""
     first = submit(runs, tmp_path, local_disks, max_steps=4)
     first.assert_finished()
-    assert "staging: 3 of 3 items in" in first.text(), first.text()
+    assert f"staging: {local_disks}/ctxlm-staged of 2 nodes" in first.text(), first.text()
+    assert "read from where the recipe says" not in first.text()
     staged = [cluster.node_exec(node, "find", local_disks, "-name", "*.bin").stdout.split() for node in ("n1", "n2")]
     assert staged[0] == staged[1]
     assert len(staged[0]) == 2
@@ -53,8 +54,8 @@ def test_a_run_reads_copies_on_each_node_and_goes_on_without_them(
     cluster.node_exec("n2", "truncate", "-s", "1", next(path for path in staged[1] if "train" in path))
     second = submit(runs, tmp_path, local_disks, max_steps=8)
     second.assert_finished()
-    assert f"staging: no room for {runs.route.train} in {local_disks} of n2" in second.text(), second.text()
-    assert "staging: 2 of 3 items in" in second.text()
+    assert f"staging: n2: no room for {runs.route.train} in {local_disks}" in second.text(), second.text()
+    assert second.text().count("read from where the recipe says") == 1
 
     # It has found what the checkpoint was made of, or it would have refused to go on.
     assert [event["step"] for event in second.events(START)] == [0, 4]

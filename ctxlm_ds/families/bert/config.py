@@ -16,7 +16,6 @@ class BertSection(TransformerSection):
     """BERT: an encoder with token types, a pooler and a next-sentence head."""
 
     same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
-    same_shape: ClassVar[tuple[str, ...]] = (*TransformerSection.same_shape, "type_vocab_size")
 
     family: str = "bert"
     type_vocab_size: PositiveInt = 2

@@ -53,7 +53,7 @@ def _layers(
     )
     positions = {
         "num_positions": model.max_position_embeddings, "width": width, "dropout": model.hidden_dropout, "init": init,
-        "parallel": build.parallel,
+        "kernels": build.kernels, "parallel": build.parallel,
     }  # fmt: skip
     return [
         table.look_up(),

@@ -80,10 +80,18 @@ class VocabularyBias(VocabParallelBias):
 class PositionEmbeddings(nn.Module):
     """Adds learnt positions to the words, then dropout (GPT: no LayerNorm, no token types)."""
 
-    def __init__(self, num_positions: int, width: int, dropout: float, init: Init, parallel: ParallelContext) -> None:
+    def __init__(
+        self,
+        num_positions: int,
+        width: int,
+        dropout: float,
+        init: Init,
+        kernels: KernelSet,
+        parallel: ParallelContext,
+    ) -> None:
         super().__init__()
         self.position_embeddings = SharedEmbedding(num_positions, width, init, parallel, "position table")
-        self.dropout = HiddenDropout(dropout, parallel)
+        self.dropout = HiddenDropout(dropout, kernels, parallel)
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
         """Map words' vectors and position_ids [b, s] to hidden states."""
@@ -118,7 +126,7 @@ class EncoderEmbeddings(nn.Module):
             SharedEmbedding(settings.num_token_types, width, init, parallel) if settings.num_token_types else None
         )
         self.layer_norm = LayerNorm(width, settings.norm_eps, kernels, parallel)
-        self.dropout = HiddenDropout(settings.dropout, parallel)
+        self.dropout = HiddenDropout(settings.dropout, kernels, parallel)
 
     def forward(self, hidden: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Map words' vectors, position_ids and token_type_ids [b, s] to hidden states."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ctxlm_ds.kernels.attention import AttentionSpec, Sequences
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.dropout import keyed_dropout
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.parallel.context import ParallelContext
@@ -135,9 +134,10 @@ class FeedForward(nn.Module):
 class HiddenDropout(nn.Module):
     """Dropout of hidden states, which drops the same elements whichever share of them a rank holds."""
 
-    def __init__(self, p: float, parallel: ParallelContext) -> None:
+    def __init__(self, p: float, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()
         self.p = p
+        self.kernel = kernels.dropout
         self.parallel = parallel
 
     def forward(self, x: Tensor, place: int) -> Tensor:
@@ -145,7 +145,7 @@ class HiddenDropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         first = self.parallel.rank * x.numel() if self.parallel.splits_tokens else 0
-        return keyed_dropout(x, self.p, self.parallel.dropout.key(place, x), first)
+        return self.kernel(x, self.p, self.parallel.dropout.key(place, x), first)
 
 
 class TransformerLayer(nn.Module):
@@ -158,7 +158,7 @@ class TransformerLayer(nn.Module):
         self.attention_layer_norm = LayerNorm(width, eps, kernels, parallel)
         self.mlp = FeedForward(settings, kernels, parallel)
         self.mlp_layer_norm = LayerNorm(width, eps, kernels, parallel)
-        self.dropout = HiddenDropout(settings.hidden_dropout, parallel)
+        self.dropout = HiddenDropout(settings.hidden_dropout, kernels, parallel)
         self.pre_layer_norm = settings.pre_layer_norm
 
     def forward(

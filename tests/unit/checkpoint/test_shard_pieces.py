@@ -17,7 +17,7 @@ from ctxlm_ds.checkpoint import layout_free
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.placement import shard_of
+from ctxlm_ds.parallel.placement import VOCABULARY, Split, shard_of
 from ctxlm_ds.parallel.shards import Shard
 
 SHAPES = {"matrix": (9, 7), "bias": (12,), "scale": (), "cube": (4, 2, 3)}
@@ -106,13 +106,13 @@ def test_only_the_bytes_needed_are_read(tmp_path: Path, monkeypatch: pytest.Monk
     value = torch.arange(24.0 * 4).reshape(24, 4)
     writers = [PieceWriter(tmp_path, rank) for rank in range(4)]
     for rank, writer in enumerate(writers):
-        shard = shard_of("encoder.0.attention.qkv.weight", value.shape, 4, rank)
+        shard = shard_of("qkv", Split("rows", (8, 8, 8)), value.shape, 4, rank)
         writer.add("w", "weight", value.shape, 0, shard.extract(value), shard)
     merge_index(tmp_path, [writer.close() for writer in writers], {})
     reader = CheckpointReader(tmp_path)
     for size in (1, 2, 4):
         for rank in range(size):
-            shard = shard_of("encoder.0.attention.qkv.weight", value.shape, size, rank)
+            shard = shard_of("qkv", Split("rows", (8, 8, 8)), value.shape, size, rank)
             read = 0
             assert torch.equal(reader.read("w", shard=shard), shard.extract(value))
             assert read == shard.num_elements
@@ -157,13 +157,13 @@ def test_an_empty_shard_writes_nothing(tmp_path: Path) -> None:
     value = torch.arange(10.0).reshape(5, 2)
     writers = [PieceWriter(tmp_path, rank) for rank in range(4)]
     for rank, writer in enumerate(writers):
-        shard = shard_of("word_embeddings.weight", (5, 2), 4, rank, vocab_multiple=2)
+        shard = shard_of("word_embeddings.weight", VOCABULARY, (5, 2), 4, rank, vocab_multiple=2)
         assert shard.num_rows == [2, 2, 1, 0][rank]
         writer.add("word_embeddings.weight", "weight", (5, 2), 0, shard.extract(value), shard)
     index = merge_index(tmp_path, [writer.close() for writer in writers], {})
     assert len(index["parameters"]["word_embeddings.weight"]["pieces"]["weight"]) == 3
     assert torch.equal(CheckpointReader(tmp_path).read_full("word_embeddings.weight"), value)
-    empty = shard_of("word_embeddings.weight", (5, 2), 4, 3, vocab_multiple=2)
+    empty = shard_of("word_embeddings.weight", VOCABULARY, (5, 2), 4, 3, vocab_multiple=2)
     assert CheckpointReader(tmp_path).read("word_embeddings.weight", shard=empty).numel() == 0
 
 

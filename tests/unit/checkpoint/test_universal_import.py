@@ -18,6 +18,7 @@ from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.checkpoint.universal import cut_marks, to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
 from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -206,10 +207,12 @@ def test_the_form_of_the_step_count(run: Path, tmp_path: Path, form: str, kind: 
 
 
 def test_marks_for_deepspeeds_cuts() -> None:
-    assert cut_marks("encoder.0.attention.qkv.bias") == {"cat_dim": 0, "param_n_sub_params": 3}
-    assert cut_marks("decoder.3.mlp.down.weight") == {"cat_dim": 1}
-    assert cut_marks("word_embeddings.weight") == {"cat_dim": 0, "vocab_tensor": True}
-    assert cut_marks("mlm_bias.bias") == cut_marks("heads.mlm_transform.weight") == {"cat_dim": 0}
+    assert cut_marks(Split("rows", (4, 4, 4)), 1) == {"cat_dim": 0, "param_n_sub_params": 3}
+    assert cut_marks(COLUMNS, 2) == {"cat_dim": 1}
+    assert cut_marks(VOCABULARY, 2) == {"cat_dim": 0, "vocab_tensor": True}
+    assert cut_marks(VOCABULARY, 1) == cut_marks(ROWS, 2) == cut_marks(None, 2) == {"cat_dim": 0}
+    with pytest.raises(CheckpointError, match=r"unequal blocks \(8, 4, 4\)"):
+        cut_marks(Split("rows", (8, 4, 4)), 2)
 
 
 def test_the_tool_there_and_back_without_deepspeed(run: Path, recipe: Path, tmp_path: Path) -> None:

@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ctxlm_ds.cluster.staging import choose_items, proved_items, settings_of, stage_here
-from ctxlm_ds.cluster.staging_copy import (
-    ABANDONED_AFTER_S,
-    ROOT_NAME,
-    SPARE_BYTES,
-    StagedFile,
-    StageItem,
-    StagePlan,
-    copy_items,
-    folder_name,
-    room,
-)
-from ctxlm_ds.cluster.staging_plan import plan_staging
+from ctxlm_ds.cluster import staging
+from ctxlm_ds.cluster.staging import ROOT_NAME, settings_of, stage_here, target_of
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_config
@@ -34,6 +22,11 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, write_dataset
 from tests.text import make_documents
+
+
+@pytest.fixture(autouse=True)
+def little_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "SPARE_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +75,21 @@ def rows_of(config: RunConfig, tokenizer: Tokenizer) -> dict[str, object]:
 def stage(folder: Path, into: Path, *overrides: str) -> tuple[list[str], list[str]]:
     """Settings and lines."""
     lines: list[str] = []
-    words = ["--config", str(folder / "recipe.json"), *(["--set", *overrides] if overrides else [])]
-    return stage_here(words, into, lines.append), lines
+    return settings_of([stage_here(config_of(folder, *overrides), into)], into, lines.append), lines
 
 
 def staged_files(into: Path) -> dict[str, int]:
-    """Time of change by path."""
+    """Number of the file (a copy made anew has another) by path."""
     root = into / ROOT_NAME
-    return {str(p.relative_to(root)): p.stat().st_mtime_ns for p in sorted(root.rglob("*")) if p.is_file()}
+    return {str(p.relative_to(root)): p.stat().st_ino for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def without_stamps(files: dict[str, int]) -> dict[str, int]:
-    return {name: time_ns for name, time_ns in files.items() if not name.endswith("staged.json")}
+def damage(path: Path, place: int = 0) -> None:
+    """Change a byte; the time stays."""
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_a_run_reads_the_copies_and_sees_the_same_data(route: Path, tmp_path: Path) -> None:
@@ -119,16 +115,16 @@ def test_a_run_reads_the_copies_and_sees_the_same_data(route: Path, tmp_path: Pa
 
 def test_what_is_there_and_verifies_is_not_copied_again(route: Path, tmp_path: Path) -> None:
     first, _ = stage(route, tmp_path)
-    before = without_stamps(staged_files(tmp_path))
+    before = staged_files(tmp_path)
+    assert stage(route, tmp_path) == (first, [])
+    assert staged_files(tmp_path) == before
     damaged = next((tmp_path / ROOT_NAME).glob("heldout-*/heldout.bin"))
-    content = bytearray(damaged.read_bytes())
-    content[5] ^= 1
-    damaged.write_bytes(bytes(content))
-    second, lines = stage(route, tmp_path)
-    after = without_stamps(staged_files(tmp_path))
-    assert (first, lines) == (second, [])
-    assert [name for name in before if before[name] != after[name]] == [str(damaged.relative_to(tmp_path / ROOT_NAME))]
+    damage(damaged, 5)
+    assert stage(route, tmp_path) == (first, [])
+    after = staged_files(tmp_path)
     assert damaged.read_bytes() == (route / "heldout.bin").read_bytes()
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed and all(name.startswith("heldout-") for name in changed)
 
 
 def test_a_changed_source_is_copied_again(copied_route: Path, tmp_path: Path) -> None:
@@ -137,9 +133,7 @@ def test_a_changed_source_is_copied_again(copied_route: Path, tmp_path: Path) ->
     for path in copied_route.glob("heldout*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     documents = random_documents(9, seed=99, vocab_size=tokenizer.vocab_size)
-    write_dataset(
-        copied_route / "heldout", documents, metadata={"tokenizer_fingerprint": tokenizer.fingerprint}
-    )
+    write_dataset(copied_route / "heldout", documents, metadata={"tokenizer_fingerprint": tokenizer.fingerprint})
     _, lines = stage(copied_route, tmp_path)
     copy = next((tmp_path / ROOT_NAME).glob("heldout-*/heldout.bin"))
     assert copy.read_bytes() == (copied_route / "heldout.bin").read_bytes()
@@ -149,83 +143,83 @@ def test_a_changed_source_is_copied_again(copied_route: Path, tmp_path: Path) ->
 
 
 def test_a_damaged_source_is_not_staged(copied_route: Path, tmp_path: Path) -> None:
-    damaged = copied_route / "b/text.bin"
-    content = bytearray(damaged.read_bytes())
-    content[0] ^= 1
-    damaged.write_bytes(bytes(content))
+    damage(copied_route / "b/text.bin")
     settings, lines = stage(copied_route, tmp_path)
     assert len(lines) == 1
-    assert f"{damaged}: sha256" in lines[0]
+    assert "sha256sum: text.bin: FAILED; the file is damaged" in lines[0]
     train = config_of(copied_route, *settings).data.train
     assert train[0].path.startswith(str(tmp_path / ROOT_NAME))
     assert train[1].path == str(copied_route / "b/text")
 
 
-def test_leftovers_of_killed_copies_go_when_they_are_old(route: Path, tmp_path: Path) -> None:
-    folder = tmp_path / ROOT_NAME / folder_name(str(route / "heldout"))
-    folder.mkdir(parents=True)
-    old, young = (folder / f"heldout.bin.partial-host-1-{name}" for name in ("old", "young"))
-    for path in (old, young):
-        path.write_bytes(b"part")
-    then_s = time.time() - 2 * ABANDONED_AFTER_S
-    os.utime(old, (then_s, then_s))
-    stage(route, tmp_path)
-    assert not old.exists()
-    assert young.exists()
+@pytest.mark.parametrize("program", ["rsync", "cp"])
+def test_an_interrupted_copy_is_not_taken_for_a_file(
+    copied_route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """A program that is killed half-way, as a full disk or a signal does it, then one that works."""
+    real, folder = shutil.which(program), tmp_path / "bin"
+    if real is None:
+        pytest.skip(f"{program} is not installed")
+    folder.mkdir()
+    for name in ("cp", "rsync", "sha256sum"):
+        if name != "rsync" or program == "rsync":
+            os.symlink(shutil.which(name) or name, folder / name)
+    (folder / program).unlink()
+    (folder / program).write_text('#!/bin/sh\nfor last; do :; done\nprintf half >"$last"; kill -9 $$')
+    (folder / program).chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", f"{folder}:/nowhere")
+        settings, lines = stage(copied_route, tmp_path)
+        assert (settings, len(lines)) == ([], 4)
+        assert program in lines[0]
+        assert staged_files(tmp_path) == {}
+        (folder / program).unlink()
+        os.symlink(real, folder / program)
+        settings, lines = stage(copied_route, tmp_path)
+    assert (len(settings), lines) == (3, [])
+    assert not list((tmp_path / ROOT_NAME).rglob("*partial*"))
 
 
-def test_what_has_no_room_on_one_node_is_read_from_the_shared_disk_by_all(route: Path, tmp_path: Path) -> None:
-    plan = plan_staging(config_of(route))
-    plenty = {"free_bytes": 10_000, "needed_bytes": [1000] * 4, "error": None}
-    # n2 holds the first already and has room for everything else but the second.
-    tight = {"free_bytes": 100, "needed_bytes": [0, 1000, 60, 40], "error": None}
-    lines: list[str] = []
-    chosen = choose_items(plan.items, {"n1": plenty, "n2": tight}, tmp_path, lines.append)
-    assert chosen == [plan.items[0], plan.items[2], plan.items[3]]
-    assert len(lines) == 1
-    assert all("of n2" in line and "no room for" in line for line in lines)
-    refused = {**tight, "error": "/local: Read-only file system"}
-    assert choose_items(plan.items, {"n1": plenty, "n2": refused}, tmp_path, lines.append) == []
-    assert lines[-1].startswith("staging: n2: /local: Read-only file system")
-
-
-def test_a_node_that_fails_leaves_the_item_where_it_is(route: Path, tmp_path: Path) -> None:
-    plan = plan_staging(config_of(route))
-    items = plan.items[:2]
-    good = [{"source": item.source, "copied_bytes": 1, "kept_bytes": 0, "error": None} for item in items]
-    bad = [good[0], {"source": items[1].source, "error": "No space left on device"}]
-    lines: list[str] = []
-    assert proved_items(items, {"n1": good, "n2": bad}, lines.append) == [items[0]]
-    assert "staging: n2: No space left on device" in lines[0]
-    settings = settings_of(plan, [items[0]], tmp_path)
-    assert len(settings) == 1
-    assert str(route / "b/text") in settings[0]
-
-
-def test_an_index_folder_of_its_own_is_given_up_only_when_all_is_staged(route: Path, tmp_path: Path) -> None:
-    plan = replace(plan_staging(config_of(route)), has_index_dir=True)
-    assert "data.sample_index_dir=null" in settings_of(plan, plan.items, tmp_path)
-    assert "data.sample_index_dir=null" not in settings_of(plan, plan.items[:-2], tmp_path)
-
-
-def test_a_plan_travels_as_json(route: Path) -> None:
-    plan = plan_staging(config_of(route))
-    assert StagePlan.from_json(plan.to_json()) == plan
-    names = {Path(file.target).name for file in plan.items[0].files}
-    assert names >= {"text.bin", "text.idx", "text.json", "text.sha256", "meta.json", "samples.npy"}
-    assert all(file.sha256 for file in plan.items[0].files if file.target.endswith((".bin", ".idx", ".npy")))
-
-
-def test_room_is_what_the_disk_has_left(tmp_path: Path) -> None:
-    disk = os.statvfs(tmp_path)
-    found = room([], tmp_path)
-    assert found["error"] is None
-    assert abs(found["free_bytes"] - (disk.f_bavail * disk.f_frsize - SPARE_BYTES)) < 1 << 30
+def test_no_room_leaves_the_data_in_its_place(
+    route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "SPARE_BYTES", 1 << 62)
+    settings, lines = stage(route, tmp_path)
+    assert settings == []
+    assert len(lines) == 4
+    assert f"here: no room for {route / 'a/text'} in {tmp_path}: " in lines[0]
+    assert staged_files(tmp_path) == {}
     (tmp_path / "file").write_text("")
-    assert "Not a directory" in room([], tmp_path / "file")["error"]
+    assert "Not a directory" in stage(route, tmp_path / "file")[1][0]
 
 
-def test_a_missing_source_is_told(tmp_path: Path) -> None:
-    gone = StagedFile(str(tmp_path / "gone.bin"), "gone-1/gone.bin", 10, 0, None)
-    answers = copy_items([StageItem("dataset", "gone", "gone-1/gone", [gone], [])], tmp_path)
-    assert answers == [{"source": "gone", "error": f"{gone.source}: No such file or directory"}]
+def answers(**failed: dict[str, str]) -> list[dict[str, Any]]:
+    """Of nodes, each with what failed there."""
+    plan = {"train": [{"path": "/d/a", "name": "a"}, {"path": "/d/b", "name": "b"}], "validation": [{"path": "/d/v"}]}
+    return [
+        {**plan, "tokenizer": "/d/tok", "has_index_dir": True, "notes": [], "node": node, "failed": why}
+        for node, why in failed.items()
+    ]
+
+
+def test_what_one_node_lacks_is_read_from_the_shared_disk_by_all(tmp_path: Path) -> None:
+    lines: list[str] = []
+    settings = settings_of(answers(n1={}, n2={"/d/b": "No space left on device"}), tmp_path, lines.append)
+    assert lines == ["staging: n2: No space left on device; /d/b is read from where the recipe says"]
+    copy_of_a = str(target_of("/d/a", tmp_path) / "a")
+    assert settings[0] == "data.train=" + json.dumps([{"path": copy_of_a, "name": "a"}, {"path": "/d/b", "name": "b"}])
+    assert [setting.partition("=")[0] for setting in settings] == ["data.train", "data.validation", "tokenizer.path"]
+
+
+def test_an_index_folder_of_its_own_is_given_up_only_when_all_is_staged(tmp_path: Path) -> None:
+    assert "data.sample_index_dir=null" in settings_of(answers(n1={}, n2={"/d/tok": "x"}), tmp_path, print)
+    assert "data.sample_index_dir=null" not in settings_of(answers(n1={"/d/v": "x"}), tmp_path, print)
+
+
+def test_links_are_copied_as_what_they_point_to(copied_route: Path, tmp_path: Path) -> None:
+    (copied_route / "heldout.bin").rename(copied_route / "elsewhere")
+    (copied_route / "heldout.bin").symlink_to(copied_route / "elsewhere")
+    _, lines = stage(copied_route, tmp_path)
+    assert lines == []
+    copy = next((tmp_path / ROOT_NAME).glob("heldout-*/heldout.bin"))
+    assert not copy.is_symlink()

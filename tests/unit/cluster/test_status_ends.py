@@ -141,9 +141,9 @@ def test_a_damaged_start_json_is_passed_over(tmp_path: Path) -> None:
 def test_a_wrong_preflight_setting_is_an_end_on_record(tmp_path: Path) -> None:
     """Not an error past everything that notes the end, cancels the successor and shows in the status."""
     context = SimpleNamespace(
-        environ={"CTXLM_PREFLIGHT": "1", "CTXLM_PREFLIGHT_MIN_BANDWITH": "1"}, run_dir=tmp_path, job_id="7",
+        environ={"CTXLM_PREFLIGHT": "1", "CTXLM_PREFLIGHT_LIMIT_S": "soon"}, run_dir=tmp_path, job_id="7",
         tasks={"n1": 1}, task_words=(), settings=read_settings({}), words=("--config", "x.yaml"),
     )  # fmt: skip
     prepared = prepare(cast(JobContext, context), ATTEMPT, lambda: False)
-    assert prepared.ended is not None and "CTXLM_PREFLIGHT_MIN_BANDWITH is unknown" in prepared.ended.why
+    assert prepared.ended is not None and "CTXLM_PREFLIGHT_LIMIT_S=soon" in prepared.ended.why
     assert (prepared.ended.outcome, prepared.ended.exit_status) == (Outcome.USER_ERROR, 2)

@@ -218,14 +218,14 @@ def test_a_new_run_starts_from_either_with_more_positions(kind: str, tokenizer_f
     run = our_run(kind, tokenizer_folder, tmp_path / "run")
     to_hf(run, tmp_path / "hf")
     config = make_config(kind, tokenizer_folder, 300, {"max_position_embeddings": 64})
-    shapes = describe_model(config.model, OUTPUTS).shapes
+    whole = describe_model(config.model, OUTPUTS)
 
     def fresh(name: str) -> torch.Tensor:
-        return initial_value(name, shapes[name], config.model, 5)
+        return initial_value(name, whole.shapes[name], whole.facts[name].init, 5)
 
     model = config.model
     values = [dict(load_initial_weights(path, model, OUTPUTS, fresh)) for path in (run, tmp_path / "hf")]
-    assert values[0].keys() == values[1].keys() == shapes.keys()
+    assert values[0].keys() == values[1].keys() == whole.shapes.keys()
     for name, value in values[0].items():
         assert torch.equal(value, values[1][name]), name
     positions = "embeddings.position_embeddings.weight"

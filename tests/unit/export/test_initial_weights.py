@@ -37,15 +37,16 @@ def bert(tmp_path: Path, wordpiece_folder: Path) -> Source:
     return Source(tmp_path, "bert_nsp", wordpiece_folder)
 
 
+def fresh_values(config: RunConfig, outputs: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
+    whole = describe_model(config.model, outputs_of(config) if outputs is None else outputs)
+    return {name: initial_value(name, shape, whole.facts[name].init, 5) for name, shape in whole.shapes.items()}
+
+
 def load(path: Path, config: RunConfig, outputs: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
     outputs = outputs_of(config) if outputs is None else outputs
-    shapes = describe_model(config.model, outputs).shapes
-
-    def fresh(name: str) -> torch.Tensor:
-        return initial_value(name, shapes[name], config.model, 5)
-
-    loaded = dict(load_initial_weights(path, config.model, outputs, fresh))
-    assert {name: tuple(value.shape) for name, value in loaded.items()} == shapes
+    fresh = fresh_values(config, outputs)
+    loaded = dict(load_initial_weights(path, config.model, outputs, fresh.__getitem__))
+    assert {name: value.shape for name, value in loaded.items()} == {name: value.shape for name, value in fresh.items()}
     assert {value.dtype for value in loaded.values()} == {torch.float32}
     return loaded
 
@@ -60,11 +61,10 @@ def test_every_kind_of_source_gives_the_same_weights(bert: Source, tmp_path: Pat
 
 def test_a_larger_vocabulary_and_position_table_keep_their_fresh_rows(bert: Source) -> None:
     config = bert.config_with(vocab_size=bert.vocab_size + 7, max_position_embeddings=64)
-    loaded = load(bert.run, config)
+    loaded, fresh = load(bert.run, config), fresh_values(config)
     for name, rows in (("word_embeddings.weight", bert.vocab_size), ("mlm_bias.bias", bert.vocab_size),
                        ("embeddings.position_embeddings.weight", 40)):  # fmt: skip
-        fresh = initial_value(name, loaded[name].shape, config.model, 5)
-        assert loaded[name][:rows].equal(bert.weights[name]) and loaded[name][rows:].equal(fresh[rows:])
+        assert loaded[name][:rows].equal(bert.weights[name]) and loaded[name][rows:].equal(fresh[name][rows:])
         assert len(loaded[name]) > rows
 
 
@@ -81,7 +81,7 @@ def test_heads_follow_the_new_objective(bert: Source, tmp_path: Path, wordpiece_
     plain = Source(tmp_path / "plain", "bert", wordpiece_folder)
     with_heads = load(plain.run, bert.config)
     name = "heads.pooler.weight"
-    assert with_heads[name].equal(initial_value(name, with_heads[name].shape, bert.config.model, 5))
+    assert with_heads[name].equal(fresh_values(bert.config)[name])
     assert with_heads["mlm_bias.bias"].equal(plain.weights["mlm_bias.bias"])
 
 

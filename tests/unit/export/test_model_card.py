@@ -9,8 +9,10 @@ import yaml
 
 from ctxlm_ds.export.model_card import CardFacts, read_dataset_metadata, read_evaluation, write_model_card
 from ctxlm_ds.families.bert.export import EXPORT
-from ctxlm_ds.recipe.schema import DataConfig, OptimizerConfig, RunConfig, TrainSource
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
+from ctxlm_ds.recipe.sections import TrainSource
 from tests.checkpoints import make_config, outputs_of
+from tests.sections import data_section
 
 
 def facts(config: RunConfig, **values: object) -> CardFacts:
@@ -30,7 +32,7 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     gone = tmp_path / "gone_text_sentence"
     config = make_config("bert_nsp", tmp_path, 60, optimizer=OptimizerConfig(learning_rate=3e-4, betas=(0.9, 0.98)))
     paths = [str(prefix), str(gone)]
-    data = DataConfig(train=[TrainSource(path=path) for path in paths], seq_length=64)
+    data = data_section(train=[TrainSource(path=path) for path in paths], seq_length=64)
     config = config.model_copy(update={"initialize_from": "runs/phase1", "data": data})
     card = write_model_card(facts(config, datasets=read_dataset_metadata(paths)))
 

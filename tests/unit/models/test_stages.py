@@ -12,16 +12,17 @@ from torch import nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_layer_list
-from ctxlm_ds.models.layer_list import LayerDescription, LayerSequence
+from ctxlm_ds.models.build import ModelBuild, build_layer_list
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence
 from ctxlm_ds.models.stages import block_costs, bounds_of_counts, parameter_costs, stage_bounds
+from ctxlm_ds.registry import OBJECTIVES
 from tests.dist.training import tiny_config
 
 
 def layers(num_blocks: int, before: int = 2, after: int = 3) -> list[LayerDescription]:
     names = [*(f"first{i}" for i in range(before)), *(f"encoder.{i}" for i in range(num_blocks))]
     names += [f"last{i}" for i in range(after)]
-    return [LayerDescription(name, nn.Identity, block=name.startswith("encoder.")) for name in names]
+    return [LayerDescription(name, nn.Identity, ("x",), ("x",), block=name.startswith("encoder.")) for name in names]
 
 
 def cheapest(costs: list[float], descriptions: list[LayerDescription], num_stages: int) -> float:
@@ -69,9 +70,10 @@ def test_by_hand() -> None:
 def test_parameters_are_those_of_the_modules(family: str) -> None:
     """The tied word embedding counts where it looks up and where it decodes."""
     config = tiny_config(family)
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32, False)
-    descriptions = build_layer_list(config.model, config.objective.name.split(), kernels)
-    model = LayerSequence(descriptions)
+    outputs = OBJECTIVES.get(config.objective.name).outputs
+    kernels = choose_kernels(config.kernels, "cpu", torch.float32)
+    descriptions = build_layer_list(config.model, ModelBuild(outputs, kernels))
+    model = LayerSequence(descriptions, outputs)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    expected = [float(sum(p.numel() for p in module.parameters())) for _, module in model._steps]
+    expected = [float(sum(p.numel() for p in module.parameters())) for _, module, _ in model._steps]
     assert parameter_costs(descriptions, shapes) == expected

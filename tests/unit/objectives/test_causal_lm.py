@@ -5,19 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ctxlm_ds.objectives.losses import weighted_loss
+from torch import Tensor
 from torch.nn import functional
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.training.losses import TermLosses
 from tests.ragged import Rows, text_examples
 from tests.sample_data import FakeTokenizer
 
 VOCAB_SIZE = 11
 
 
-TERMS = ("causal_lm",)
+def loss_of(logits: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    objective = build_objective(CausalLMSection())
+    losses = TermLosses(objective.terms, objective.outputs, ParallelContext())
+    return losses({"logits": logits}, {"causal_lm_labels": labels}, factors)
 
 
 def test_terms_and_fields() -> None:
@@ -48,7 +53,7 @@ def test_micro_batches_of_unequal_counts_add_up_to_the_mean_of_the_step() -> Non
     labels = torch.randint(0, VOCAB_SIZE, (4, 6), generator=generator)
     labels[0, 2:] = labels[3] = IGNORE_LABEL
     factors = torch.tensor([1.0 / int((labels != IGNORE_LABEL).sum())])
-    rows = [weighted_loss(TERMS, [logits[i : i + 1]], [labels[i : i + 1]], factors) for i in range(4)]
+    rows = [loss_of(logits[i : i + 1], labels[i : i + 1], factors) for i in range(4)]
     loss = torch.stack([value for value, _ in rows]).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
     wanted = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL)
@@ -65,5 +70,5 @@ def test_flattened_logits_give_the_same_loss(shape: tuple[int, ...]) -> None:
     logits = torch.randn(2, 3, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([[1, 2, IGNORE_LABEL], [3, 4, 5]])
     expected = -torch.log_softmax(logits, -1)[[0, 0, 1, 1, 1], [0, 1, 0, 1, 2], [1, 2, 3, 4, 5]].sum()
-    loss, _ = weighted_loss(TERMS, [logits.reshape(shape)], [labels], torch.ones(1))
+    loss, _ = loss_of(logits.reshape(shape), labels, torch.ones(1))
     torch.testing.assert_close(loss, expected)

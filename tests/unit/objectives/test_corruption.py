@@ -12,9 +12,10 @@ from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.recipe.schema import ObjectiveConfig
+from ctxlm_ds.recipe.sections import ObjectiveSection
 from tests.ragged import each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
+from tests.sections import objective_section
 
 TOKENIZER = FakeTokenizer()
 KEY = stream_key(1, "mask")
@@ -31,7 +32,7 @@ def samples_of(lengths: list[int] | NDArray[np.int64], seed: int = 0, vocab_size
 
 
 def corrupt(samples: list[Sample], budget: int = 1000, epoch: int = 0, **settings: object) -> list[Example]:
-    config = ObjectiveConfig.model_validate(settings)
+    config = objective_section(**settings)
     laid = samples_from(samples, [(number, epoch, 0) for number in range(len(samples))])
     return each(build_objective(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(len(samples), budget)))
 
@@ -179,7 +180,9 @@ class Words:
         return self.mix(self.state + (number + 1) * self.GAMMA)
 
 
-def berts_corruption(sample: Sample, words: Words, budget: int, config: ObjectiveConfig) -> tuple[list[int], list[int]]:
+def berts_corruption(
+    sample: Sample, words: Words, budget: int, config: ObjectiveSection
+) -> tuple[list[int], list[int]]:
     """create_masked_lm_predictions of google-research/bert, its shuffle and draws taken from `words`.
 
     Returns:
@@ -225,7 +228,7 @@ def test_every_sample_is_the_originals_loop_over_documented_words(
     whole_word: bool, special_tokens: str, count_rounding: str, budget: int
 ) -> None:
     settings = {"whole_word": whole_word, "special_tokens": special_tokens, "count_rounding": count_rounding}
-    config = ObjectiveConfig.model_validate(settings | {"mask_prob": 0.2, "keep_prob": 0.2, "random_prob": 0.3})
+    config = objective_section(**settings | {"mask_prob": 0.2, "keep_prob": 0.2, "random_prob": 0.3})
     samples = samples_of(np.random.default_rng(8).integers(5, 90, size=60), seed=8)
     keys = [(number * 10**12, 3, (1 << 64) - 1 - number) for number in range(60)]
     laid = samples_from(samples, keys)
@@ -254,7 +257,7 @@ def test_nothing_to_predict_in_a_sample_of_specials() -> None:
 def test_a_sample_is_corrupted_alike_in_any_batch(settings: dict[str, object]) -> None:
     lengths = np.random.default_rng(2).integers(5, 100, size=40)
     samples = samples_of(lengths)
-    corruption = build_objective(ObjectiveConfig.model_validate(settings), TOKENIZER)
+    corruption = build_objective(objective_section(**settings), TOKENIZER)
     together = each(corruption.corrupt_batch(samples_from(samples), KEY, np.full(40, 1000)))
     for number in (0, 7, 39):
         laid = samples_from([samples[number]], [(number, 0, 0)])
@@ -272,6 +275,6 @@ def test_keys_give_different_masks() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"keep_prob 0\.6 and objective\.random_prob 0\.5"):
-        build_objective(ObjectiveConfig(keep_prob=0.6, random_prob=0.5), TOKENIZER)
+        build_objective(objective_section(keep_prob=0.6, random_prob=0.5), TOKENIZER)
     with pytest.raises(ConfigError, match="all special"):
-        build_objective(ObjectiveConfig(), FakeTokenizer(vocab_size=5))
+        build_objective(objective_section(), FakeTokenizer(vocab_size=5))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from ctxlm_ds.objectives.losses import weighted_loss
 from torch import Tensor
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
 from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
-from ctxlm_ds.recipe.schema import ObjectiveConfig
+from ctxlm_ds.training.losses import TermLosses
 from tests.ragged import KEY, Rows, each, samples_from
+from tests.sections import objective_section
 
 VOCAB_SIZE = 11
 
@@ -31,7 +33,17 @@ class Words:
         return np.ones(VOCAB_SIZE, dtype=bool)
 
 
+OBJECTIVE = build_objective(objective_section(name="masked_lm_nsp"))
 TERMS = ("masked_lm", "next_sentence")
+
+
+def loss_of(
+    outputs: Sequence[Tensor], labels: Sequence[Tensor], factors: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
+    assert (losses.outputs, losses.label_fields) == (OBJECTIVE.outputs, ("masked_lm_labels", "next_sentence_labels"))
+    named = dict(zip(losses.outputs, outputs, strict=True)), dict(zip(losses.label_fields, labels, strict=True))
+    return losses(*named, factors)
 
 
 def draw(dtype: torch.dtype = torch.float32) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -59,7 +71,7 @@ def by_hand(logits: Tensor, labels: Tensor) -> tuple[float, int, int]:
 @pytest.mark.parametrize(("name", "terms"), [("masked_lm", TERMS[:1]), ("masked_lm_nsp", TERMS)])
 def test_terms_outputs_and_fields(name: str, terms: tuple[str, ...]) -> None:
     """Known without a tokenizer."""
-    objective = build_objective(ObjectiveConfig.model_validate({"name": name}))
+    objective = build_objective(objective_section(name=name))
     assert tuple(term.name for term in objective.terms) == terms
     assert [term.labels for term in objective.terms] == [(f"{term}_labels",) for term in terms]
     assert tuple(output for term in objective.terms for output in term.outputs) == objective.outputs
@@ -71,7 +83,7 @@ def test_terms_outputs_and_fields(name: str, terms: tuple[str, ...]) -> None:
 def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:
     outputs, labels = draw()
     factors = torch.tensor([0.25, 3.0])
-    loss, statistics = weighted_loss(TERMS, outputs, labels, factors)
+    loss, statistics = loss_of(outputs, labels, factors)
     expected = 0.0
     for term, factor, logits, term_labels in zip(TERMS, factors.tolist(), outputs, labels, strict=True):
         loss_sum, correct, count = by_hand(logits, term_labels)
@@ -88,7 +100,7 @@ def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:
 def test_gradients_are_softmax_minus_one_hot_times_the_factor_and_zero_in_empty_slots() -> None:
     outputs, labels = draw()
     factors = torch.tensor([0.25, 3.0])
-    weighted_loss(TERMS, outputs, labels, factors)[0].backward()
+    loss_of(outputs, labels, factors)[0].backward()
     for logits, term_labels, factor in zip(outputs, labels, factors, strict=True):
         filled = term_labels != IGNORE_LABEL
         expected = torch.softmax(logits.detach(), dim=-1)
@@ -100,9 +112,9 @@ def test_gradients_are_softmax_minus_one_hot_times_the_factor_and_zero_in_empty_
 def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
     outputs, labels = draw()
     factors = torch.tensor([1 / 6, 1 / 3])
-    whole, _ = weighted_loss(TERMS, outputs, labels, factors)
+    whole, _ = loss_of(outputs, labels, factors)
     rows = [
-        weighted_loss(TERMS, [x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0]
+        loss_of([x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0]
         for row in range(3)
     ]
     torch.testing.assert_close(torch.stack(rows).sum(), whole)
@@ -112,7 +124,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
 def test_a_micro_batch_with_every_label_ignored_is_an_exact_zero_with_gradients() -> None:
     outputs, labels = draw()
     ignored = [torch.full_like(values, IGNORE_LABEL) for values in labels]
-    loss, statistics = weighted_loss(TERMS, outputs, ignored, torch.tensor([0.5, 0.5]))
+    loss, statistics = loss_of(outputs, ignored, torch.tensor([0.5, 0.5]))
     loss.backward()
     assert loss.item() == 0.0 and all(value.item() == 0.0 for value in statistics.values())
     assert all(logits.grad is not None and (logits.grad == 0).all() for logits in outputs)
@@ -122,7 +134,7 @@ def test_half_precision_logits_are_summed_in_fp32() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(64, 50, VOCAB_SIZE, generator=generator).bfloat16()
     labels = torch.randint(0, VOCAB_SIZE, (64, 50), generator=generator)
-    loss_sum, _, count = classification_sums(logits, labels)
+    loss_sum, _, count = classification_sums([logits], [labels], ParallelContext())
     assert loss_sum.dtype == torch.float32 and count.item() == 3200
     assert loss_sum.item() == pytest.approx(by_hand(logits, labels)[0], rel=1e-5)
 
@@ -132,7 +144,7 @@ def test_corruption_follows_the_recipe() -> None:
     special = np.zeros(len(ids), dtype=bool)
     special[[0, -1]] = True
     sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, sequence_label=1)
-    config = ObjectiveConfig(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
+    config = objective_section(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
     examples = build_objective(config, Words()).corrupt_batch(samples_from([sample]), KEY, np.array([40]))
     (example,) = each(examples)
     assert len(example.prediction_positions) == round(0.5 * len(ids))

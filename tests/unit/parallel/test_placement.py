@@ -7,29 +7,28 @@ import torch
 from megatron.core.tensor_parallel.utils import VocabUtility
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_model
-from ctxlm_ds.parallel.placement import is_split, shard_of, split_axis, vocabulary_rows_per_rank
+from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split, shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.parallel.shards import Shard
-from ctxlm_ds.recipe.schema import KernelsConfig
+from tests.encoder_batches import OUTPUTS
 from tests.sections import model_section
 
 MODEL = model_section(
     vocab_size=61, hidden_size=16, num_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=8
 )
+WHOLE = describe_model(MODEL, OUTPUTS)
+SPLITS = {name: facts.split for name, facts in WHOLE.facts.items()}
 
 
 def parameters() -> dict[str, torch.Tensor]:
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32, False)
-    model = build_model(MODEL, ("masked_lm", "next_sentence"), kernels, seed=0)
-    return {name: torch.randn_like(value.detach()) for name, value in model.named_parameters()}
+    return {name: torch.randn(shape) for name, shape in WHOLE.shapes.items()}
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ranks_have_everything_once_or_all_of_it(size: int) -> None:
     for name, value in parameters().items():
-        shards = [shard_of(name, value.shape, size, rank) for rank in range(size)]
-        if not is_split(name):
+        shards = [shard_of(name, SPLITS[name], value.shape, size, rank) for rank in range(size)]
+        if SPLITS[name] is None:
             assert all(shard.is_whole for shard in shards), name
             continue
         again = torch.full_like(value, float("nan"))
@@ -45,7 +44,7 @@ def test_the_cuts_are_those_of_the_heads_rows_and_columns(size: int) -> None:
     for rank in range(size):
 
         def part(name: str, rank: int = rank) -> torch.Tensor:
-            shard = shard_of(name, values[name].shape, size, rank)
+            shard = shard_of(name, SPLITS[name], values[name].shape, size, rank)
             return shard.extract(values[name]).reshape(shard.local_shape)
 
         for kind in ("weight", "bias"):
@@ -58,34 +57,60 @@ def test_the_cuts_are_those_of_the_heads_rows_and_columns(size: int) -> None:
             assert torch.equal(part(name), values[name].chunk(size, dim=1)[rank])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_blocks_of_different_heights_are_split_each_on_its_own(size: int) -> None:
+    """Grouped query attention: fewer rows of keys and values than of queries."""
+    value = torch.randn(24, 5)
+    for rank in range(size):
+        shard = shard_of("qkv", Split("rows", (12, 6, 6)), value.shape, size, rank)
+        expected = torch.cat([block.chunk(size)[rank] for block in value.split([12, 6, 6])])
+        assert torch.equal(shard.extract(value).reshape(shard.local_shape), expected)
+
+
 VOCABULARIES = [(61, 2, 1), (61, 4, 8), (64, 4, 1), (5, 4, 2), (30522, 8, 128)]
 
 
 @pytest.mark.parametrize(("vocab", "size", "multiple"), VOCABULARIES)
 def test_vocabulary_rows_are_megatrons_of_the_padded_table(vocab: int, size: int, multiple: int) -> None:
+    table, bias = SPLITS["word_embeddings.weight"], SPLITS["mlm_bias.bias"]
     height = vocabulary_rows_per_rank(vocab, size, multiple)
     assert height % multiple == 0 and height * size >= vocab > (height - multiple) * size
     for rank in range(size):
         first, last = VocabUtility.vocab_range_from_global_vocab_size(height * size, rank, size)
-        shard = shard_of("word_embeddings.weight", (vocab, 3), size, rank, multiple)
+        shard = shard_of("word_embeddings.weight", table, (vocab, 3), size, rank, multiple)
         expected = Shard((vocab, 3), ((min(first, vocab), min(last, vocab)),), (0, 3))
         assert shard == expected
-        assert shard_of("mlm_bias.bias", (vocab,), size, rank, multiple).rows == expected.rows
+        assert shard_of("mlm_bias.bias", bias, (vocab,), size, rank, multiple).rows == expected.rows
 
 
-def test_names_of_decoders_and_of_what_is_whole() -> None:
-    assert split_axis("decoder.11.attention.qkv.weight") == "qkv"
-    assert split_axis("decoder.0.mlp.up.bias") == "rows"
-    assert split_axis("decoder.0.attention.output.weight") == "columns"
-    for name in (
-        "decoder.0.attention.output.bias", "encoder.0.mlp.down.bias", "embeddings.position_embeddings.weight",
-        "encoder.0.mlp_layer_norm.weight", "heads.pooler.weight", "heads.mlm_transform.weight", "final_layer_norm.bias",
-    ):  # fmt: skip
-        assert split_axis(name) is None
+def test_splits_of_every_parameter() -> None:
+    """Of an encoder and of decoders: what is split and how, all else whole."""
+    qkv, rows, columns = (
+        {f"attention.qkv.{kind}" for kind in ("weight", "bias")},
+        {f"mlp.up.{kind}" for kind in ("weight", "bias")},
+        {"attention.output.weight", "mlp.down.weight"},
+    )
+    models = [("bert", "encoder", OUTPUTS), ("gpt2", "decoder", ("logits",)), ("gpt1", "decoder", ("logits",))]
+    for family, stack, outputs in models:
+        config = model_section(family=family, **MODEL.model_dump(include={"vocab_size", "hidden_size", "num_layers"}))
+        expected = {f"{stack}.{layer}.{name}": Split("rows", (16, 16, 16)) for layer in range(2) for name in qkv}
+        expected |= {f"{stack}.{layer}.{name}": ROWS for layer in range(2) for name in rows}
+        expected |= {f"{stack}.{layer}.{name}": COLUMNS for layer in range(2) for name in columns}
+        expected["word_embeddings.weight"] = VOCABULARY
+        if family == "bert":
+            expected["mlm_bias.bias"] = VOCABULARY
+        config = config.model_copy(update={"num_attention_heads": 4})
+        facts = describe_model(config, outputs).facts
+        assert {name: facts.split for name, facts in facts.items() if facts.split is not None} == expected
 
 
 def test_what_cannot_be_split_evenly_is_refused() -> None:
+    name = "encoder.0.mlp.up.weight"
     with pytest.raises(ConfigError, match=r"encoder.0.mlp.up.weight: 10 cannot be split into 4 equal parts"):
-        shard_of("encoder.0.mlp.up.weight", (10, 4), 4, 0)
+        shard_of(name, ROWS, (10, 4), 4, 0)
+    with pytest.raises(ConfigError, match=r"encoder.0.mlp.up.weight: 6 cannot be split into 4 equal parts"):
+        shard_of(name, Split("rows", (8, 6)), (14, 4), 4, 0)
     with pytest.raises(ValueError):
-        shard_of("encoder.0.mlp.up.weight", (8, 4), 4, 4)
+        shard_of(name, ROWS, (8, 4), 4, 4)
+    with pytest.raises(ValueError, match="do not add up to 8 rows"):
+        shard_of(name, Split("rows", (2, 4)), (8, 4), 2, 0)

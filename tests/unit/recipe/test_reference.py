@@ -19,9 +19,8 @@ def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def stands_as(path: str, row: str) -> bool:
-    """A setting stands under its path; that of a list's item, or of a section of many places, under its name."""
-    shared = "[]" in path or path.startswith("pipeline.resources.")
-    return path == row or (shared and path.rsplit(".", 1)[-1] == row)
+    """A setting stands under its path; that of a list's item under its name."""
+    return path == row or ("[]" in path and path.rsplit(".", 1)[-1] == row)
 
 
 def test_every_setting_stands_in_the_page_with_a_meaning() -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, TOKENIZER_TYPES, train_tokenizer
+from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, TOKENIZER_TYPES, is_trained, train_tokenizer
 from tests.text import make_documents
 
 TEXTS = make_documents(150, seed=3)
@@ -263,3 +263,44 @@ def test_a_text_with_a_nul_is_one_text(tmp_path: Path) -> None:
     for kind in TOKENIZER_TYPES:
         tokenizer = train_tokenizer(kind, iter(["the quiet\x00harbour " * 30, *TEXTS]), 700, tmp_path / kind)
         assert tokenizer.encode_batch(["the quiet"])[0]
+
+
+def test_a_finished_folder_is_recognised_and_another_is_refused_by_name(tmp_path: Path) -> None:
+    folder, source = tmp_path / "made", {"json_keys": ["text"], "input": "abc"}
+    assert not is_trained("wordpiece", 600, folder, source)
+    trained = train_tokenizer("wordpiece", TEXTS, 600, folder, source=source)
+    assert is_trained("wordpiece", 600, folder, source)
+    assert is_trained("wordpiece", 600, folder, source, lowercase=True), "a default that is given"
+    trained.save(tmp_path / "copy")
+    assert is_trained("wordpiece", 600, tmp_path / "copy", source)
+    for asked, told in [
+        (("wordpiece", 500, folder, source), "vocab_size 600 -> 500"),
+        (("wordpiece", 600, folder, {**source, "input": "xyz"}), "input abc -> xyz"),
+        (("bpe", 600, folder, source), "type wordpiece -> bpe"),
+    ]:
+        with pytest.raises(TokenizerError, match=told):
+            is_trained(*asked)
+    train_tokenizer("wordpiece", TEXTS, 600, tmp_path / "unsaid")
+    with pytest.raises(TokenizerError, match="does not say what it was made of"):
+        is_trained("wordpiece", 600, tmp_path / "unsaid", source)
+
+
+def test_the_same_command_again_is_done_at_once(tmp_path: Path) -> None:
+    corpus, folder = tmp_path / "corpus.txt", tmp_path / "tokenizer"
+    corpus.write_text("\n\n".join(TEXTS))
+    tool = Path(__file__).parents[3] / "tools" / "train_tokenizer.py"
+    words = ["--input", str(corpus), "--type", "wordpiece", "--vocab-size", "400", "--output-dir", str(folder)]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tool), *words, *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run().returncode == 0
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = run()
+    assert again.returncode == 0 and "complete already" in again.stdout
+    other = run("--cased")
+    assert other.returncode == 2 and "lowercase true -> false" in other.stderr
+    corpus.write_text("another text\n" * 50)
+    assert "made otherwise: input" in run().stderr
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.recipe.schema import OptimizerConfig
+from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.optimizer import (
@@ -34,6 +37,16 @@ def named_parameters() -> list[tuple[str, nn.Parameter]]:
     return list(model.named_parameters())
 
 
+def facts_of(named: list[tuple[str, nn.Parameter]]) -> dict[str, ParameterFacts]:
+    """Matrices decay, vectors do not."""
+    return {name: ParameterFacts(ZEROS, decays=parameter.dim() > 1) for name, parameter in named}
+
+
+def groups() -> list[dict[str, Any]]:
+    named = named_parameters()
+    return parameter_groups(named, facts_of(named), CONFIG.weight_decay)
+
+
 def no_adam(offloaded: bool) -> Any:
     raise KernelError("no compiler")
 
@@ -49,25 +62,36 @@ def torch_adam(offloaded: bool) -> Any:
     return make
 
 
-def test_biases_and_norms_are_not_decayed() -> None:
+def test_what_is_declared_to_decay_is_decayed() -> None:
     named = named_parameters()
-    decayed, plain = parameter_groups(named, 0.3)
+    decayed, plain = parameter_groups(named, facts_of(named), 0.3)
     names = {id(parameter): name for name, parameter in named}
     assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "2.weight"]
     assert [names[id(p)] for p in plain["params"]] == ["0.bias", "1.weight", "1.bias"]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
 
 
-def test_a_partitioned_parameter_is_grouped_by_its_whole_shape() -> None:
+def test_the_shape_of_a_partitioned_parameter_does_not_matter() -> None:
     matrix, bias = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
-    matrix.ds_shape, bias.ds_shape = torch.Size([4, 3]), torch.Size([4])  # type: ignore[attr-defined]
-    decayed, plain = parameter_groups([("w", matrix), ("b", bias)], 0.1)
+    facts = {"w": ParameterFacts(ZEROS, decays=True), "b": ParameterFacts(ZEROS, decays=False)}
+    decayed, plain = parameter_groups([("w", matrix), ("b", bias)], facts, 0.1)
     assert decayed["params"][0] is matrix
     assert plain["params"][0] is bias
 
 
 def test_a_group_without_parameters_is_left_out() -> None:
-    assert [g["weight_decay"] for g in parameter_groups([("b", nn.Parameter(torch.zeros(2)))], 0.1)] == [0.0]
+    named = [("b", nn.Parameter(torch.zeros(2)))]
+    assert [group["weight_decay"] for group in parameter_groups(named, facts_of(named), 0.1)] == [0.0]
+
+
+@pytest.mark.parametrize("family", FAMILIES.names())
+def test_biases_and_norms_of_every_family_are_not_decayed(family: str) -> None:
+    entry = FAMILIES.get(family)
+    sections = entry.tiny()
+    model = entry.section.model_validate({"family": family, "vocab_size": 61} | sections["model"])
+    whole = describe_model(model, OBJECTIVES.get(sections["objective"]["name"]).outputs)
+    for name, facts in whole.facts.items():
+        assert facts.decays == (len(whole.shapes[name]) > 1), name
 
 
 @pytest.mark.parametrize(
@@ -83,7 +107,7 @@ def test_a_group_without_parameters_is_left_out() -> None:
     ],
 )
 def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], Any], choice: str) -> None:
-    optimizer, said = build_optimizer(CONFIG, kernel, named_parameters(), place, factory)
+    optimizer, said = build_optimizer(CONFIG, kernel, groups(), place, factory)
     assert said == choice
     decayed, plain = optimizer.param_groups
     assert (decayed["lr"], decayed["betas"], decayed["eps"]) == (0.01, (0.8, 0.9), 1e-5)
@@ -106,7 +130,7 @@ def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], An
 def test_refusal(name: str, kernel: str, place: OptimizerPlace, error: type[Exception], words: str) -> None:
     config = CONFIG.model_copy(update={"name": name})
     with pytest.raises(error, match=words):
-        build_optimizer(config, kernel, named_parameters(), place, no_adam)
+        build_optimizer(config, kernel, groups(), place, no_adam)
 
 
 def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +143,7 @@ def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(FusedAdamBuilder, "load", fail)
     with pytest.raises(KernelError, match=r"CUDA_HOME does not exist.*kernels\.optimizer: auto or torch"):
         deepspeed_adam(False)
-    assert build_optimizer(CONFIG, "auto", named_parameters(), CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
+    assert build_optimizer(CONFIG, "auto", groups(), CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
 
 
 def deepspeed_fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

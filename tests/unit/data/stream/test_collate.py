@@ -9,14 +9,14 @@ from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Example
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
-from ctxlm_ds.recipe.schema import DataConfig, ObjectiveConfig
 from tests.ragged import Rows, collate
 from tests.sample_data import FakeTokenizer
+from tests.sections import data_section, objective_section
 
 
 def masked_lm(slots: int | None = None, pad_id: int = 0, **settings: object) -> MaskedLM:
     """An objective of BERT unless another name is given."""
-    section = ObjectiveConfig.model_validate({"max_predictions": slots} | settings)
+    section = objective_section(max_predictions=slots, **settings)
     built = build_objective(section, FakeTokenizer(pad_id=pad_id))
     assert isinstance(built, MaskedLM)
     return built
@@ -72,7 +72,7 @@ def test_shapes_are_constant_contiguous_and_int64() -> None:
 
 @pytest.mark.parametrize(("data", "slots"), [({}, 20), ({"packing": True}, 27), ({"seq_length": 512}, 77)])
 def test_default_slots(data: dict[str, object], slots: int) -> None:
-    assert masked_lm().slots(DataConfig.model_validate(data)) == slots
+    assert masked_lm().slots(data_section(**data)) == slots
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "probabilistic"])
@@ -81,7 +81,7 @@ def test_default_slots_are_always_enough(rounding: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(500):
         seq_length, most = int(rng.integers(8, 200)), int(rng.integers(1, 9))
-        data = DataConfig(seq_length=seq_length, packing=most > 1, max_sequences_per_row=most)
+        data = data_section(seq_length=seq_length, packing=most > 1, max_sequences_per_row=most)
         objective = masked_lm(mask_prob=float(rng.uniform(0.01, 0.5)))
         cuts = np.sort(rng.integers(0, seq_length + 1, size=most - 1))
         lengths = np.diff([0, *cuts, seq_length])
@@ -94,18 +94,18 @@ def test_default_slots_are_always_enough(rounding: str) -> None:
 
 def test_given_slots_are_never_exceeded_in_packed_rows() -> None:
     rng = np.random.default_rng(1)
-    data = DataConfig(seq_length=128, packing=True, max_sequences_per_row=8)
+    data = data_section(seq_length=128, packing=True, max_sequences_per_row=8)
     objective = masked_lm(12)
     for _ in range(300):
         lengths = np.diff([0, *np.sort(rng.choice(np.arange(1, 128), size=7, replace=False)), 128])
         budgets = objective.budgets(lengths, data)
         assert budgets.min() >= 1 and budgets.sum() <= 12
-    alone = DataConfig(seq_length=128)
+    alone = data_section(seq_length=128)
     assert objective.budgets(np.array([5, 128]), alone).tolist() == [12, 12]
 
 
 def test_fewer_slots_than_sequences_are_refused() -> None:
-    data = DataConfig(packing=True, max_sequences_per_row=8)
+    data = data_section(packing=True, max_sequences_per_row=8)
     with pytest.raises(ConfigError, match=r"max_predictions 7 .*max_sequences_per_row 8"):
         masked_lm(7).fields(data)
 

@@ -16,15 +16,15 @@ from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows, render_row
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.recipe.schema import ObjectiveConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sections import objective_section
 
 TOKENIZER = FakeTokenizer()
 LABELS = SegmentPair.sequence_labels
 
 
 def render_example(example: Example, tokenizer: FakeTokenizer) -> Text:
-    return build_objective(ObjectiveConfig()).render(example, tokenizer)
+    return build_objective(objective_section()).render(example, tokenizer)
 
 
 def example(ids: list[int], predictions: dict[int, int], is_random: int = NO_LABEL) -> Example:
