@@ -36,7 +36,7 @@ from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.parallel.placement import Split
-from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.registry import OBJECTIVES
 
 LATEST_NAME = "latest_universal"
@@ -91,7 +91,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
             f"{source} holds weights alone, and DeepSpeed loads the format with optimizer states only; train a step "
             "first, or give another checkpoint"
         )
-    config = load_config(source / "config.yaml")
+    config = load_saved_config(source / "config.yaml")
     whole = describe_model(config.model, OBJECTIVES.get(config.objective.name).outputs)
     elements = total_elements(reader)
     files = sum(1 + len(reader.kinds(name)) for name in reader.names())

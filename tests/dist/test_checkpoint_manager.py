@@ -15,10 +15,10 @@ import torch
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
-from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology, build_topology
 from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.recipe.schema import CheckpointConfig
 from tests.dist.runner import RanksFailed, run_ranks
 
 pytestmark = pytest.mark.dist

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
-from tests.sections import model_section
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.process.build_locks import use_own_build_folder
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.nvme import prepare_folders
 from tests.dist.runner import run_ranks
@@ -23,6 +22,7 @@ from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train,
 from tests.dist.test_anomalies import check_going_back, check_refused
 from tests.dist.test_overlapped_saves import check_both_ways
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, gather_weights, step_of, tiny_config, train
+from tests.sections import model_section
 
 pytestmark = pytest.mark.dist
 STEPS = 2

@@ -16,8 +16,8 @@ from ctxlm_ds.checkpoint import rank_states
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 from tests.dist.runner import RanksFailed, run_ranks

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
-from ctxlm_ds.data.stream.lookup import SourceRows
 from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.data.stream.lookup import SourceRows
 from ctxlm_ds.errors import TrainingError
+from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
 from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, StepMetrics
-from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule

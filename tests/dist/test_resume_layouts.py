@@ -11,10 +11,10 @@ import pytest
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.safetensors_files import plan_shards, write_model
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.state import TrainState
 from tests.checkpoints import outputs_of
 from tests.dist.runner import run_ranks

@@ -19,18 +19,18 @@ from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.universal import to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
-from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.parallel.placement import shard_of
-from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.launch import quiet_libraries
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
+from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.runtime import init_process_group
 from tests.checkpoints import make_config, make_tokenizer, outputs_of
 from tests.dist.runner import run_ranks
-from tests.rank_files import KINDS, Layout, STEP, Values, checkpoint_of, random_states, splits_of, write_as_ranks
+from tests.rank_files import KINDS, STEP, Layout, Values, checkpoint_of, random_states, splits_of, write_as_ranks
 
 pytestmark = pytest.mark.dist
 MOMENTS = KINDS[1:]

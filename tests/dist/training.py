@@ -12,17 +12,17 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
 from ctxlm_ds import run_builder
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
-from tests.sections import data_section, model_section, objective_section
-from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
-from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.process.launch import quiet_libraries
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.runtime import init_process_group
+from tests.sections import data_section, model_section, objective_section
 
 SEQ_LENGTH, SLOTS, VOCAB = 16, 4, 61
 GLOBAL_BATCH = 16

@@ -127,9 +127,11 @@ def test_damage_is_named(
 
 def test_a_recipe_that_does_not_fit_is_refused(universal: Path, config: RunConfig, tmp_path: Path) -> None:
     wide = config.model.model_copy(update={"vocab_size": 7})
+    broad = config.model.model_copy(update={"intermediate_size": 64})
     deep = config.model.model_copy(update={"num_layers": 3})
     cases: list[tuple[dict[str, object], type[Exception], str]] = [
-        ({"model": wide}, CheckpointError, "the recipe's model has 7 x 32"),
+        ({"model": wide}, CheckpointError, "114 rows of word_embeddings.weight, the recipe's model has 7"),
+        ({"model": broad}, CheckpointError, r"shape \(48, 32\), the recipe's model has \(64, 32\)"),
         ({"model": deep}, CheckpointError, "encoder.2.attention.qkv.weight is missing"),
         ({"tokenizer": TokenizerConfig()}, ConfigError, "tokenizer.path is not set"),
     ]
@@ -148,6 +150,16 @@ def test_moments_that_were_never_made_are_zeros(universal: Path, recipe: Path, t
     assert torch.equal(reader.read_full(NAME), values[NAME]["weight"])
     assert not reader.read_full(NAME, "exp_avg").any()
     assert torch.equal(reader.read_full("mlm_bias.bias", "exp_avg"), values["mlm_bias.bias"]["exp_avg"])
+
+
+def test_a_checkpoint_whose_recipe_an_earlier_version_wrote_is_exported(run: Path, tmp_path: Path) -> None:
+    """It held the settings of every objective and format."""
+    shutil.copytree(run, tmp_path / "old")
+    folder = checkpoint_of(tmp_path / "old")
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("data:\n", "data:\n  reset_at_documents: true\n"))
+    write_manifest(folder, STEP, hash_files(folder, list_files(folder)))
+    assert to_universal(tmp_path / "old", tmp_path / "out").step == STEP
 
 
 def test_weights_alone_are_not_exported(config: RunConfig, values: Values, tmp_path: Path) -> None:

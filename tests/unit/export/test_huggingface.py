@@ -349,7 +349,7 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
         ("bert", {"hidden_size": "wide"}, "config.json"),
         ("bert", {"num_hidden_layers": 3}, "encoder.layer.2"),
         ("bert", {"intermediate_size": 47}, "shape"),
-        ("bert", {"num_attention_heads": 5}, "do not divide"),
+        ("bert", {"num_attention_heads": 5}, "5 does not divide model.hidden_size 32"),
         ("roberta", {"hidden_act": "relu"}, "hidden_activation"),
     ],
 )
