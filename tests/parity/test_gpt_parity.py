@@ -19,7 +19,7 @@ from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, hf_model, key_map_of, our_model, randomize
 from tests.ragged import Rows, collate, text_examples
-from tests.sections import objective_section
+from tests.sections import model_section, objective_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
