@@ -150,7 +150,7 @@ class Planner:
         return [name for names in self._names[start:stop] for name in names]
 
     def _telling_stages(self, layout: Layout) -> list[int]:
-        """Return first, last, and of those between the first with each number of blocks: no other is fuller or slower."""
+        """Return first, last, and the first between them with each number of blocks: no other is fuller or slower."""
         stages = self.stages(layout)
         first_of_size: dict[int, int] = {}
         for stage in stages[1:-1]:

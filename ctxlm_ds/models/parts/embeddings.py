@@ -25,7 +25,7 @@ WORD_EMBEDDINGS = "word_embeddings"
 
 
 class WordTable:
-    """Describes the word embedding where it is looked up and where the decoder tied to it reads it (Press & Wolf 2017)."""
+    """Describes the word embedding as it is looked up, and as the decoder tied to it (Press & Wolf 2017)."""
 
     def __init__(
         self,
