@@ -1,18 +1,19 @@
 """The Python interface: what a notebook or a script of one's own does with the parts of ctxlm_ds.
 
-`from ctxlm_ds import ...` gives these names. docs/python.md has an example, which a test runs. Everything works under
-a launcher too, on several ranks; without one it is a run of one process.
+`from ctxlm_ds import ...` gives these names (docs/python.md). A Run works under a launcher on several ranks, and
+without one as a single process.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.errors import EXIT_UNEXPECTED, CheckpointError
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
@@ -59,7 +60,7 @@ def open_dataset(prefix: str | Path) -> IndexedDataset:
 
 
 def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
-    """Yield the micro-batches that training reads, from a row of the stream on, without end.
+    """Yield the micro-batches that one rank would train on, from row `start_row` of the stream on, without end.
 
     Sample indexes that are missing are built. Needs no accelerator and no process group.
 
@@ -75,18 +76,23 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
     config = resolve(config, tokenizer)
     objective = build_objective(config.objective, tokenizer)
     rows = build_run_rows(config, tokenizer, objective).train
-    for step in TrainLoader(rows, objective, config, start_row=start_row):
-        yield from step.micro_batches
+    loader = TrainLoader(rows, objective, config, start_row=start_row)
+    try:
+        for step in loader:
+            yield from step.micro_batches
+    finally:
+        loader.close()
 
 
-def build_model(config: RunConfig) -> LayerSequence:
-    """Build the recipe's model as one torch module with its initial values; `model.run(batch.fields)` computes it.
+def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
+    """Build the recipe's whole model with its initial values, in evaluation mode and the recipe's precision.
+
+    `model.run(batch.fields)` computes what the recipe's objective needs, by name.
 
     Raises:
         ConfigError: the shape is impossible, or neither model.vocab_size nor tokenizer.path is set.
+        KernelError: a kernel that the recipe asks for by name does not run on the device.
     """
-    import torch
-
     from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
     from ctxlm_ds.models.build import ModelBuild
     from ctxlm_ds.models.build import build_model as build
@@ -95,12 +101,11 @@ def build_model(config: RunConfig) -> LayerSequence:
 
     if config.model.vocab_size is None:
         config = resolve(config, load_run_tokenizer(config))
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32)
+    dtype = DTYPES[config.training.precision]
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    model = build(
-        config.model, ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows), config.training.seed
-    )
-    return model.to(DTYPES[config.training.precision])
+    kernels = choose_kernels(config.kernels, device, dtype)
+    model_build = ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows)
+    return build(config.model, model_build, config.training.seed).to(device, dtype).eval()
 
 
 def export(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> Conversion:
@@ -118,8 +123,9 @@ def export(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> C
 class Run:
     """A run that is open in this process: `with Run(config) as run: ...`.
 
-    It is the run of `python -m ctxlm_ds.pretrain`, with its folder, lock, checkpoints and resume, but the caller takes
-    the steps.
+    It is the run of `python -m ctxlm_ds.pretrain`, with its folder, lock, metrics, checkpoints and resume, but the
+    caller takes the steps and decides when to evaluate and to save. There is no watchdog. A process has one run at a
+    time.
     """
 
     def __init__(self, config: RunConfig, deepspeed_config: str | Path | Mapping[str, Any] | None = None) -> None:
@@ -144,64 +150,57 @@ class Run:
         self.run_dir = Path(config.run_dir or Path("runs") / config.name)
 
     def __enter__(self) -> Run:
-        from ctxlm_ds.errors import EXIT_UNEXPECTED
-        from ctxlm_ds.process.launch import StopSignal, prepare_process
+        from ctxlm_ds.pretrain import join_ranks
+        from ctxlm_ds.process.launch import StopSignal
         from ctxlm_ds.process.run_lock import RunLock
 
-        prepare_process(self._ranks, self.config.training.deterministic, one_queue=False)
-        from ctxlm_ds.parallel.topology import build_topology
+        topology = join_ranks(self.config, self._deepspeed, self._ranks)
+        # The process group stays for the next run: DeepSpeed keeps the groups that it made from it.
+        atexit.register(_leave_ranks)
         from ctxlm_ds.run_builder import build_run
-        from ctxlm_ds.training.runtime import check_precision, init_process_group
 
-        check_precision(self.config)
-        init_process_group()
-        layout = self.config.parallel
-        topology = build_topology(
-            self._ranks.local_rank,
-            self._ranks.local_world_size,
-            layout.tensor_parallel_size,
-            layout.pipeline_parallel_size,
-        )
         self._lock = RunLock(self.run_dir, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
         try:
-            topology.run_on_rank_0(lambda: self._lock.acquire(wait_s=0.0))
-            self.trainer = build_run(self.config, self._deepspeed, self._lock, topology, StopSignal())
-            self.trainer.begin()
+            topology.run_on_rank_0(self._lock.acquire)
+            self._trainer = build_run(self.config, self._deepspeed, self._lock, topology, StopSignal())
+            self._trainer.begin()
         except BaseException:
-            self._leave()
+            self._lock.release()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        from torch import distributed
-
-        self._lock.release()
-        distributed.destroy_process_group()
+        try:
+            self._trainer.end("left by its caller", error)
+        finally:
+            self._lock.release()
 
     @property
     def step(self) -> int:
         """Optimizer steps done, those before a resume included."""
-        return self.trainer.state.step
+        return self._trainer.state.step
 
-    def steps(self, count: int) -> Iterator[StepMetrics]:
-        """Take `count` optimizer steps and yield the figures of each.
+    def steps(self, count: int | None = None) -> Iterator[StepMetrics]:
+        """Take optimizer steps and yield the figures of each.
+
+        Args:
+            count: how many; None goes on to training.max_steps.
 
         Raises:
             TrainingError: the loss is not finite (anomalies.non_finite).
         """
-        for _ in range(count):
-            metrics = self.trainer.step()
+        last = self.config.training.max_steps if count is None else self.step + count
+        while self.step < last:
+            metrics = self._trainer.step()
             if metrics is not None:
+                self._trainer.tell_step(metrics)
                 yield metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the held-out sources; return `eval/SOURCE/FIGURE`."""
-        return self.trainer.evaluate()
+        """Evaluate the held-out sources; return their figures as `eval/SOURCE/FIGURE`."""
+        return self._trainer.evaluate()
 
     def save(self) -> Path:
         """Write a checkpoint of this moment and return its folder.
@@ -209,8 +208,15 @@ class Run:
         Raises:
             CheckpointError: it could not be written; older checkpoints are untouched.
         """
-        self.trainer.saves.last(self.trainer.state)
-        folder = self.trainer.saves.last_good()
+        self._trainer.saves.last(self._trainer.state)
+        folder = self._trainer.saves.last_good()
         if folder is None:
             raise CheckpointError(f"no checkpoint was written to {self.run_dir}")
         return Path(folder)
+
+
+def _leave_ranks() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -78,9 +78,7 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
-def pretrain(
-    arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport
-) -> None:
+def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport) -> None:
     """Check the recipe, then train under the watchdog's eye."""
     config = load_config(arguments.config, arguments.set)
     report.run_dir = run_dir = Path(config.run_dir or Path("runs") / config.name)
@@ -103,23 +101,13 @@ class RunContext:
 
 def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: RunContext, wait_s: float) -> None:
     """Join the other ranks, then train under the run directory's lock, for which a live run is waited `wait_s`."""
-    ranks = context.ranks
-    # ZeRO 3 gathers weights beside the computation, for which one queue is too few.
-    one_queue = config.parallel.tensor_parallel_size > 1 and _zero_stage(deepspeed_config) < 3
-    prepare_process(ranks, config.training.deterministic, one_queue)
+    topology = join_ranks(config, deepspeed_config, context.ranks)
 
     from torch import distributed
 
-    from ctxlm_ds.parallel.topology import build_topology
     from ctxlm_ds.process.run_lock import RunLock
-    from ctxlm_ds.training.runtime import check_precision, init_process_group, leave_waiting_to_watchdog
+    from ctxlm_ds.training.runtime import leave_waiting_to_watchdog
 
-    check_precision(config)
-    init_process_group()
-    layout = config.parallel
-    topology = build_topology(
-        ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
-    )
     leave_waiting_to_watchdog()
     # Another process has the run: whatever this one waits for, it must write no more.
     lock = RunLock(config.run_dir or Path("runs") / config.name, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
@@ -129,6 +117,27 @@ def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: R
     finally:
         lock.release()
     distributed.destroy_process_group()
+
+
+def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankInfo) -> Topology:
+    """Prepare the process and join the other ranks' process group.
+
+    Raises:
+        ConfigError: the device lacks the precision, or the ranks do not fill the layout.
+    """
+    # ZeRO 3 gathers weights beside the computation, for which one queue is too few.
+    one_queue = config.parallel.tensor_parallel_size > 1 and _zero_stage(deepspeed_config) < 3
+    prepare_process(ranks, config.training.deterministic, one_queue)
+
+    from ctxlm_ds.parallel.topology import build_topology
+    from ctxlm_ds.training.runtime import check_precision, init_process_group
+
+    check_precision(config)
+    init_process_group()
+    layout = config.parallel
+    return build_topology(
+        ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
+    )
 
 
 def _zero_stage(deepspeed_config: dict[str, Any]) -> int:

@@ -36,7 +36,9 @@
 # CTXLM_PREFLIGHT_MIN_BANDWIDTH=0.5            # of reductions between nodes: share of the nodes' median
 # CTXLM_PREFLIGHT_MIN_RUN_GB=10                # free space at the run directory
 # CTXLM_PREFLIGHT_MIN_SCRATCH_GB=1             # and at CTXLM_STAGE_DIR, else TMPDIR, else /tmp
+# CTXLM_PREFLIGHT_MIN_MEMORY_GB=1              # available memory
+# CTXLM_PREFLIGHT_MIN_GPU_FREE=0.9             # share of each GPU's memory that nobody uses
 # CTXLM_PREFLIGHT_MAX_CLOCK_S=2                # distance of a clock from the nodes' median
 # CTXLM_PREFLIGHT_LIMIT_S=120                  # time for a node to answer
-# CTXLM_PREFLIGHT_BANDWIDTH=1                  # 0: no reductions; of CTXLM_PREFLIGHT_MIB=64 each, in rounds of
-# CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S=60         # at most so many seconds
+# CTXLM_PREFLIGHT_BANDWIDTH=1                  # 0: no all-reduces; of CTXLM_PREFLIGHT_MIB=64 each, in at most
+# CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S=60         # so many seconds for each group of ranks

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
+from ctxlm_ds.data.formats.base import Making
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import usable_cores
@@ -90,7 +93,8 @@ def _sentences_done(table: SentenceTable, sample_format: str, workers: int) -> i
         sample_format=sample_format, seq_length=SEQ_LENGTH, num_duplicates=1, seed=1, packing=False,
         max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": SHORT_SEQ_PROB},
     )  # fmt: skip
-    for _ in FORMATS.get(sample_format)().records(table, "made up", settings, TEMPLATE, 0, workers):
+    nothing: Any = SimpleNamespace(prefix="made up")
+    for _ in FORMATS.get(sample_format)().records(table, Making(nothing, (0, 0), settings, TEMPLATE, workers), 0):
         pass
     return table.num_sentences
 

@@ -12,27 +12,27 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.cluster import exclusions
 from ctxlm_ds.cluster.context import JobContext, tell
 from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
+from ctxlm_ds.cluster.preflight_rank import MOST_TURNS
 from ctxlm_ds.cluster.settings import read_preflight
 from ctxlm_ds.cluster.steps import run_on_nodes
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 
-START_S, MOST_GROUPS = 60.0, 3
-FEW = 2
-"""Nodes of which none can be told to be the slow one."""
+START_S = 60.0
+FEW = 2  # nodes of which none can be told to be the slow one
 QUIET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "TORCH_NCCL_BLOCKING_WAIT": "1",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }  # fmt: skip
 _REFUSAL = re.compile(r"error: .*\bnode (\S+?): .*")
-Ranks = dict[str, dict[int, dict[str, Any]]]
-"""Records by node and local rank."""
+Ranks = dict[str, dict[int, dict[str, Any]]]  # records by node and local rank
 
 
 def run_preflight(
@@ -47,7 +47,7 @@ def run_preflight(
     settings, file = read_preflight(environ), context.run_dir / exclusions.EXCLUDED_NAME
     folder = context.run_dir / ATTEMPTS_DIR / attempt / "preflight"
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "token", "every node must see this\n")
+    _keep(folder / "token", "every node must see this\n")
     known = exclusions.excluded_nodes(context.run_dir)
     bad = {node: f"excluded earlier: {known[node]} ({file})" for node in context.tasks if node in known}
     found: dict[str, Any] = {}
@@ -61,11 +61,11 @@ def run_preflight(
         words = [str(context.run_dir), str(folder / "token")]
         records, said = run_on_nodes(
             "ctxlm_ds.cluster.preflight_rank", words, tasks, context.settings, {**environ, **QUIET},
-            START_S + settings["LIMIT_S"] + MOST_GROUPS * settings["BANDWIDTH_LIMIT_S"], should_stop,
+            START_S + settings["LIMIT_S"] + sum(range(MOST_TURNS + 1)) * settings["BANDWIDTH_LIMIT_S"], should_stop,
         )  # fmt: skip
         if should_stop():
             return Prepared(Ended(Outcome.STOPPED, "a signal came during the preflight", 0))
-        write_text(folder / "output.log", "\n".join(said) + "\n")
+        _keep(folder / "output.log", "\n".join(said) + "\n")
         refused = {m[1]: m[0] for m in map(_REFUSAL.search, said) if m and m[1] in tasks}
         if len(refused) == len(tasks) or not (refused or records):
             raise ClusterError(f"srun cannot start a task on any node: {(said or ['no answer'])[-1]}")
@@ -77,10 +77,15 @@ def run_preflight(
     for node, why in bad.items():
         tell(f"preflight: {node} is bad: {why}")
     prepared = decide(context, bad, least)
-    with contextlib.suppress(OSError):  # the job must be able to leave a disk that refuses it
+    _keep(folder / "report.json", json.dumps({**found, "bad": bad, "exclude": prepared.exclude}, indent=1))
+    with contextlib.suppress(OSError):
         exclusions.remember_excluded(context.run_dir, bad, attempt)
-        write_text(folder / "report.json", json.dumps({**found, "bad": bad, "exclude": prepared.exclude}, indent=1))
     return prepared
+
+
+def _keep(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):  # the job must be able to leave a disk that refuses it
+        write_text(path, text)
 
 
 def decide(context: JobContext, bad: Mapping[str, str], least: int) -> Prepared:
@@ -140,8 +145,9 @@ def judge(tasks: Mapping[str, int], records: list[dict[str, Any]], settings: Map
             reasons[node].append(why)
     for node, own in ranks.items():
         free = ", ".join(f"{name} {free_gb:.3g} GB" for name, free_gb in own.get(0, {}).get("free_gb", {}).items())
-        clock, speed_text = f"{clock_s.get(node, 0.0):+.3f} s", f"{speeds.get(node, 0.0):.3g} GB/s"
-        tell(f"preflight: {node}: GPUs {own.get(0, {}).get('gpus')}; {free}; clock {clock}; {speed_text}")
+        figures = f"clock {clock_s[node]:+.3f} s" if node in clock_s else "no answer"
+        figures += f"; {speeds[node]:.3g} GB/s" if node in speeds else ""
+        tell(f"preflight: {node}: GPUs {own.get(0, {}).get('gpus')}; {free}; {figures}")
     bad = {node: "; ".join(why) for node, why in reasons.items() if why}
     return {"bad": bad, "clock_s": clock_s, "gb_per_s": speeds, "ranks": ranks}
 

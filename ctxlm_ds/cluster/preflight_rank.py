@@ -6,6 +6,7 @@ a node whose storage or network fails can still speak), each replacing the last.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from ctxlm_ds.cluster.steps import NODE_MARK
 from ctxlm_ds.process.slurm import SlurmTask, expand_tasks, read_task
 
 GB, MIB = 1e9, 1 << 20
-TICKS, TICK_S, ITERATIONS = 5, 0.05, 5
+TICKS, TICK_S, ITERATIONS, MOST_TURNS = 5, 0.05, 5, 4
 NVIDIA_SMI = "nvidia-smi --query-gpu=name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
 NVIDIA_SMI_S, DCGMI_S = 20.0, 60.0
 
@@ -61,22 +62,24 @@ def look_at_node(record: dict[str, Any], settings: Mapping[str, float], run_dir:
     scratch = Path(os.environ.get("CTXLM_STAGE_DIR") or os.environ.get("TMPDIR") or "/tmp")
     memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())["MemAvailable"]
     record["free_gb"] = free_gb = {"memory": int(memory.split()[0]) * 1024 / GB}
-    for name, folder in (("run directory", run_dir), ("scratch", scratch)):
+    least_gb = {"memory": settings["MIN_MEMORY_GB"]}
+    for name, folder, bound in (("run directory", run_dir, "MIN_RUN_GB"), ("scratch", scratch, "MIN_SCRATCH_GB")):
+        least_gb[f"{name} {folder}"] = settings[bound]
         probe = folder / f".preflight-{record['node']}-{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            free_gb[f"{name} {folder}"] = shutil.disk_usage(folder).free / GB
-            with open(probe, "wb", buffering=0) as file:
+            with open(probe, "wb") as file:
                 file.write(os.urandom(MIB))
+                file.flush()
                 os.fsync(file.fileno())
+            free_gb[f"{name} {folder}"] = shutil.disk_usage(folder).free / GB
         except OSError as error:
             record["faults"].append(f"{name} {folder} cannot be written: {error.strerror or error}")
         if os.path.lexists(probe):
             probe.unlink()
     for name, found_gb in free_gb.items():
-        least_gb = settings[{"m": "MIN_MEMORY_GB", "r": "MIN_RUN_GB", "s": "MIN_SCRATCH_GB"}[name[0]]]
-        if found_gb < least_gb:
-            record["faults"].append(f"{name} has {found_gb:.2f} GB free, {least_gb:g} are needed")
+        if found_gb < least_gb[name]:
+            record["faults"].append(f"{name} has {found_gb:.2f} GB free, {least_gb[name]:g} are needed")
     record["gpus"] = look_at_gpus(settings["MIN_GPU_FREE"], record["faults"])
     while not token.exists() and time.monotonic() < end_s:
         time.sleep(TICK_S)
@@ -117,40 +120,46 @@ def measure_reductions(record: dict[str, Any], settings: Mapping[str, float], ta
     They meet by a store at rank 0; a group that fails costs its time and no other group.
     """
     groups = groups_of(task, int(os.environ["SLURM_NODEID"]), expand_tasks(os.environ["SLURM_STEP_TASKS_PER_NODE"]))
-    record["errors"] = {partner: "no answer" for partner, *_ in groups}
+    record["errors"] = {partner: "no answer" for _, partner, *_ in groups}
     publish(record)
     from torch.distributed import PrefixStore, TCPStore
 
     limit = timedelta(seconds=settings["BANDWIDTH_LIMIT_S"])
-    everyone = [f"done-{rank}" for rank in range(task.world_size)]
     try:
         store = TCPStore(task.hosts[0], task.port, is_master=task.rank == 0, timeout=limit, wait_for_workers=False)
-        for partner, name, rank, size in groups:
-            try:
-                own = PrefixStore(name, store)
-                own.set_timeout(limit)
-                speed = reduce(own, rank, size, task.local_rank, limit, int(settings["MIB"] * MIB))
-                record["gb_per_s"][partner] = speed
-                del record["errors"][partner]
-            except Exception as error:
-                record["errors"][partner] = f"with {partner}: {str(error).partition(chr(10))[0][:200]}"
-            publish(record)
-        store.set(everyone[task.rank], "")
-        store.wait(everyone if task.rank == 0 else [], limit)  # rank 0 has the store
+        store.set(f"begun-{task.rank}", "")
     except Exception as error:
-        record["errors"] = {partner: f"{task.hosts[0]}: {str(error)[:200]}" for partner in record["errors"]}
+        others = [partner for partner in record["errors"] if partner != record["node"]]
+        record["errors"] = {partner: f"{task.hosts[0]}: {str(error).partition(chr(10))[0][:200]}" for partner in others}
+        return
+    for turn, partner, name, rank, size in groups:
+        try:
+            own = PrefixStore(name, store)
+            own.set_timeout(turn * limit)  # the partner may have lost its time in an earlier turn
+            speed = reduce(own, rank, size, task.local_rank, turn * limit, int(settings["MIB"] * MIB))
+            record["gb_per_s"][partner] = speed
+            del record["errors"][partner]
+        except Exception as error:
+            record["errors"][partner] = f"with {partner}: {str(error).partition(chr(10))[0][:200]}"
+        publish(record)
+    with contextlib.suppress(Exception):
+        store.set(f"done-{task.rank}", "")
+        if task.rank == 0:  # it has the store
+            begun = [rank for rank in range(task.world_size) if store.check([f"begun-{rank}"])]
+            store.wait([f"done-{rank}" for rank in begun], MOST_TURNS * limit)
 
 
-def groups_of(task: SlurmTask, own: int, counts: Sequence[int]) -> list[tuple[str, str, int, int]]:
-    """A task's groups in an order in which none wait for each other: the partner (or itself), a name, rank, size."""
-    groups = [(task.hosts[own], f"node-{own}", task.local_rank, counts[own])] if counts[own] > 1 else []
+def groups_of(task: SlurmTask, own: int, counts: Sequence[int]) -> list[tuple[int, str, str, int, int]]:
+    """A task's groups by turn: the turn, the partner (or its own node), a name, rank, size. A turn's are disjoint."""
+    groups = [(1, task.hosts[own], f"node-{own}", task.local_rank, counts[own])] if counts[own] > 1 else []
     number = len(counts)
-    ring = [(index, (index + 1) % number) for index in range(number if number > 2 else number - 1)]
-    for first, second in sorted(ring, key=lambda pair: pair[0] % 2):  # every second pair at a time
+    for first in range(number if number > 2 else number - 1):
+        second = (first + 1) % number
+        turn = MOST_TURNS if second == 0 and number % 2 else 2 + first % 2
         if own in (first, second) and task.local_rank < min(counts[first], counts[second]):
             partner = task.hosts[second if own == first else first]
-            groups.append((partner, f"pair-{first}-{second}-{task.local_rank}", int(own == second), 2))
-    return groups
+            groups.append((turn, partner, f"pair-{first}-{second}-{task.local_rank}", int(own == second), 2))
+    return sorted(groups)
 
 
 def reduce(store: Any, rank: int, size: int, local_rank: int, limit: timedelta, num_bytes: int) -> float:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 ROOT_NAME = "ctxlm-staged"
 LIMIT_S = 24 * 3600.0
-SPARE_BYTES = 1 << 28
-"""Left free on the disk."""
+SPARE_BYTES = 1 << 28  # left free on the disk
 
 
 def run_staging(
@@ -39,23 +38,22 @@ def run_staging(
     into, start_s = environ["CTXLM_STAGE_DIR"], time.monotonic()
     words, tasks = [into, *context.words], dict.fromkeys(nodes, 1)
     try:
-        answers, said = run_on_nodes(
-            "ctxlm_ds.cluster.staging", words, tasks, context.settings, environ, LIMIT_S, should_stop
-        )
+        module = "ctxlm_ds.cluster.staging"
+        answers, said = run_on_nodes(module, words, tasks, context.settings, environ, LIMIT_S, should_stop)
     except ClusterError as error:
         answers, said = [], [str(error)]
     if len(answers) < len(nodes):
-        reasons = [line for line in said if "error: " in line] or said or ["no answer"]
+        reasons = [line.partition("error: ")[2] for line in said if "error: " in line] or said or ["no answer"]
         tell(f"staging: {reasons[0]}; everything is read from where the recipe says")
         return []
     settings = settings_of(answers, Path(into), tell)
     copied = max(answer["copied_bytes"] for answer in answers)
-    place = f"{Path(into) / ROOT_NAME} of {len(nodes)} nodes"
-    tell(f"staging: {place}; {format_size(copied)} copied, {time.monotonic() - start_s:.0f} s")
+    amount = f"{format_size(copied)} copied, {time.monotonic() - start_s:.0f} s"
+    tell(f"staging: {Path(into) / ROOT_NAME} of {len(nodes)} nodes; {amount}")
     return settings
 
 
-def settings_of(answers: Sequence[Mapping[str, Any]], into: Path, say: Callable[[str], None]) -> list[str]:
+def settings_of(answers: Sequence[Mapping[str, Any]], into: Path, say: Callable[[str], object]) -> list[str]:
     """What makes a run read the copies that all nodes have (JSON is YAML); a line for each other item."""
     plan = answers[0]
     failed = {source: (a["node"], why) for a in reversed(answers) for source, why in a["failed"].items()}

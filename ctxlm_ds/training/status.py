@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class SummaryHook(Hook):
             return lines
         if not end.completed:
             lines.append("  to go on: the same command again")
-        run = shlex.quote(str(self._run_dir))
-        output = shlex.quote(str(self._run_dir / "hf"))
-        lines.append(f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}")
+        if FAMILIES.get(self._start.config.model.family).export is not None:
+            run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
+            lines.append(f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}")
         return lines

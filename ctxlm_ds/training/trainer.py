@@ -59,22 +59,24 @@ class Trainer:
     def run(self) -> RunEnd:
         """Train to the end; the last step is always evaluated and saved."""
         self.begin()
-        reason, failed = "an error", True
         try:
             reason = self._train()
-            failed = False
-        except TrainingError:
+        except BaseException as error:
+            self.end("an error", error)
+            raise
+        return self.end(reason)
+
+    def end(self, reason: str, error: BaseException | None = None) -> RunEnd:
+        """Tell the hooks that the run ends; after an error what is still being saved is settled or given up."""
+        if isinstance(error, TrainingError):
             # Raised on every rank alike; what is still being written is of a good step.
             self.saves.settle()
-            raise
-        finally:
-            if failed:
-                self.saves.abandon()
-            elapsed_s = time.monotonic() - self._started_s
-            completed = self._limit_reached() is not None
-            state = self.state
-            end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
-            self._tell("on_run_end", end)
+        if error is not None:
+            self.saves.abandon()
+        elapsed_s, completed = time.monotonic() - self._started_s, self._limit_reached() is not None
+        state, failed = self.state, error is not None
+        end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
+        self._tell("on_run_end", end)
         return end
 
     def _train(self) -> str:
@@ -86,21 +88,24 @@ class Trainer:
                 reason = self._asked_to_stop()
                 continue
             reason = self._limit_reached() or self._asked_to_stop()
-            self._tell("on_step_end", metrics)
+            self.tell_step(metrics)
             if self._due(self.config.evaluation.interval_steps):
-                self.evaluate()
+                self._evaluate_once()
             if reason is None:
                 self.saves.after_step(self.state)
         # What the ranks agreed on: a signal may have reached some of them only by now.
         if not self._stopped_by_signal:
-            self.evaluate()
+            self._evaluate_once()
         self.saves.last(self.state)
         return reason
 
+    def _evaluate_once(self) -> None:
+        """Evaluate unless this step was evaluated."""
+        if self._last_evaluation_step != self.state.step:
+            self.evaluate()
+
     def evaluate(self) -> dict[str, float]:
-        """Evaluate every held-out source, once per step; return its figures as `eval/SOURCE/FIGURE`."""
-        if self._last_evaluation_step == self.state.step:
-            return {}
+        """Evaluate every held-out source; return its figures as `eval/SOURCE/FIGURE`."""
         self._last_evaluation_step = self.state.step
         self._tell("on_phase", "evaluation")
         found: dict[str, float] = {}
@@ -128,6 +133,10 @@ class Trainer:
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
         return self._metrics(result, learning_rate, seconds, step.epoch)
+
+    def tell_step(self, metrics: StepMetrics) -> None:
+        """Tell the hooks the figures of a step; run() does so itself."""
+        self._tell("on_step_end", metrics)
 
     def _go_back(self, step: Step, result: StepResult) -> None:
         """To the last good checkpoint, and on with the rows behind the bad step's."""

@@ -168,7 +168,7 @@ def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> N
 
 def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
     write_corpus(tmp_path / "part.jsonl", num_documents=5_000, seed=5)
-    (tmp_path / "long.jsonl").write_bytes((tmp_path / "part.jsonl").read_bytes() * 60)
+    (tmp_path / "long.jsonl").write_bytes((tmp_path / "part.jsonl").read_bytes() * 40)
     settings = {"INPUT": tmp_path / "long.jsonl", "TOKENIZER": runs.route.tokenizer}
     route = write_route(tmp_path, runs.cluster, settings, TINY)
     jobs = route.submit()

@@ -33,6 +33,18 @@ if TYPE_CHECKING:
 SMALLEST_ROOM = 2
 
 
+class Making(NamedTuple):
+    """What samples are made of."""
+
+    dataset: IndexedDataset
+    documents: tuple[int, int]
+    """First document, and the one after the last."""
+    settings: SampleSettings
+    template: SequenceTemplate
+    workers: int = 1
+    """Threads, on which nothing depends."""
+
+
 class MadeSamples(NamedTuple):
     """The samples of a dataset while they are made."""
 
@@ -66,19 +78,12 @@ class SampleFormat(ABC):
         return {}
 
     @abstractmethod
-    def make(
-        self,
-        dataset: IndexedDataset,
-        documents: tuple[int, int],
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        workers: int,
-    ) -> MadeSamples:
-        """Make every sample of documents [first, after the last), by `workers` threads, on which nothing depends.
+    def make(self, making: Making) -> MadeSamples:
+        """Make every sample of the documents.
 
         Raises:
             ConfigError: seq_length is too short.
-            DataError: the dataset has not what the format needs.
+            DataError: the dataset lacks what the format needs.
         """
 
     @abstractmethod
@@ -172,52 +177,34 @@ class RowFormat(SampleFormat):
         """Return how many special tokens frame a sample."""
         return SINGLE_SPECIALS
 
-    def make(
-        self,
-        dataset: IndexedDataset,
-        documents: tuple[int, int],
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        workers: int,
-    ) -> MadeSamples:
+    def make(self, making: Making) -> MadeSamples:
         from ctxlm_ds.data.index.sentence_table import sentence_table
 
-        table = sentence_table(dataset, template.sep_id, documents)
-        pieces = (
-            (records, None)
-            for number in range(settings.num_duplicates)
-            for records in self.records(table, dataset.prefix, settings, template, number, workers)
-        )
+        table = sentence_table(making.dataset, making.template.sep_id, making.documents)
+        passes = range(making.settings.num_duplicates)
+        pieces = ((records, None) for number in passes for records in self.records(table, making, number))
         return MadeSamples(table.num_documents, table.num_sentences, pieces)
 
     @abstractmethod
-    def records(
-        self,
-        table: SentenceTable,
-        prefix: object,
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        duplicate: int,
-        workers: int = 1,
-    ) -> Iterator[Records]:
+    def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         """Yield the records of pass `duplicate` in the order of the documents.
 
         Raises:
             ConfigError: seq_length is too short for the format.
-            DataError: `prefix`, whose sentences these are, has not what the format needs.
+            DataError: the dataset lacks what the format needs.
         """
 
-    def room(self, settings: SampleSettings, template: SequenceTemplate) -> int:
+    def room(self, making: Making) -> int:
         """Return the most tokens of text in a sample.
 
         Raises:
             ConfigError: there is no room for text.
         """
-        specials = self.special_tokens(template)
-        room = settings.seq_length - specials
+        specials = self.special_tokens(making.template)
+        room = making.settings.seq_length - specials
         if room < SMALLEST_ROOM:
             raise ConfigError(
-                f"data.seq_length {settings.seq_length} leaves {room} tokens beside {specials} special ones; "
+                f"data.seq_length {making.settings.seq_length} leaves {room} tokens beside {specials} special ones; "
                 f"{self.name} needs at least {specials + SMALLEST_ROOM}"
             )
         return room
@@ -253,31 +240,19 @@ class PairFormat(RowFormat):
     def chooser(self) -> Callable[..., tuple[int, int]]:
         """Return the compiled loop that chooses the pairs of a range of documents (loops/pairs.make_pairs)."""
 
-    def records(
-        self,
-        table: SentenceTable,
-        prefix: object,
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        duplicate: int,
-        workers: int = 1,
-    ) -> Iterator[Records]:
+    def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         from ctxlm_ds.data.formats.loops.pairs import PairSettings, make_pairs
         from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
         from ctxlm_ds.data.index.sentence_table import require_pairs_possible
         from ctxlm_ds.data.numba_random import stream_key
 
-        room = self.room(settings, template)
-        require_pairs_possible(table, prefix, self.name)
+        room, settings = self.room(making), making.settings
+        require_pairs_possible(table, making.dataset.prefix, self.name)
         key = stream_key(settings.seed, self.name)
         short_seq_prob = settings.own.get("short_seq_prob", 0.0)
-        pass_settings = PairSettings(room, template.pair_specials, short_seq_prob, key, duplicate)
-        choose = self.chooser()
-        return in_order(
-            lambda documents: make_pairs(choose, table, pass_settings, documents),
-            document_ranges(table.documents),
-            workers,
-        )
+        pass_settings = PairSettings(room, making.template.pair_specials, short_seq_prob, key, duplicate)
+        choose, ranges = self.chooser(), document_ranges(table.documents)
+        return in_order(lambda documents: make_pairs(choose, table, pass_settings, documents), ranges, making.workers)
 
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         import numpy as np

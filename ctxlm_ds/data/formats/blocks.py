@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from ctxlm_ds.data.formats.base import MadeSamples, SampleFormat
+from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
 from ctxlm_ds.recipe.section import PositiveInt
 from ctxlm_ds.recipe.sections import DataSection
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.formats.base import Fill
     from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-    from ctxlm_ds.data.index.record import SampleSettings
 
 
 class BlocksSection(DataSection):
@@ -49,20 +48,14 @@ class Blocks(SampleFormat):
     shifted = True
     forms_rows = True
 
-    def make(
-        self,
-        dataset: IndexedDataset,
-        documents: tuple[int, int],
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        workers: int,
-    ) -> MadeSamples:
+    def make(self, making: Making) -> MadeSamples:
         import numpy as np
 
         from ctxlm_ds.data.formats.loops.blocks import block_pieces, text_bounds
 
-        bounds, num_documents = text_bounds(dataset, template.sep_id, settings.packing, documents)
-        sentences = int(np.diff(dataset.document_indices[list(documents)])[0])
+        dataset, settings = making.dataset, making.settings
+        bounds, num_documents = text_bounds(dataset, making.template.sep_id, settings.packing, making.documents)
+        sentences = int(np.diff(dataset.document_indices[list(making.documents)])[0])
         pieces = block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row)
         return MadeSamples(num_documents, sentences, pieces)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.data.formats.base import RowFormat, RowSection
+from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.formats.base import Records
-    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-    from ctxlm_ds.data.index.record import SampleSettings
     from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 
@@ -30,24 +28,16 @@ class DocSentences(RowFormat):
     name = "doc_sentences"
     section = DocSentencesSection
 
-    def records(
-        self,
-        table: SentenceTable,
-        prefix: object,
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        duplicate: int,
-        workers: int = 1,
-    ) -> Iterator[Records]:
+    def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         import numpy as np
 
         from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
         from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
         from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 
-        room = self.room(settings, template)
+        room = self.room(making)
 
         def of_range(documents: tuple[int, int]) -> Records:
             return np.concatenate([np.empty(0, dtype=SAMPLE_DTYPE), *sentence_blocks(table, room, False, documents)])
 
-        return in_order(of_range, document_ranges(table.documents), workers)
+        return in_order(of_range, document_ranges(table.documents), making.workers)

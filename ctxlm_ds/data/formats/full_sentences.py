@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.data.formats.base import RowFormat, RowSection
+from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.formats.base import Numbers, Records
     from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-    from ctxlm_ds.data.index.record import SampleSettings
     from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 
@@ -27,18 +26,10 @@ class FullSentences(RowFormat):
     name = "full_sentences"
     section = FullSentencesSection
 
-    def records(
-        self,
-        table: SentenceTable,
-        prefix: object,
-        settings: SampleSettings,
-        template: SequenceTemplate,
-        duplicate: int,
-        workers: int = 1,
-    ) -> Iterator[Records]:
+    def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
 
-        return sentence_blocks(table, self.room(settings, template), True, (0, table.num_documents))
+        return sentence_blocks(table, self.room(making), True, (0, table.num_documents))
 
     def texts(self, dataset: IndexedDataset, template: SequenceTemplate) -> tuple[Numbers, Numbers]:
         from ctxlm_ds.data.index.sentence_table import document_token_bounds

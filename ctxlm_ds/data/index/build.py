@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import Objective
+from ctxlm_ds.data.formats.base import Making
 from ctxlm_ds.data.formats.loops.packing import pack_samples
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
@@ -112,7 +113,7 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
     settings = place.settings
     sample_format = FORMATS.get(settings.sample_format)()
     template = SequenceTemplate.of(tokenizer)
-    made = sample_format.make(place.dataset, place.documents, settings, template, workers)
+    made = sample_format.make(Making(place.dataset, place.documents, settings, template, workers))
     forms_rows = sample_format.forms_rows and settings.packing
     num_tokens = 0
     with (

@@ -15,13 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS, Field, Objective, RowShape, Term
+from ctxlm_ds.data.fields import FITS, Field, Objective, Term
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.registry import OBJECTIVES
-
-# Names that planning, figures and export still compare.
-MASKED_LM, CAUSAL_LM, NEXT_SENTENCE = "masked_lm", "causal_lm", "next_sentence"
 
 FLOAT = "float32"
 
@@ -97,12 +93,6 @@ def to_batches(
             tensors[field.name] = piece.view(num_rows, field.columns).split(micro_batch_size)
         offset += len(values)
     return [Batch(dict(zip(tensors, pieces, strict=True))) for pieces in zip(*tensors.values(), strict=True)]
-
-
-def prediction_slots(data: RowShape, objective: Any) -> int:
-    """Return how many labels of its first term a row has under an objective section."""
-    built = OBJECTIVES.get(objective.name)(objective)
-    return next(field.columns for field in built.fields(data) if field.name == built.terms[0].labels[0])
 
 
 def _in_memory(fields: Sequence[Field]) -> list[Field]:

@@ -64,3 +64,11 @@ def test_an_interpreter_that_was_given_stays(env_sh: Path, tmp_path: Path) -> No
     python, path, modules = source(env_sh, AGAIN, CTXLM_PYTHON=str(given), PYTHONPATH="/a").stdout.strip().split("|")
     assert python == str(given)
     assert path == f"{given.parent}:{os.environ['PATH']}" and modules == f"{ROOT}:/a"
+
+
+def test_a_job_that_goes_on_from_an_unfinished_run_ends(env_sh: Path, tmp_path: Path) -> None:
+    """As the export does after a run that a person stopped: its job had ended with status 0."""
+    given = {"CTXLM_PYTHON": sys.executable}
+    refused = source(env_sh, "need_run && echo goes on", CTXLM_NEEDED_RUN=str(tmp_path / "run"), **given)
+    assert refused.returncode == 2 and "has not been trained to its end" in refused.stderr and not refused.stdout
+    assert source(env_sh, "need_run && echo goes on", **given).stdout == "goes on\n"

@@ -88,23 +88,22 @@ def test_no_node_is_blamed_if_no_two_can_reduce(capfd: pytest.CaptureFixture[str
 def test_groups_meet_and_every_node_has_two_neighbours(counts: list[int]) -> None:
     hosts = tuple(f"n{number}" for number in range(len(counts)))
     members: dict[str, list[tuple[int, int]]] = {}
-    waiting: list[list[tuple[str, int]]] = []
+    turns: dict[str, set[int]] = {}
     for own, count in enumerate(counts):
         for local in range(count):
             groups = groups_of(SlurmTask(0, sum(counts), local, count, hosts, 15000), own, counts)
-            waiting.append([(name, size) for _, name, _, size in groups])
-            for partner, name, rank, size in groups:
+            found_turns = [turn for turn, *_ in groups]
+            assert found_turns == sorted(set(found_turns))
+            assert all(1 <= turn <= preflight_rank.MOST_TURNS for turn in found_turns)
+            for turn, partner, name, rank, size in groups:
                 assert (partner == hosts[own]) == name.startswith("node-")
                 members.setdefault(name, []).append((rank, size))
+                turns.setdefault(name, set()).add(turn)
             if local == 0 and len(counts) > 2:
-                assert len({partner for partner, *_ in groups} - {hosts[own]}) == 2
+                assert len({partner for _, partner, *_ in groups} - {hosts[own]}) == 2
     for found in members.values():
         assert sorted(found) == [(rank, found[0][1]) for rank in range(found[0][1])]
-    while any(waiting):  # some group is always complete
-        heads = [own[0] for own in waiting if own]
-        ready = {name for name, size in heads if heads.count((name, size)) == size}
-        assert ready
-        waiting = [own[1:] if own and own[0][0] in ready else own for own in waiting]
+    assert all(len(found) == 1 for found in turns.values())
 
 
 def test_a_node_looks_at_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

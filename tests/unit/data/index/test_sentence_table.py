@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.formats.base import Making
 from ctxlm_ds.data.formats.loops import blocks, full_sentences, ranges
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import build_sample_index
@@ -102,7 +104,9 @@ def records_of(table: Any, sample_format: str, workers: int) -> list[tuple[int, 
         sample_format=sample_format, seq_length=64, num_duplicates=1, seed=3, packing=False,
         max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": 0.1},
     )  # fmt: skip
-    parts = REGISTERED.get(sample_format)().records(table, "d", values, SequenceTemplate.of(TOKENIZER), 0, workers)
+    parts = REGISTERED.get(sample_format)().records(
+        table, Making(SimpleNamespace(prefix="d"), (0, 1), values, SequenceTemplate.of(TOKENIZER), workers), 0
+    )
     return [record for records in parts for record in records.tolist()]
 
 

@@ -1,0 +1,48 @@
+"""The example of docs/python.md, run on tiny data, and its run beside the command's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Prepared
+from tests.integration.pages import code, shell
+from tests.integration.route import metrics
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, bert_route: Prepared) -> Path:
+    """A folder with the data that the page names, in which its example has run."""
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "tok").symlink_to(bert_route.tokenizer)
+    (folder / "data").mkdir()
+    for name, prefix in (("wiki", bert_route.train), ("dev", bert_route.heldout)):
+        for extension in (".bin", ".idx", ".json"):
+            path = prefix.with_name(prefix.name + extension)
+            (folder / "data" / f"{name}_text_sentence{extension}").symlink_to(path)
+    (folder / "example.py").write_text(code("python.md"))
+    (folder / "printed.txt").write_text(shell("python example.py", folder).stdout)
+    return folder
+
+
+def test_the_example_prints_what_it_says(folder: Path) -> None:
+    printed = (folder / "printed.txt").read_text()
+    assert "'input_ids': (8, 128)" in printed and "[MASK]" in printed
+    assert printed.splitlines()[-1] == "BertForPreTraining from runs/notebook/checkpoints"
+    losses = metrics(folder / "runs" / "notebook")
+    assert losses[20] < losses[1]
+
+
+def test_its_steps_are_those_of_the_command(folder: Path) -> None:
+    recipe = json.dumps({"extends": str(folder / "runs" / "notebook" / "config.yaml"), "run_dir": "runs/command"})
+    (folder / "recipe.yaml").write_text(recipe)
+    shell("python -m ctxlm_ds.pretrain --config recipe.yaml", folder)
+    command, notebook = (metrics(folder / "runs" / name) for name in ("command", "notebook"))
+    assert command[20] == notebook[20]
+
+
+def test_a_name_that_is_none_is_refused(folder: Path) -> None:
+    done = shell("python -c 'from ctxlm_ds import Runn'", folder, check=False)
+    assert "cannot import name 'Runn'" in done.stderr
