@@ -139,8 +139,12 @@ class ByteProgress:
             speed = done_bytes / max(1e-9, now_s - self._start_s)
             left_s = (self.total_bytes - done_bytes) / max(1.0, speed)
             logger.info(
-                "%s: %.0f%% %.2f MB/s, %s left %s", self.title, 100 * done_bytes / self.total_bytes, speed / 1e6,
-                format_duration(left_s), note,
+                "%s: %.0f%% %.2f MB/s, %s left %s",
+                self.title,
+                100 * done_bytes / self.total_bytes,
+                speed / 1e6,
+                format_duration(left_s),
+                note,
             )
 
     def close(self) -> None:

@@ -78,9 +78,7 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
-def pretrain(
-    arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport
-) -> None:
+def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport) -> None:
     """Check the recipe, then train under the watchdog's eye."""
     config = load_config(arguments.config, arguments.set)
     report.run_dir = run_dir = Path(config.run_dir or Path("runs") / config.name)

@@ -127,9 +127,7 @@ def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], 
     return record
 
 
-def build_rows_by_node(
-    config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology
-) -> RunRows:
+def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology) -> RunRows:
     """The run's rows on every rank, whatever disks the nodes share: the first rank of each node builds what is missing
     or waits for another node's, then the others open it. Rank 0 compares the checksums of what was there.
 

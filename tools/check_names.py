@@ -51,8 +51,9 @@ def comparisons(tree: ast.AST, names: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def _is_constant(target: ast.expr) -> bool:
-    """Return whether a name in capitals is assigned to: a constant that something may be compared with."""
-    return isinstance(target, ast.Name) and target.id.isupper()
+    """Return whether names in capitals are assigned to: constants that something may be compared with."""
+    names = target.elts if isinstance(target, ast.Tuple) else [target]
+    return all(isinstance(name, ast.Name) and name.id.isupper() for name in names)
 
 
 def _strings(node: ast.expr) -> list[str]:

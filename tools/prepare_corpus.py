@@ -98,9 +98,12 @@ def main() -> None:
     from ctxlm_ds.data.preprocess.config import parse_max_bad_records
 
     options = PrepareOptions(
-        workers=args.workers, overwrite=args.overwrite, replaced=replaced,
+        workers=args.workers,
+        overwrite=args.overwrite,
+        replaced=replaced,
         max_bad_records=parse_max_bad_records(args.max_bad_records),
-        limit_bytes=args.limit, part_bytes=args.part_size,
+        limit_bytes=args.limit,
+        part_bytes=args.part_size,
     )
     result = prepare_corpus(recipe, Path(args.output_dir), options)
     report = result.report

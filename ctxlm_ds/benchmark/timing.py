@@ -23,11 +23,7 @@ class Comparison:
     def lines(self) -> list[str]:
         """A small table: median (smallest, largest)."""
         ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
-        rows = (
-            ("ctxlm_ds", self.ours, "{:,.0f}"),
-            (self.peer, self.theirs, "{:,.0f}"),
-            ("ratio", ratios, "{:.2f}"),
-        )
+        rows = (("ctxlm_ds", self.ours, "{:,.0f}"), (self.peer, self.theirs, "{:,.0f}"), ("ratio", ratios, "{:.2f}"))
         return [
             f"{name:<18}{shown.format(statistics.median(v)):>12} {self.unit if name != 'ratio' else '':<12}"
             f"({shown.format(min(v))} to {shown.format(max(v))})"

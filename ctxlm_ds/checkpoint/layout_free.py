@@ -109,12 +109,7 @@ class CheckpointReader:
         return math.prod(self.shape(name))
 
     def read(
-        self,
-        name: str,
-        kind: str = WEIGHT_KIND,
-        start: int = 0,
-        length: int | None = None,
-        shard: Shard | None = None,
+        self, name: str, kind: str = WEIGHT_KIND, start: int = 0, length: int | None = None, shard: Shard | None = None
     ) -> torch.Tensor:
         """Elements start..start+length of a shard's flat local order as 1-D fp32 on the CPU.
 
@@ -217,9 +212,7 @@ class CheckpointReader:
             first, last = max(start, offset), min(end, offset + piece["length"])
             self._read_into(piece, first - offset, result[first - start : last - start])
 
-    def _read_other_shard(
-        self, group: ShardPieces, wanted: list[Rectangle], start: int, result: torch.Tensor
-    ) -> None:
+    def _read_other_shard(self, group: ShardPieces, wanted: list[Rectangle], start: int, result: torch.Tensor) -> None:
         """What pieces of another shard hold of the wanted rectangles, whose offsets count from `start`."""
         left, right = group.shard.columns
         for target in wanted:

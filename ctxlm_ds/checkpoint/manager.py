@@ -155,12 +155,7 @@ class CheckpointManager:
         return self.directory / step_name(step)
 
     def begin(
-        self,
-        step: int,
-        take: Callable[[], Write],
-        finish: Finish,
-        estimated_bytes: int = 0,
-        beside: bool = True,
+        self, step: int, take: Callable[[], Write], finish: Finish, estimated_bytes: int = 0, beside: bool = True
     ) -> PendingSave | None:
         """Begin the checkpoint of a step: look for room, take what is to be written, start to write it.
 

@@ -112,9 +112,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
     return Exported(source, output, manifest.step, sum(reader.num_elements(name) for name in reader.names()))
 
 
-def _write_parameters(
-    reader: CheckpointReader, whole: WholeModel, zero: Path, step: object, elements: int
-) -> None:
+def _write_parameters(reader: CheckpointReader, whole: WholeModel, zero: Path, step: object, elements: int) -> None:
     done = 0
     with byte_progress("to-universal", elements * FP32_BYTES) as progress:
         for name in reader.names():

@@ -178,7 +178,8 @@ def main() -> None:
     if "SLURM_STEP_ID" in os.environ:
         sys.stdout.write(NODE_MARK + json.dumps(answer) + "\n")
     else:  # by hand: what to give to --set
-        sys.stdout.writelines(line + "\n" for line in settings_of([answer], Path(sys.argv[1]), sys.stderr.write))
+        settings = settings_of([answer], Path(sys.argv[1]), lambda line: sys.stderr.writelines((line, "\n")))
+        sys.stdout.writelines(line + "\n" for line in settings)
 
 
 if __name__ == "__main__":

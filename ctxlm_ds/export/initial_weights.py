@@ -29,10 +29,7 @@ class _Source(NamedTuple):
 
 
 def load_initial_weights(
-    path: str | Path,
-    model: ModelSection,
-    outputs: Sequence[str],
-    fresh: Callable[[str], torch.Tensor],
+    path: str | Path, model: ModelSection, outputs: Sequence[str], fresh: Callable[[str], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter of the new model with its fp32 value, one at a time.
 

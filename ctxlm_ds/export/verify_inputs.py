@@ -50,10 +50,7 @@ def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokeni
     num_types = min(2, export.num_token_types(model))
     rows = {
         name: _random_rows(rng, model, tokenizer.pad_id, num_types, lengths)
-        for name, lengths in {
-            "random": [short, max(2, short // 2), max(2, short - 3)],
-            "longest": [longest],
-        }.items()
+        for name, lengths in {"random": [short, max(2, short // 2), max(2, short - 3)], "longest": [longest]}.items()
     }
     rows["text"] = export.text_rows(_loaded_tokenizer(folder, tokenizer), model, tokenizer, TEXT_PAIRS)
     inputs = {name: make_fields(some, tokenizer.pad_id, rng) for name, some in rows.items()}

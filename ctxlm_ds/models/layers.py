@@ -202,10 +202,7 @@ class LayerSequence(nn.Module):
     """Runs a list of layers one after the other in one process."""
 
     def __init__(
-        self,
-        descriptions: Sequence[LayerDescription],
-        outputs: Sequence[str],
-        streams: DropoutStreams | None = None,
+        self, descriptions: Sequence[LayerDescription], outputs: Sequence[str], streams: DropoutStreams | None = None
     ) -> None:
         """Build the layers.
 

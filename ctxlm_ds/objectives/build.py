@@ -20,4 +20,3 @@ def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = Non
     """
     built: Objective = OBJECTIVES.get(section.name)(section, tokenizer)
     return built
-

@@ -132,9 +132,7 @@ class MaskedLM(Objective):
 
         ids = np.empty_like(samples.input_ids)
         positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
-        return Examples(
-            ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts
-        )
+        return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
         from ctxlm_ds.data.stream.row_filling import fill_slots, fill_token_types

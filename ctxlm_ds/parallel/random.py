@@ -25,11 +25,7 @@ class DropoutStreams:
     """Gives the layers of one rank their keys."""
 
     def __init__(
-        self,
-        seed: int = 0,
-        tensor_parallel_rank: int = 0,
-        tensor_parallel_size: int = 1,
-        enabled: bool = False,
+        self, seed: int = 0, tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1, enabled: bool = False
     ) -> None:
         """`enabled` if the model drops anything."""
         self.seed = seed

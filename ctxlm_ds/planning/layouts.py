@@ -35,11 +35,6 @@ class Layout:
         """Ranks."""
         return self.data * self.tensor * self.pipeline
 
-    @property
-    def token_split(self) -> int:
-        """Ranks that share the tokens between the split matrices."""
-        return self.tensor if self.sequence_parallel else 1
-
     def num_micro_batches(self, global_batch_size: int) -> int:
         """Micro-batches of a rank in a step."""
         return global_batch_size // (self.data * self.micro_batch_size)
@@ -77,9 +72,7 @@ class Layout:
         return settings
 
 
-def launch_command(
-    recipe: str, deepspeed: str, settings: Sequence[str], num_nodes: int, gpus_per_node: int
-) -> str:
+def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], num_nodes: int, gpus_per_node: int) -> str:
     """The command that starts a run, on every node alike.
 
     Args:

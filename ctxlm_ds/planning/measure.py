@@ -183,9 +183,7 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
     build = _build(config, parallel, platform)
     descriptions = build_layer_list(with_vocabulary(config.model), build)
     rows = MEASURED_ROWS * parallel.size
-    fewer, more = (
-        _Run(config, build, platform, descriptions, count).measure() for count in (rows, 2 * rows)
-    )
+    fewer, more = (_Run(config, build, platform, descriptions, count).measure() for count in (rows, 2 * rows))
 
     def combine(first: Sequence[Trace], second: Sequence[Trace]) -> list[LayerWork]:
         made: dict[int, LayerWork] = {}

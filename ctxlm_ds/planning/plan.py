@@ -79,9 +79,7 @@ class Stage:
 class Planner:
     """Weighs layouts of one recipe on one cluster; what several layouts share is computed once."""
 
-    def __init__(
-        self, config: RunConfig, cluster: Cluster, jsons: JsonByStage, platform: Platform = CUDA
-    ) -> None:
+    def __init__(self, config: RunConfig, cluster: Cluster, jsons: JsonByStage, platform: Platform = CUDA) -> None:
         """`jsons` has DeepSpeed's JSON by ZeRO stage.
 
         Raises:
@@ -146,16 +144,13 @@ class Planner:
     @cached_property
     def _names(self) -> list[list[str]]:
         """Full names of each layer's parameters."""
-        return [
-            [name for name in self.model.shapes if name.startswith(f"{layer.name}.")] for layer in self.layers
-        ]
+        return [[name for name in self.model.shapes if name.startswith(f"{layer.name}.")] for layer in self.layers]
 
     def _parameter_names(self, start: int, stop: int) -> list[str]:
         return [name for names in self._names[start:stop] for name in names]
 
     def _telling_stages(self, layout: Layout) -> list[int]:
-        """Return first, last, and of those between the first with each number of blocks: no other is fuller or slower.
-        """
+        """Return first, last, and the first between them with each number of blocks: no other is fuller or slower."""
         stages = self.stages(layout)
         first_of_size: dict[int, int] = {}
         for stage in stages[1:-1]:
@@ -224,9 +219,7 @@ class Planner:
         buffers = buffer_bytes(config, stage.parameters, zero, layout.data)
         activations, workspace = self._activations(config, layout, stage)
         peak = max(activations + workspace + buffers.backward, buffers.update)
-        return Memory(
-            states.parameters, states.gradients, states.optimizer, activations, peak - activations
-        )
+        return Memory(states.parameters, states.gradients, states.optimizer, activations, peak - activations)
 
     def _activations(self, config: RunConfig, layout: Layout, stage: Stage) -> tuple[int, int]:
         """Count what a stage keeps at the fullest moment, and the passing workspace.

@@ -60,9 +60,7 @@ class StageParameters:
         return sum(-(-size // ranks) * ranks for group in self.groups for size in group)
 
 
-def stage_parameters(
-    model: WholeModel, names: Iterable[str], tensor: int, vocab_multiple: int = 1
-) -> StageParameters:
+def stage_parameters(model: WholeModel, names: Iterable[str], tensor: int, vocab_multiple: int = 1) -> StageParameters:
     """Count what tensor-parallel rank 0 holds of the named parameters, each once."""
     groups: dict[bool, list[int]] = {True: [], False: []}
     frozen = 0

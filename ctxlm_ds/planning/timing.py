@@ -191,9 +191,7 @@ def _data_time(
     return max(0.0, seconds["gradients"] - covered) + seconds["weights"] + 2 * COLLECTIVE_LATENCY_S
 
 
-def _update_time(
-    config: RunConfig, layout: Layout, zero: ZeroSettings, cluster: Cluster, stage: StageLoad
-) -> float:
+def _update_time(config: RunConfig, layout: Layout, zero: ZeroSettings, cluster: Cluster, stage: StageLoad) -> float:
     """The optimizer's reading and writing, and that of the gradients for their norm and to clear them; offloaded, the
     way over PCIe and the update in CPU memory.
     """

@@ -85,12 +85,7 @@ def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zer
 
 
 def _stage3_messages(
-    parameters: StageParameters,
-    zero: ZeroSettings,
-    ranks: int,
-    weight: int,
-    micro_batches: int,
-    tied: Sequence[int],
+    parameters: StageParameters, zero: ZeroSettings, ranks: int, weight: int, micro_batches: int, tied: Sequence[int]
 ) -> Iterator[Message]:
     """Gather small (persistent) parameters once after the update, others for each micro-batch.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.fit import fit_problems
 from ctxlm_ds.recipe.layout import layout_problems
@@ -33,18 +32,6 @@ def check_config(config: RunConfig, world_size: int | None) -> None:
         ConfigError: lists all of them.
     """
     raise_problems(f"recipe {config.name}", find_problems(config, world_size))
-
-
-def check_device(config: RunConfig, device_type: str) -> None:
-    """Refuse a precision that the device cannot train in (`device_type`: cpu or cuda).
-
-    Raises:
-        ConfigError: fp16 on a CPU, which DeepSpeed refuses.
-    """
-    if config.training.precision == "fp16" and device_type == "cpu":
-        raise ConfigError(
-            "training.precision: fp16 does not train on a CPU (DeepSpeed refuses it); set it to bf16 or fp32"
-        )
 
 
 def find_problems(config: RunConfig, world_size: int | None = None) -> list[Problem]:

@@ -10,14 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, WrapValidator
 
 from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
-from ctxlm_ds.recipe.section import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    Section,
-)
+from ctxlm_ds.recipe.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 FIXED_WHATEVER_THE_ROWS = ("model", "objective", "training.seed", "optimizer.name")

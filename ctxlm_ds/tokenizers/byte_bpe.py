@@ -116,9 +116,6 @@ def _roberta_backend(vocab: dict[str, int], merges: list[tuple[str, str]], setti
     # As in the released model, <mask> swallows the space before it: "a <mask>" is "a", "<mask>".
     backend.add_special_tokens([*tokens, AddedToken(MASK_TOKEN, lstrip=True, normalized=False, special=True)])
     backend.post_processor = processors.RobertaProcessing(
-        ("</s>", vocab["</s>"]),
-        ("<s>", vocab["<s>"]),
-        trim_offsets=True,
-        add_prefix_space=settings.add_prefix_space,
+        ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), trim_offsets=True, add_prefix_space=settings.add_prefix_space
     )
     return backend

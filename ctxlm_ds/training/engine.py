@@ -56,12 +56,7 @@ from ctxlm_ds.training.optimizer import (
     restore_state,
 )
 from ctxlm_ds.training.passes import PassSettings, PlainPasses
-from ctxlm_ds.training.runtime import (
-    check_precision,
-    deepspeed_adam,
-    device_type,
-    model_parallel_unit,
-)
+from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
 from ctxlm_ds.training.stage_timing import measured_costs
 from ctxlm_ds.training.update import Update, Updater, loss_scaler
 

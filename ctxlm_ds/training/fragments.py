@@ -73,9 +73,7 @@ class Fragment:
 
 
 def list_fragments(
-    zero_optimizer: Any,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-    holdings: Mapping[str, Holding],
+    zero_optimizer: Any, named_parameters: Iterable[tuple[str, torch.nn.Parameter]], holdings: Mapping[str, Holding]
 ) -> list[Fragment]:
     """Every fragment of this rank, in the order of the parameters.
 

@@ -32,10 +32,7 @@ def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:
     """This rank's share of every layer."""
     layout = config.parallel
     streams = DropoutStreams(
-        config.training.seed,
-        topology.tensor_parallel_rank,
-        topology.tensor_parallel_size,
-        enabled=config.model.drops,
+        config.training.seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=config.model.drops
     )
     return ParallelContext(
         size=topology.tensor_parallel_size,

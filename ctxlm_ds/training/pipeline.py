@@ -149,8 +149,7 @@ class PipelineStage(PipelineModule):
 
 
 def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:
-    """Put the tensors that later stages need into one tuple: those with a gradient first, then all others as integers.
-    """
+    """Put the tensors that later stages need into one tuple: those with a gradient first, others as integers."""
     floats = tuple(tensors[name].contiguous() for name in leaving.with_gradient)
     return (*floats, *(_as_integers(tensors[name].detach().contiguous()) for name in leaving.without_gradient))
 

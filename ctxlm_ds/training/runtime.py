@@ -140,9 +140,7 @@ def pipeline_topology(topology: Topology) -> Any:
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     return PipeModelDataParallelTopology(
-        num_pp=topology.pipeline_parallel_size,
-        num_mp=topology.tensor_parallel_size,
-        num_dp=topology.data_parallel_size,
+        num_pp=topology.pipeline_parallel_size, num_mp=topology.tensor_parallel_size, num_dp=topology.data_parallel_size
     )
 
 

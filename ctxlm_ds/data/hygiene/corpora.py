@@ -38,13 +38,7 @@ CleaningRule = Literal[
     "join_lines",
 ]
 Measure = Literal[
-    "records_read",
-    "documents_read",
-    "words_read",
-    "bytes_read",
-    "documents_written",
-    "words_written",
-    "bytes_written",
+    "records_read", "documents_read", "words_read", "bytes_read", "documents_written", "words_written", "bytes_written"
 ]
 
 
@@ -284,11 +278,7 @@ def _expected(section: type[Section], path: tuple[int | str, ...]) -> str:
 
 
 def _known_settings(path: tuple[str | int, ...]) -> Mapping[str, Any]:
-    sections: dict[str, type[Section]] = {
-        "sources": CorpusSource,
-        "expected": Expectation,
-        "filters": FilterConfig,
-    }
+    sections: dict[str, type[Section]] = {"sources": CorpusSource, "expected": Expectation, "filters": FilterConfig}
     named = [part for part in path if isinstance(part, str)]
     return sections.get(named[-1], CorpusRecipe).model_fields if named else CorpusRecipe.model_fields
 

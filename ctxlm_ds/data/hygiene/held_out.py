@@ -39,9 +39,7 @@ class HeldOutCounts:
     ngrams: int
 
 
-def build_held_out_table(
-    inputs: Sequence[str], json_keys: Sequence[str], size: int, path: Path
-) -> HeldOutCounts:
+def build_held_out_table(inputs: Sequence[str], json_keys: Sequence[str], size: int, path: Path) -> HeldOutCounts:
     """Write the open-addressing table (uint64, a power of two, 0 is empty) of all n-grams of some files.
 
     Memory is about 50 bytes a held-out word while it is built. Raises DataError for a file that cannot be read.

@@ -213,7 +213,9 @@ class _Run:
         if counts.too_short:
             logger.warning(
                 "%d of %d held-out documents have fewer than %d words: training data is not searched for them",
-                counts.too_short, counts.documents, size,
+                counts.too_short,
+                counts.documents,
+                size,
             )
         return {"documents": counts.documents, "too_short": counts.too_short, "ngrams": counts.ngrams}
 

@@ -27,15 +27,7 @@ from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.reader import SampleReader
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import open_array, read_meta
-from ctxlm_ds.data.sample import (
-    Example,
-    Examples,
-    Sample,
-    Samples,
-    empty_examples,
-    empty_samples,
-    starts_of,
-)
+from ctxlm_ds.data.sample import Example, Examples, Sample, Samples, empty_examples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS
 

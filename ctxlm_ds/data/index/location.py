@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 BUILD_COMMAND = "tools/build_samples.py --config RECIPE.yaml"
 
 
-def open_rows(
-    parts: Sequence[Source], tokenizer: Tokenizer, config: RunConfig, held_out: bool = False
-) -> RowSource:
+def open_rows(parts: Sequence[Source], tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> RowSource:
     """Open the indexes of sources, which must have been built, as one row space.
 
     Raises:

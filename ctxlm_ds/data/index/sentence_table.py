@@ -87,9 +87,7 @@ def reaching(table: SentenceTable, sentence: int, document: int, limit: int) -> 
     return sentence
 
 
-def sentence_table(
-    dataset: IndexedDataset, sep_id: int, documents: tuple[int, int] | None = None
-) -> SentenceTable:
+def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, int] | None = None) -> SentenceTable:
     """Read the sentences of a dataset, or of its documents [first, after the last).
 
     Raises:

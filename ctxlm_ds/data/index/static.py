@@ -47,8 +47,11 @@ def write_masked_copies(
     """Corrupt every sample once and write the five files; `budgets` gives the most predictions by length."""
     id_dtype = np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32
     dtypes: dict[str, Any] = {
-        "masked_ids": id_dtype, "masked_offsets": np.int64, "prediction_positions": np.int32,
-        "prediction_labels": id_dtype, "prediction_offsets": np.int64,
+        "masked_ids": id_dtype,
+        "masked_offsets": np.int64,
+        "prediction_positions": np.int32,
+        "prediction_labels": id_dtype,
+        "prediction_offsets": np.int64,
     }
     key = stream_key(seed, PURPOSE)
     with ExitStack() as stack:

@@ -174,10 +174,7 @@ def _shard_span(num_bytes: int, shard: Shard) -> Span:
 
 
 def read_chunks(
-    sources: Sequence[Source],
-    json_keys: Sequence[str] = ("text",),
-    shard: Shard = WHOLE,
-    after: Position | None = None,
+    sources: Sequence[Source], json_keys: Sequence[str] = ("text",), shard: Shard = WHOLE, after: Position | None = None
 ) -> Iterator[Chunk]:
     """All records of a shard of the sources, in order; behind the chunk whose position `after` is, where given.
 

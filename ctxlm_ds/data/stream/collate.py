@@ -19,9 +19,6 @@ from ctxlm_ds.data.fields import FITS, Field, Objective, Term
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.errors import DataError
 
-# Names that planning, figures and export still compare.
-MASKED_LM, CAUSAL_LM, NEXT_SENTENCE = "masked_lm", "causal_lm", "next_sentence"
-
 FLOAT = "float32"
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 
-
 def preview_rows(
     rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int, epoch: int = 0
 ) -> Iterator[Text]:

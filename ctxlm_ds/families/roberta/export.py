@@ -62,10 +62,7 @@ def _rows(pad_id: int) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-TIED = {
-    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
+TIED = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
 UNUSED = (r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pooler\.dense\.(weight|bias)")
 
 

@@ -25,8 +25,7 @@ WORD_EMBEDDINGS = "word_embeddings"
 
 
 class WordTable:
-    """Describes the word embedding where it is looked up and where the decoder tied to it reads it (Press & Wolf 2017).
-    """
+    """Describes the word embedding as it is looked up, and as the decoder tied to it (Press & Wolf 2017)."""
 
     def __init__(
         self,
@@ -81,13 +80,7 @@ class PositionEmbeddings(nn.Module):
     """Adds learnt positions to the words, then dropout (GPT: no LayerNorm, no token types)."""
 
     def __init__(
-        self,
-        num_positions: int,
-        width: int,
-        dropout: float,
-        init: Init,
-        kernels: KernelSet,
-        parallel: ParallelContext,
+        self, num_positions: int, width: int, dropout: float, init: Init, kernels: KernelSet, parallel: ParallelContext
     ) -> None:
         super().__init__()
         self.position_embeddings = SharedEmbedding(num_positions, width, init, parallel, "position table")

@@ -56,9 +56,7 @@ def encoder_layers(model: EncoderSection, shape: EncoderShape, build: ModelBuild
         norm_eps=eps,
         hidden_dropout=model.hidden_dropout,
         attention=AttentionSpec(
-            head_size=width // model.num_attention_heads,
-            dropout=model.attention_dropout,
-            shares_rows=build.shares_rows,
+            head_size=width // model.num_attention_heads, dropout=model.attention_dropout, shares_rows=build.shares_rows
         ),
         pre_layer_norm=model.pre_layer_norm,
         init=init,
@@ -83,14 +81,15 @@ def encoder_layers(model: EncoderSection, shape: EncoderShape, build: ModelBuild
     bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
     return [
         table.look_up(),
-        LayerDescription(
-            "embeddings", EncoderEmbeddings, ("hidden", "position_ids", *types), ("hidden",), embeddings
-        ),
+        LayerDescription("embeddings", EncoderEmbeddings, ("hidden", "position_ids", *types), ("hidden",), embeddings),
         *transformer_blocks("encoder", model.num_layers, settings, build),
         *([final_layer_norm(width, eps, build)] if model.pre_layer_norm else []),
         LayerDescription(
-            "heads", EncoderHeads, ("hidden", "sequence_ids", "prediction_positions", *places),
-            ("predicted_hidden", *classes), heads,
+            "heads",
+            EncoderHeads,
+            ("hidden", "sequence_ids", "prediction_positions", *places),
+            ("predicted_hidden", *classes),
+            heads,
         ),  # fmt: skip
         table.decode("predicted_hidden", "predicted_scores"),
         LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), ("predicted_logits",), bias),

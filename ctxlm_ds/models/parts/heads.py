@@ -51,11 +51,7 @@ class EncoderHeads(nn.Module):
         )
 
     def forward(
-        self,
-        hidden: Tensor,
-        sequence_ids: Tensor,
-        prediction_positions: Tensor,
-        cls_positions: Tensor | None = None,
+        self, hidden: Tensor, sequence_ids: Tensor, prediction_positions: Tensor, cls_positions: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Map hidden, sequence_ids [b, s], prediction_positions [b, p] and cls_positions [b, m] to the predicted
         tokens' vectors [b, p, h] and, if built with classes, the logits of the sequences [b, m, classes].

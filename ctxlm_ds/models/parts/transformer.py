@@ -55,10 +55,15 @@ def transformer_blocks(
     kwargs = {"settings": settings, "kernels": build.kernels, "parallel": build.parallel}
     return [
         LayerDescription(
-            f"{prefix}.{index}", TransformerLayer, ("hidden", "sequence_ids", "sequence_starts"),
-            ("hidden", names[index]) if index in names else ("hidden",), kwargs,
+            f"{prefix}.{index}",
+            TransformerLayer,
+            ("hidden", "sequence_ids", "sequence_starts"),
+            ("hidden", names[index]) if index in names else ("hidden",),
+            kwargs,
             call_kwargs={"with_scores": True} if index in names else {},
-            recompute=build.recompute, compile=build.compile, block=True,
+            recompute=build.recompute,
+            compile=build.compile,
+            block=True,
         )  # fmt: skip
         for index in range(num_layers)
     ]

@@ -9,7 +9,6 @@ import pytest
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import (
     check_config,
-    check_device,
     find_problems,
     total_schedule_steps,
     unused_settings,
@@ -189,13 +188,6 @@ def test_special_tokens_leave_room_for_text() -> None:
     assert find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 5}))
     assert not find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 6}))
 
-
-def test_fp16_is_for_gpus() -> None:
-    config = config_of(training={"precision": "fp16"})
-    check_device(config, "cuda")
-    with pytest.raises(ConfigError, match="training.precision: fp16 does not train on a CPU.*bf16 or fp32"):
-        check_device(config, "cpu")
-    check_device(config_of(training={"precision": "bf16"}), "cpu")
 
 
 def test_length_of_schedule_and_warmup() -> None:

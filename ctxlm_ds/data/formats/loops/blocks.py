@@ -30,6 +30,7 @@ from ctxlm_ds.errors import DataError
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
+
 def text_bounds(
     dataset: IndexedDataset, eod_id: int, reset_at_documents: bool, documents: tuple[int, int]
 ) -> tuple[NDArray[np.int64], int]:
