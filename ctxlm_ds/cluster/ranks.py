@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
 from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.notices import Notices, stop_delay_s
-from ctxlm_ds.cluster.prepare import prepare
+from ctxlm_ds.cluster.preflight import run_preflight
+from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError
+from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
@@ -198,3 +199,21 @@ def _lock_holder(run_dir: Path) -> str | None:
         return str(record["job_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def prepare(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
+    """Check and copy, as far as it is asked for.
+
+    A setting that makes no sense is an end like any other: on record, and no successor comes to meet it again.
+    """
+    prepared = Prepared(srun_words=context.task_words)
+    environ = step_environment(context.environ, attempt_name, None)
+    if environ.get("CTXLM_PREFLIGHT", "0") not in ("", "0", "no", "false", "off"):
+        try:
+            prepared = run_preflight(context, attempt_name, environ, should_stop)
+        except ConfigError as error:
+            return Prepared(Ended(Outcome.USER_ERROR, str(error), EXIT_USER_ERROR))
+    if prepared.ended is None and environ.get("CTXLM_STAGE_DIR"):
+        nodes = [node for node in context.tasks if node not in prepared.left_out]
+        return replace(prepared, settings=tuple(run_staging(context, nodes, environ, should_stop)))
+    return prepared

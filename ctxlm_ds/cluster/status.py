@@ -15,29 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.cluster.run_files import (
+    NO_WORD,
     Checkpoint,
     Damaged,
     Lock,
+    Start,
     attempt_failures,
+    describe_failure,
     has_open_attempt,
+    is_cancelled_in_order,
     is_run,
+    list_starts,
     metrics_time,
     newest_attempt,
     newest_begun,
+    newest_log,
+    one_line,
     read_checkpoint,
     read_last_lines,
     read_lock,
     read_settings,
     read_successor,
-)
-from ctxlm_ds.cluster.starts import (
-    NO_WORD,
-    Start,
-    describe_failure,
-    is_cancelled_in_order,
-    list_starts,
-    newest_log,
-    one_line,
     seconds,
 )
 from ctxlm_ds.console import format_duration
