@@ -17,11 +17,10 @@ from typing import Any
 
 from ctxlm_ds.cluster import attempts
 from ctxlm_ds.cluster.attempts import START_FILE
-from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, show_job
+from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
 from ctxlm_ds.cluster.context import JobContext, read_context, show, tell
 from ctxlm_ds.cluster.decide import Action, Ended, Outcome, Situation, decide
 from ctxlm_ds.cluster.evidence import report
-from ctxlm_ds.cluster.exclusions import requeue_command
 from ctxlm_ds.cluster.notices import LEAST_TIME_S, Notices, still_ours, time_left_s
 from ctxlm_ds.cluster.ranks import RankStart, RankStarter
 from ctxlm_ds.cluster.run_files import newest_attempt, read_successor

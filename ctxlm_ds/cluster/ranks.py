@@ -173,7 +173,8 @@ def read_outcome(
         return Ended(Outcome.COMPLETED if done else Outcome.STOPPED, "no end is on record", 0)
     first = failures[0] if failures else None
     exit_status = first.exit_status if first is not None and first.exit_status is not None else abs(status) or 1
-    why = first.describe() if first is not None else _status_in_words(status)
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
+    why = first.describe() if first is not None else f"srun ended {how}"
     if told_to_stop and (status < 0 or (first is not None and first.signal in STOP_SIGNALS)):
         return Ended(Outcome.STOPPED, f"told to stop before it could ({why})", exit_status)
     if first is not None and first.error == "RunLockedError" and _lock_holder(run_dir) in job_ids:
@@ -187,10 +188,6 @@ def _ended_in_order(end: dict[str, Any]) -> Ended:
     if end.get("completed"):
         return Ended(Outcome.COMPLETED, reason, 0)
     return Ended(Outcome.STOPPED_FOR_GOOD if "SIGINT" in reason else Outcome.STOPPED, reason, 0)
-
-
-def _status_in_words(status: int) -> str:
-    return f"srun ended by signal {-status}" if status < 0 else f"srun ended with status {status}"
 
 
 def _lock_holder(run_dir: Path) -> str | None:

@@ -194,7 +194,8 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     if origin is Literal:
         return "one of " + ", ".join(str(item) for item in get_args(annotation))
     if origin is list:
-        return "a list of " + _plural(describe_type(get_args(annotation)[0]))
+        item = describe_type(get_args(annotation)[0])
+        return "a list of " + item.replace("a section with", "sections with").removeprefix("a ")
     if origin is tuple:
         items = get_args(annotation)
         return f"a list of {len(items)}: " + ", ".join(describe_type(item) for item in items)
@@ -224,10 +225,6 @@ def _describe_bounds(metadata: tuple[Any, ...]) -> str:
         return f" from {shown['ge']} to {shown['le']}"
     words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
     return "".join(f" {words[name]} {bound}" for name, bound in shown.items())
-
-
-def _plural(text: str) -> str:
-    return text.replace("a section with", "sections with").removeprefix("a ")
 
 
 INTRODUCTION = """# Settings of a recipe

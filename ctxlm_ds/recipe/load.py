@@ -115,7 +115,9 @@ class RawRecipe:
             if before is None or after is None or before is after:
                 continue
             gone = [key for key in old if key in before.model_fields and key not in after.model_fields]
-            self._drop(choice.section, [key for key in gone if not self._is_of_command_line((choice.section, key))])
+            self._drop(
+                choice.section, [key for key in gone if not self.origin((choice.section, key)).startswith(COMMAND_LINE)]
+            )
             old[choice.key] = settings[choice.key]
 
     def _drop(self, section: str, keys: list[str]) -> None:
@@ -123,9 +125,6 @@ class RawRecipe:
             del self.data[section][key]
             self._forget_below((section, key))
             self.origins.pop((section, key), None)
-
-    def _is_of_command_line(self, path: SettingPath) -> bool:
-        return self.origin(path).startswith(COMMAND_LINE)
 
     def _is_section(self, path: SettingPath) -> bool:
         field_info = find_field(path, self.data)

@@ -143,13 +143,10 @@ def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: 
         yield f"document {document}: {int(dataset.document_sizes(document, document + 1)[0][0])} sequences"
         for number, tokens in enumerate(dataset.document(document), start=1):
             shown = tokens[:_MAX_SHOWN_TOKENS].tolist()
-            text = " ".join(map(str, shown)) if tokenizer is None else _one_line(tokenizer.decode(shown))
+            text = " ".join(map(str, shown)) if tokenizer is None else tokenizer.decode(shown)
+            text = text.replace("\n", "⏎").strip(" ")
             cut = f" … ({len(tokens) - len(shown):,} more tokens)" if len(tokens) > len(shown) else ""
             yield f"  [{number}] ({len(tokens)}) {text}{cut}"
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "⏎").strip(" ")
 
 
 @dataclass(frozen=True, slots=True)
