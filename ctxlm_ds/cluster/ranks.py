@@ -7,7 +7,6 @@ directory; srun's status is the last to be asked. Not here: what follows from it
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
 from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.notices import Notices, stop_delay_s
 from ctxlm_ds.cluster.preflight import run_preflight
+from ctxlm_ds.cluster.run_files import read_job_id
 from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
@@ -177,7 +177,7 @@ def read_outcome(
     why = first.describe() if first is not None else f"srun ended {how}"
     if told_to_stop and (status < 0 or (first is not None and first.signal in STOP_SIGNALS)):
         return Ended(Outcome.STOPPED, f"told to stop before it could ({why})", exit_status)
-    if first is not None and first.error == "RunLockedError" and _lock_holder(run_dir) in job_ids:
+    if first is not None and first.error == "RunLockedError" and read_job_id(run_dir / LOCK_NAME) in job_ids:
         return Ended(Outcome.FAILED, f"an earlier start of this job still holds {run_dir}: {why}", exit_status)
     outcomes = {EXIT_USER_ERROR: Outcome.USER_ERROR, EXIT_TRAINING_ERROR: Outcome.TRAINING_ERROR}
     return Ended(outcomes.get(exit_status, Outcome.FAILED), why, exit_status)
@@ -188,14 +188,6 @@ def _ended_in_order(end: dict[str, Any]) -> Ended:
     if end.get("completed"):
         return Ended(Outcome.COMPLETED, reason, 0)
     return Ended(Outcome.STOPPED_FOR_GOOD if "SIGINT" in reason else Outcome.STOPPED, reason, 0)
-
-
-def _lock_holder(run_dir: Path) -> str | None:
-    try:
-        record = json.loads((run_dir / LOCK_NAME).read_text(encoding="utf-8"))
-        return str(record["job_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def prepare(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:

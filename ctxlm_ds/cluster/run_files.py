@@ -18,7 +18,6 @@ from typing import Any
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.cluster.attempts import CANCELLED, END_FILE, START_FILE, Attempt, read_attempt
-from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
 from ctxlm_ds.process.run_history import (
@@ -223,10 +222,10 @@ def newest_begun(run_dir: Path) -> Attempt | None:
     return found if texts and 0 <= found.time_unix_s < LATEST_UNIX_S else None
 
 
-def read_successor(run_dir: Path) -> str | None:
-    """The id of the job that goes on after this one."""
+def read_job_id(path: Path) -> str | None:
+    """The id of the job that a record (the lock, a successor's, a start's) names."""
     try:
-        return str(json.loads((run_dir / RECORD_NAME).read_text(encoding="utf-8"))["job_id"])
+        return str(json.loads(path.read_text(encoding="utf-8"))["job_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

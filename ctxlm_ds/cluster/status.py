@@ -32,12 +32,13 @@ from ctxlm_ds.cluster.run_files import (
     newest_log,
     one_line,
     read_checkpoint,
+    read_job_id,
     read_last_lines,
     read_lock,
     read_settings,
-    read_successor,
     seconds,
 )
+from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.run_history import (
     END,
@@ -156,7 +157,7 @@ def _job_ids(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[str]:
     lock = read_lock(run_dir)
     held = lock.record.job_id if isinstance(lock, Lock) else None
     begun = newest_begun(run_dir)
-    known = (held, _last_job(events), read_successor(run_dir), begun.job_id if begun is not None else None)
+    known = (held, _last_job(events), read_job_id(run_dir / RECORD_NAME), begun.job_id if begun is not None else None)
     return [job_id for job_id in known if job_id]
 
 

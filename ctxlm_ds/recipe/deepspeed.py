@@ -24,7 +24,7 @@ from typing import Any
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.deepspeed_rules import find_conflicts
 from ctxlm_ds.recipe.layout import batch_problems, data_parallel_size
-from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
 
 KeyPath = tuple[str, ...]
@@ -127,8 +127,7 @@ def find_deepspeed_json(path_or_name: str | Path) -> Path:
             if candidate.is_file():
                 return candidate
     names = sorted({file.stem for folder in folders for file in folder.glob("*.json")})
-    near = nearest_name(path.stem, names)
-    hint = f"; did you mean {near}?" if near else ""
+    hint = did_you_mean(path.stem, names)
     raise ConfigError(f"DeepSpeed config {path_or_name}: no such file{hint} Known names: {', '.join(names) or 'none'}")
 
 

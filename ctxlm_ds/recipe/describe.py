@@ -212,10 +212,7 @@ def describe_field(field: FieldInfo) -> str:
 
 
 def _constraints(items: list[Any]) -> tuple[Any, ...]:
-    found: list[Any] = []
-    for item in items:
-        found.extend(item.metadata if isinstance(item, FieldInfo) else [item])
-    return tuple(found)
+    return tuple(one for item in items for one in (item.metadata if isinstance(item, FieldInfo) else [item]))
 
 
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:

@@ -21,7 +21,7 @@ from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import Path as SettingPath
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field
-from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.section import Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
@@ -329,8 +329,7 @@ def _type_hint(kind: str, value: Any, path: SettingPath, tree: RawRecipe) -> str
     if kind == "literal_error":
         field_info = find_field(path, tree.data)
         options = describe_field(field_info).removeprefix("one of ").split(", ") if field_info else []
-        near = nearest_name(str(value), options)
-        return f"; did you mean {near}?" if near else ""
+        return did_you_mean(str(value), options)
     return ""
 
 

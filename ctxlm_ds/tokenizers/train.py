@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.atomic import is_same
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.made_of import is_same
 from ctxlm_ds.tokenizers import byte_bpe, characters, sentence_piece, wordpiece
 from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer, training_record

@@ -276,12 +276,9 @@ def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
             f"{dataset.prefix}: only {result.same} of {result.sequences} sampled sequences are what this tokenizer "
             f"makes of their text ({result.example[:60]!r}); name the tokenizer that made the dataset with --tokenizer"
         )
+    example = result.example if len(result.example) <= 80 else result.example[:78] + " …"
     unknown = f", {result.with_unknown} hold unknown words" if result.with_unknown else ""
     return (
         f"text: {result.same} of {result.sequences} sampled sequences decode to text that gives the same ids again"
-        f"{unknown}: {_shorten(result.example)}"
+        f"{unknown}: {example!r}"
     )
-
-
-def _shorten(text: str, characters: int = 80) -> str:
-    return repr(text if len(text) <= characters else text[: characters - 2] + " …")
