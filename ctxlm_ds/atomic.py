@@ -1,16 +1,21 @@
-"""Files and folders that are complete or do not exist: written aside, flushed, then renamed; full disks known."""
+"""Files and folders that are complete or do not exist: written aside, flushed, then renamed; full disks known.
+
+What an output was made of lies in it, so that the same command recognises it and another one is refused by name.
+"""
 
 from __future__ import annotations
 
 import errno
 import glob
+import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -98,3 +103,41 @@ def output_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where it is missing, unreadable or something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def is_same(output: object, recorded: Mapping[str, Any] | None, wanted: Mapping[str, Any], remedy: str,
+            error: type[Exception]) -> bool:  # fmt: skip
+    """Return True if an existing output was made of this.
+
+    Args:
+        output: its name in the message.
+        recorded: what the output says; None if it says nothing.
+        wanted: what it would be made of now.
+        remedy: what to do about another one.
+        error: the class to raise.
+
+    Raises:
+        error: it was made of something else, or does not say of what.
+    """
+    if recorded is None:
+        raise error(f"{output} exists already and does not say what it was made of; {remedy}")
+    now = json.loads(json.dumps(wanted))
+    names = [name for name in dict.fromkeys((*now, *recorded)) if now.get(name) != recorded.get(name)]
+    if not names:
+        return True
+    changes = ", ".join(f"{name} {_shown(recorded.get(name))} -> {_shown(now.get(name))}" for name in names)
+    raise error(f"{output} exists already and was made otherwise: {changes}; {remedy}")
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:12]}..."

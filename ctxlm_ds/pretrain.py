@@ -126,7 +126,8 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
         ConfigError: the device lacks the precision, or the ranks do not fill the layout.
     """
     # ZeRO 3 gathers weights beside the computation, for which one queue is too few.
-    one_queue = config.parallel.tensor_parallel_size > 1 and _zero_stage(deepspeed_config) < 3
+    zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
+    one_queue = config.parallel.tensor_parallel_size > 1 and zero_stage < 3
     prepare_process(ranks, config.training.deterministic, one_queue)
 
     from ctxlm_ds.parallel.topology import build_topology
@@ -138,10 +139,6 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     return build_topology(
         ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     )
-
-
-def _zero_stage(deepspeed_config: dict[str, Any]) -> int:
-    return int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
 
 
 def run(

@@ -12,7 +12,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from ctxlm_ds.recipe.deepspeed_keys import KEYS_FILE, DeepSpeedKeys, KeyPath
+from ctxlm_ds.recipe.deepspeed import KEYS_FILE, DeepSpeedKeys, KeyPath
 
 Value = KeyPath | str | frozenset[str] | None
 """What an expression stands for: the dictionary at a path, a text, one of several texts, or nothing known."""

@@ -70,7 +70,7 @@ def _loader(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _preprocess(args: argparse.Namespace) -> Iterable[str]:
-    from ctxlm_ds.benchmark.preprocess import compare_preprocess
+    from ctxlm_ds.benchmark.datasets import compare_preprocess
 
     return compare_preprocess(args.input, args.tokenizer, args.split_sentences, args.workers, args.rounds).lines()
 
@@ -82,7 +82,7 @@ def _samples(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _merge(args: argparse.Namespace) -> Iterable[str]:
-    from ctxlm_ds.benchmark.merge import compare_merge
+    from ctxlm_ds.benchmark.datasets import compare_merge
 
     return compare_merge(args.input, args.output_dir, args.rounds).lines()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.reference import render_reference
+from ctxlm_ds.recipe.describe import render_reference
 
 DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 

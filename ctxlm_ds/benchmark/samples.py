@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
+from ctxlm_ds.console import counted
 from ctxlm_ds.data.formats.base import Making
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
 from ctxlm_ds.data.formats.loops.template import SequenceTemplate
@@ -60,7 +61,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
         for workers in counts:
             ours = partial(_sentences_done, table, sample_format, workers)
             comparison = in_turn(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
-            title = f"{sample_format}, {_counted(workers, 'thread')}{LARGER_TASKS.get(sample_format, '')}"
+            title = f"{sample_format}, {counted(workers, 'thread')}{LARGER_TASKS.get(sample_format, '')}"
             yield from _titled(title, comparison.lines())
     sizes = np.add.reduceat(lengths, bounds[:-1], dtype=np.int32)
     order = np.arange(documents, dtype=np.int32)
@@ -108,7 +109,3 @@ def _documents_done(sizes: NDArray[np.int32]) -> int:
 def _titled(title: str, lines: list[str]) -> Iterator[str]:
     yield title
     yield from (f"  {line}" for line in lines)
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ctxlm_ds.cluster.logs import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
-from ctxlm_ds.process.failure_records import read_failures
-from ctxlm_ds.process.ranges import expand_numbers
+from ctxlm_ds.process.run_history import read_failures
+from ctxlm_ds.process.slurm import expand_numbers
 
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)")
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")

@@ -8,7 +8,6 @@ Not here: the decision table (decide.py), a start of the ranks (ranks.py).
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +16,15 @@ from typing import Any
 
 from ctxlm_ds.cluster import attempts
 from ctxlm_ds.cluster.attempts import START_FILE
-from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, show_job
+from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
 from ctxlm_ds.cluster.context import JobContext, read_context, show, tell
 from ctxlm_ds.cluster.decide import Action, Ended, Outcome, Situation, decide
 from ctxlm_ds.cluster.evidence import report
-from ctxlm_ds.cluster.exclusions import requeue_command
 from ctxlm_ds.cluster.notices import LEAST_TIME_S, Notices, still_ours, time_left_s
 from ctxlm_ds.cluster.ranks import RankStart, RankStarter
-from ctxlm_ds.cluster.run_files import newest_attempt, read_successor
+from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
-from ctxlm_ds.cluster.successor import Successors
+from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
@@ -126,11 +124,10 @@ def _is_complete(run_dir: Path) -> bool:
 
 def _jobs_of(run_dir: Path) -> list[str]:
     """The job that started the run last, and the one that follows it."""
-    found = [read_successor(run_dir)]
+    found = [read_job_id(run_dir / RECORD_NAME)]
     attempt = newest_attempt(run_dir)
     if attempt is not None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found.append(str(json.loads((run_dir / ATTEMPTS_DIR / attempt / START_FILE).read_text())["job_id"]))
+        found.append(read_job_id(run_dir / ATTEMPTS_DIR / attempt / START_FILE))
     return [job_id for job_id in found if job_id]
 
 

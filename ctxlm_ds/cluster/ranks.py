@@ -7,10 +7,9 @@ directory; srun's status is the last to be asked. Not here: what follows from it
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,12 @@ from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
 from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.notices import Notices, stop_delay_s
-from ctxlm_ds.cluster.prepare import prepare
+from ctxlm_ds.cluster.preflight import run_preflight
+from ctxlm_ds.cluster.run_files import read_job_id
+from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError
+from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
@@ -172,10 +173,11 @@ def read_outcome(
         return Ended(Outcome.COMPLETED if done else Outcome.STOPPED, "no end is on record", 0)
     first = failures[0] if failures else None
     exit_status = first.exit_status if first is not None and first.exit_status is not None else abs(status) or 1
-    why = first.describe() if first is not None else _status_in_words(status)
+    how = f"by signal {-status}" if status < 0 else f"with status {status}"
+    why = first.describe() if first is not None else f"srun ended {how}"
     if told_to_stop and (status < 0 or (first is not None and first.signal in STOP_SIGNALS)):
         return Ended(Outcome.STOPPED, f"told to stop before it could ({why})", exit_status)
-    if first is not None and first.error == "RunLockedError" and _lock_holder(run_dir) in job_ids:
+    if first is not None and first.error == "RunLockedError" and read_job_id(run_dir / LOCK_NAME) in job_ids:
         return Ended(Outcome.FAILED, f"an earlier start of this job still holds {run_dir}: {why}", exit_status)
     outcomes = {EXIT_USER_ERROR: Outcome.USER_ERROR, EXIT_TRAINING_ERROR: Outcome.TRAINING_ERROR}
     return Ended(outcomes.get(exit_status, Outcome.FAILED), why, exit_status)
@@ -188,13 +190,19 @@ def _ended_in_order(end: dict[str, Any]) -> Ended:
     return Ended(Outcome.STOPPED_FOR_GOOD if "SIGINT" in reason else Outcome.STOPPED, reason, 0)
 
 
-def _status_in_words(status: int) -> str:
-    return f"srun ended by signal {-status}" if status < 0 else f"srun ended with status {status}"
+def prepare(context: JobContext, attempt_name: str, should_stop: Callable[[], bool]) -> Prepared:
+    """Check and copy, as far as it is asked for.
 
-
-def _lock_holder(run_dir: Path) -> str | None:
-    try:
-        record = json.loads((run_dir / LOCK_NAME).read_text(encoding="utf-8"))
-        return str(record["job_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    A setting that makes no sense is an end like any other: on record, and no successor comes to meet it again.
+    """
+    prepared = Prepared(srun_words=context.task_words)
+    environ = step_environment(context.environ, attempt_name, None)
+    if environ.get("CTXLM_PREFLIGHT", "0") not in ("", "0", "no", "false", "off"):
+        try:
+            prepared = run_preflight(context, attempt_name, environ, should_stop)
+        except ConfigError as error:
+            return Prepared(Ended(Outcome.USER_ERROR, str(error), EXIT_USER_ERROR))
+    if prepared.ended is None and environ.get("CTXLM_STAGE_DIR"):
+        nodes = [node for node in context.tasks if node not in prepared.left_out]
+        return replace(prepared, settings=tuple(run_staging(context, nodes, environ, should_stop)))
+    return prepared

@@ -15,31 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.cluster.run_files import (
+    NO_WORD,
     Checkpoint,
     Damaged,
     Lock,
+    Start,
     attempt_failures,
+    describe_failure,
     has_open_attempt,
+    is_cancelled_in_order,
     is_run,
+    list_starts,
     metrics_time,
     newest_attempt,
     newest_begun,
+    newest_log,
+    one_line,
     read_checkpoint,
+    read_job_id,
     read_last_lines,
     read_lock,
     read_settings,
-    read_successor,
-)
-from ctxlm_ds.cluster.starts import (
-    NO_WORD,
-    Start,
-    describe_failure,
-    is_cancelled_in_order,
-    list_starts,
-    newest_log,
-    one_line,
     seconds,
 )
+from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.run_history import (
     END,
@@ -158,7 +157,7 @@ def _job_ids(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[str]:
     lock = read_lock(run_dir)
     held = lock.record.job_id if isinstance(lock, Lock) else None
     begun = newest_begun(run_dir)
-    known = (held, _last_job(events), read_successor(run_dir), begun.job_id if begun is not None else None)
+    known = (held, _last_job(events), read_job_id(run_dir / RECORD_NAME), begun.job_id if begun is not None else None)
     return [job_id for job_id in known if job_id]
 
 

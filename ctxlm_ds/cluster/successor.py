@@ -16,9 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster.commands import Job, call, cancel, insist, show_job
+from ctxlm_ds.cluster.commands import Job, call, cancel, insist, sbatch_words, show_job
 from ctxlm_ds.cluster.context import JobContext, tell
-from ctxlm_ds.cluster.exclusions import sbatch_words
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 
@@ -68,7 +67,8 @@ class Successors:
         else:
             script = batch_script(job, arguments, context.run_dir)
         options = [*self._wait_by_name(job), *successor_options(job, environ)]
-        options += sbatch_words([*_excluded(job), *exclude])
+        # Slurm's own form of a list is fine as one item of it.
+        options += sbatch_words(filter(None, [job.given("ExcNodeList"), *exclude]))
         words = ["sbatch", *options, script, *arguments]
         new = call(words, successor_environment(environ, context.chain)).strip().split(";")[0]
         self._submitted = new
@@ -146,11 +146,6 @@ def successor_options(job: Job, environ: Mapping[str, str]) -> list[str]:
         own_id = rf"(?<!\d){re.escape(job.job_id)}(?!\d)"
         options.append("--output=" + re.sub(own_id, "%j", output.replace("%", "%%")))
     return options
-
-
-def _excluded(job: Job) -> list[str]:
-    """Slurm's own form of a list is fine as one item of it."""
-    return [job.given("ExcNodeList")] if job.given("ExcNodeList") else []
 
 
 def successor_environment(environ: Mapping[str, str], chain: str) -> dict[str, str]:

@@ -147,7 +147,7 @@ class FamilyExport(ABC):
         return 1
 
     def more_fields(self, model: Any, fields: Fields) -> Fields:
-        """Return what the layers read besides the fields that verify_inputs.make_fields makes."""
+        """Return what the layers read besides the fields that verify.make_fields makes."""
         return {}
 
     @abstractmethod

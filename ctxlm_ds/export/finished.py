@@ -6,14 +6,13 @@ In: the arguments of to_hf. Out: yes, no, or an ExportError that names what diff
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.atomic import is_same, read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.made_of import is_same
 
 EXPORT_RECORD = "exported_from.json"
 REMEDY = "replace it with --overwrite, or give another --output"
@@ -35,17 +34,9 @@ def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
-    recorded = _read(output / EXPORT_RECORD)
+    recorded = read_object(output / EXPORT_RECORD)
     newest = max(list_checkpoints(checkpoint / CHECKPOINTS_DIR).items(), default=(0, checkpoint))[1]
     if recorded is not None and recorded == export_record(newest, dtype, max_shard_bytes):
         return True
     intact = find_verified(checkpoint)[0]
     return is_same(output, recorded, export_record(intact, dtype, max_shard_bytes), REMEDY, ExportError)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

@@ -17,14 +17,13 @@ from ctxlm_ds.checkpoint.parameter_check import check_parameters
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.base import CardText, export_of
-from ctxlm_ds.export.checkpoint_source import CheckpointSource, open_checkpoint
 from ctxlm_ds.export.finished import EXPORT_RECORD, export_record
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.export.model_card import CARD_MARK, CardFacts, read_dataset_metadata, read_evaluation, write_model_card
 from ctxlm_ds.export.safetensors_files import TensorSpec, plan_shards, write_model
 from ctxlm_ds.export.verify import Comparison, verify_folder
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource
+from ctxlm_ds.export.weights import CheckpointSource, HuggingFaceWeights, WeightSource, open_checkpoint
 from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig

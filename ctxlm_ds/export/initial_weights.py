@@ -14,9 +14,8 @@ import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.export.checkpoint_source import is_checkpoint, open_checkpoint
 from ctxlm_ds.export.key_maps import Shape
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource
+from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection

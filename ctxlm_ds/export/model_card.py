@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.atomic import read_object
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.export.base import CardText
 from ctxlm_ds.recipe.schema import RunConfig
@@ -58,15 +59,7 @@ def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
 
 def read_dataset_metadata(prefixes: Sequence[str]) -> dict[str, dict[str, Any] | None]:
     """The JSON beside each dataset, None where it is missing or unreadable."""
-    found: dict[str, dict[str, Any] | None] = {}
-    for prefix in prefixes:
-        path = Path(f"{prefix}.json")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            values = None
-        found[prefix] = values if isinstance(values, dict) else None
-    return found
+    return {prefix: read_object(Path(f"{prefix}.json")) for prefix in prefixes}
 
 
 def write_model_card(facts: CardFacts) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.problems import nearest_name, show_value
+from ctxlm_ds.recipe.problems import did_you_mean, nearest_name, show_value
 from ctxlm_ds.recipe.yaml_source import read_yaml
 
 GIGA = 1_000_000_000
@@ -137,17 +137,12 @@ def _read_gpu(path: Path) -> Gpu:
     values = {"name": path.stem, "matrix_efficiency": DEFAULT_EFFICIENCY, **values}
     known = {item.name: item for item in fields(Gpu)}
     problems = [f"{where}: {reason}" for _, where, reason in source.problems]
-    problems += [_unknown(name, known) for name in values if name not in known]
+    problems += [f"{name}: unknown{did_you_mean(name, known)}" for name in values if name not in known]
     problems += [f"{name}: missing" for name in known if name not in values and name != "has_bf16"]
     problems += [text for name in known if name in values for text in _wrong_value(name, values[name])]
     if problems:
         raise ConfigError("\n".join([f"{path}: not a GPU's description", *(f"  {text}" for text in problems)]))
     return Gpu(**values)
-
-
-def _unknown(name: str, known: dict[str, Any]) -> str:
-    near = nearest_name(name, known)
-    return f"{name}: unknown" + (f"; did you mean {near}?" if near else "")
 
 
 def _wrong_value(name: str, value: Any) -> list[str]:

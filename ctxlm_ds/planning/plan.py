@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
@@ -134,7 +135,7 @@ class Planner:
                 Stage(
                     index, start, stop, index == layout.pipeline - 1, blocks[index],
                     stage_parameters(
-                        self.model, self._parameter_names(start, stop), layout.tensor, parallel.vocab_multiple
+                        self.model, chain.from_iterable(self._names[start:stop]), layout.tensor, parallel.vocab_multiple
                     ),
                 )
                 for index, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
@@ -145,9 +146,6 @@ class Planner:
     def _names(self) -> list[list[str]]:
         """Full names of each layer's parameters."""
         return [[name for name in self.model.shapes if name.startswith(f"{layer.name}.")] for layer in self.layers]
-
-    def _parameter_names(self, start: int, stop: int) -> list[str]:
-        return [name for names in self._names[start:stop] for name in names]
 
     def _telling_stages(self, layout: Layout) -> list[int]:
         """Return first, last, and the first between them with each number of blocks: no other is fuller or slower."""

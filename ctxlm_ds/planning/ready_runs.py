@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from ctxlm_ds.planning.hardware import GIB, GPUS, Cluster, Gpu, find_gpu
-from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
 from ctxlm_ds.planning.report import text_table
 from ctxlm_ds.planning.search import search_layouts
@@ -89,10 +88,11 @@ def ready_layout(recipe: str, gpu_name: str, nodes: int) -> ReadyLayout | None:
     """What the planner recommends; None where nothing fits."""
     gpu = find_gpu(gpu_name)
     plan = search_layouts(planner_of(recipe, gpu, nodes)).recommended
-    return None if plan is None else _described(recipe, gpu, nodes, plan)
+    return None if plan is None else describe_layout(recipe, gpu, nodes, plan)
 
 
-def _described(recipe: str, gpu: Gpu, nodes: int, plan: Plan) -> ReadyLayout:
+def describe_layout(recipe: str, gpu: Gpu, nodes: int, plan: Plan) -> ReadyLayout:
+    """Describe a plan with the settings that its scripts give."""
     config = _config(recipe, gpu)
     settings = [setting for setting in plan.layout.settings(config) if not _is_default(setting)]
     return ReadyLayout(recipe, gpu.name, nodes, plan, (*(() if gpu.has_bf16 else NO_BF16), *settings))
@@ -112,29 +112,6 @@ def ready_layouts(run: ReadyRun) -> Iterator[ReadyLayout]:
                 layout = ready_layout(recipe, gpu.name, nodes)
                 if layout is not None:
                     yield layout
-
-
-def read_layout(line: str) -> ReadyLayout:
-    """A line of layouts.txt, weighed anew.
-
-    Raises:
-        ConfigError: the recipe or the GPU is unknown.
-    """
-    recipe, gpu_name, nodes, deepspeed, *settings = line.split()
-    gpu = find_gpu(gpu_name)
-    values = dict(setting.split("=") for setting in settings)
-    tensor = int(values.get("parallel.tensor_parallel_size", "1"))
-    pipeline = int(values.get("parallel.pipeline_parallel_size", "1"))
-    layout = Layout(
-        data=int(nodes) * GPUS_PER_NODE // (tensor * pipeline),
-        tensor=tensor,
-        pipeline=pipeline,
-        zero_stage=int(deepspeed.removeprefix("zero")),
-        micro_batch_size=int(values["training.micro_batch_size"]),
-        recompute=values.get("training.activation_checkpointing") == "true",
-        sequence_parallel=values.get("parallel.sequence_parallel") == "true",
-    )
-    return _described(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
 
 
 HEADER = ("GPU", "nodes", "dp", "tp", "pp", "zero", "micro", "recompute", "precision", "GiB/GPU", "s/step", "days")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.console import aligned
 from ctxlm_ds.planning.hardware import GIB, Cluster
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Plan
@@ -50,14 +51,8 @@ def _row(plan: Plan) -> list[str]:
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of aligned columns: text to the left, everything else to the right of its column."""
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-    is_text = [all(row[i][:1].isalpha() for row in rows if row[i]) for i in range(len(columns))]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = [c.ljust(w) if t else c.rjust(w) for c, w, t in zip(cells, widths, is_text, strict=True)]
-        return "  ".join(aligned).rstrip()
-
-    return [line(row) for row in [columns, *rows]]
+    is_text = [i for i in range(len(columns)) if all(row[i][:1].isalpha() for row in rows if row[i])]
+    return aligned([columns, *rows], left=is_text, indent="")
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:

@@ -133,10 +133,6 @@ def _stage_link(layout: Layout, cluster: Cluster) -> float:
     return min(cluster.nvlink_bytes_per_s, cluster.node_bytes_per_s / cluster.gpus_per_node)
 
 
-def _passes(layout: Layout) -> int:
-    return 1 + BACKWARD_FACTOR + (1 if layout.recompute else 0)
-
-
 def _layer_time(
     config: RunConfig,
     layout: Layout,
@@ -183,7 +179,7 @@ def _data_time(
     }
     times = layout.num_micro_batches(config.training.global_batch_size)
     plain = zero.stage == 0 or uses_bf16_optimizer(config, zero) or layout.pipeline > 1 or not zero.overlap_comm
-    backward = 0.0 if plain else sum(micro_batch) * BACKWARD_FACTOR / _passes(layout)
+    backward = 0.0 if plain else sum(micro_batch) * BACKWARD_FACTOR / (1 + BACKWARD_FACTOR + layout.recompute)
     if zero.stage == 3:
         hidden = times * sum(micro_batch) * (1.0 if zero.overlap_comm else 0.0)
         return max(0.0, seconds["gradients"] + seconds["weights"] - hidden) + COLLECTIVE_LATENCY_S

@@ -26,9 +26,15 @@ from ctxlm_ds.errors import (
     TrainingError,
     is_from_another_rank,
 )
-from ctxlm_ds.process.failure_records import FailureRecord, read_record, record_name, shortened, write_record
 from ctxlm_ds.process.launch import RankInfo, StopSignal
-from ctxlm_ds.process.run_history import attempt_folder
+from ctxlm_ds.process.run_history import (
+    FailureRecord,
+    attempt_folder,
+    read_record,
+    record_name,
+    shortened,
+    write_record,
+)
 
 logger = logging.getLogger("ctxlm_ds")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.errors import EXIT_HANG, EXIT_UNEXPECTED
-from ctxlm_ds.process.failure_records import FailureRecord, write_record
+from ctxlm_ds.process.run_history import FailureRecord, write_record
 from ctxlm_ds.process.stacks import ALL_STACKS_NAME, MAIN_THREAD, name_threads, read_scratch, stacks_name, write_joined
 
 POLL_S = 0.5

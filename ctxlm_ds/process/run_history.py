@@ -2,16 +2,22 @@
 
 Written by rank 0 while it holds the run's lock, and by the job that starts and restarts it; read by the job (is there
 progress?), by tools/run_status.py and by people. Needs no torch. A torn last line (a killed writer) is passed over.
+attempts/ATTEMPT/rank-00003.json says how one rank ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from ctxlm_ds.atomic import write_text
 
 HISTORY_NAME = "history.jsonl"
 ATTEMPTS_DIR = "attempts"
@@ -82,3 +88,73 @@ def _parse(line: str) -> dict[str, Any] | None:
         return None
     whole = isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event
     return event if whole else None
+
+
+RECORD_GLOB = "rank-*.json"
+
+_SOURCE_PLACE = re.compile(r"\[\S+:\d+\] ")
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """How one rank ended."""
+
+    time_unix_s: float
+    rank: int
+    host: str
+    exit_status: int
+    error: str
+    """The exception's type."""
+    message: str
+    traceback: str | None = None
+    """None for a user's mistake, which has none worth reading."""
+    consequence: bool = False
+    """Another rank's end brought this one down: look there for the reason."""
+
+
+def shortened(text: str, most_characters: int) -> str:
+    """An error's message as one line, without the place in C++ sources that torch's begin with."""
+    line = _SOURCE_PLACE.sub("", " ".join(text.split()))
+    return line if len(line) <= most_characters else line[: most_characters - 1] + "…"
+
+
+def record_name(rank: int) -> str:
+    """`3` -> `rank-00003.json`."""
+    return f"rank-{rank:05d}.json"
+
+
+def read_failures(folder: Path) -> list[FailureRecord]:
+    """The records of one attempt, the likely reason first: causes before consequences, each by time.
+
+    Damaged records are passed over; a folder that is not there has none.
+    """
+    records = [record for path in sorted(folder.glob(RECORD_GLOB)) if (record := read_record(path)) is not None]
+    return sorted(records, key=lambda record: (record.consequence, record.time_unix_s))
+
+
+def read_record(path: Path) -> FailureRecord | None:
+    """One record; None where it is missing or damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name for field in fields(FailureRecord)}
+        record = FailureRecord(**{name: value for name, value in values.items() if name in known})
+        return record if float(record.time_unix_s) >= 0 else None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def write_record(folder: Path, record: FailureRecord) -> bool:
+    """Write it; False where the disk is full or gone."""
+    try:
+        write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
+    except OSError:
+        return False
+    return True
+
+
+def clear_evidence(folder: Path, before_unix_s: float) -> None:
+    """Remove what an earlier start left in the same folder, which only starts by hand share."""
+    for path in [*folder.glob(RECORD_GLOB), *folder.glob("*stacks*.txt")]:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < before_unix_s:
+                path.unlink()

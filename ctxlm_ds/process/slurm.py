@@ -1,13 +1,15 @@
-"""What srun tells a task: its place among the tasks, its peers' hosts, a port for them to meet. No scontrol needed."""
+"""What srun tells a task: its place among the tasks, its peers' hosts, a port for them to meet. No scontrol needed.
+
+Also numbers as Slurm and people write them: `0-2,5` for 0, 1, 2, 5.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.ranges import expand_numbers
 
 # Below the ephemeral ports of Linux (32768 up) and Kubernetes' node ports (30000 up), above the usual services.
 FIRST_PORT = 15000
@@ -152,3 +154,32 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         found = repr(value) if value else "missing"
         raise ConfigError(f"{name} is {found}, a number is expected; start the ranks with srun --export=ALL")
     return int(value)
+
+
+def expand_numbers(text: str) -> list[str]:
+    """Expand `08-10,3` to 08, 09, 10, 3; leading zeros stay.
+
+    Raises:
+        ValueError: an item is not a number or a range, or a range runs backwards; names the item.
+    """
+    numbers: list[str] = []
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"{item!r} is not a number or a range")
+        end = int(last) if dash else int(first)
+        if end < int(first):
+            raise ValueError(f"the range {item!r} runs backwards")
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), end + 1)]
+    return numbers
+
+
+def join_numbers(numbers: Iterable[int], separator: str = ",") -> str:
+    """Join ascending numbers as ranges: `[0, 1, 2, 5]` -> `0-2,5`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

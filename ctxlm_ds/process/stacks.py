@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.process.ranges import join_numbers
+from ctxlm_ds.process.slurm import join_numbers
 
 ALL_STACKS_NAME = "stacks.txt"
 STACKS_GLOB = "stacks-*.txt"

@@ -24,10 +24,9 @@ from typing import Any, Generic, TypeVar
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.failure_records import FailureRecord, clear_evidence, write_record
 from ctxlm_ds.process.guard import DUMP_SIGNAL, FATAL, GuardFacts, GuardProcess
 from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.run_history import attempt_folder
+from ctxlm_ds.process.run_history import FailureRecord, attempt_folder, clear_evidence, write_record
 from ctxlm_ds.process.stacks import (
     ALL_STACKS_NAME,
     STACKS_GLOB,

@@ -14,7 +14,7 @@ from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandl
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.problems import nearest_name, show_value
+from ctxlm_ds.recipe.problems import did_you_mean, show_value
 from ctxlm_ds.recipe.section import Section
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, Registry
@@ -51,9 +51,8 @@ class Choice:
             except ConfigError as error:
                 return str(error)
             return None
-        near = nearest_name(str(name), self.registry.names())
-        hint = f"; did you mean {near}?" if near else ""
-        return f"{show_value(name)}: expected one of {', '.join(self.registry.names())}{hint}"
+        names = self.registry.names()
+        return f"{show_value(name)}: expected one of {', '.join(names)}{did_you_mean(str(name), names)}"
 
     def find(self, settings: Any) -> type[Section] | None:
         """Return the class of a raw section; None if its name chooses no entry."""

@@ -2,7 +2,9 @@
 
 The JSON holds engine knobs (ZeRO stage, buckets, offload); batch, precision, optimizer and clipping come from the
 recipe. A key that the recipe owns may stand in the JSON as "auto" or with the same value. What DeepSpeed would ignore
-(a misspelt top-level key) or fail on later is refused here, without importing DeepSpeed or torch.
+(a misspelt top-level key) or fail on later is refused here, without importing DeepSpeed or torch. The keys that it
+reads are in deepspeed_keys.json, made from the pinned release (tests/deepspeed_source.py) and compared with the
+installed one by a test.
 In: RunConfig, the JSON, the world size. Out: the dict for deepspeed.initialize. Not here: the engine.
 """
 
@@ -15,15 +17,41 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed_keys import deepspeed_keys
 from ctxlm_ds.recipe.deepspeed_rules import find_conflicts
 from ctxlm_ds.recipe.layout import batch_problems, data_parallel_size
-from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
+
+KeyPath = tuple[str, ...]
+KEYS_FILE = Path(__file__).with_name("deepspeed_keys.json")
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeedKeys:
+    """What DeepSpeed reads."""
+
+    top_level: frozenset[str]
+    nested: dict[KeyPath, frozenset[str]]
+    """Keys of each section whose keys are known in full, by its path."""
+    removed: dict[KeyPath, str]
+    """Keys of older releases that DeepSpeed refuses, with its reason."""
+
+
+@cache
+def deepspeed_keys() -> DeepSpeedKeys:
+    """Return the keys of the pinned DeepSpeed."""
+    values = json.loads(KEYS_FILE.read_text(encoding="utf-8"))
+    return DeepSpeedKeys(
+        frozenset(values["top_level"]),
+        {tuple(path.split(".")): frozenset(names) for path, names in values["nested"].items()},
+        {tuple(path.split(".")): text for path, text in values["removed"].items()},
+    )
+
 
 CHECKOUT_CONFIG_DIR = Path(__file__).resolve().parents[2] / "ds_configs"
 DEFAULT_CONFIG = "zero1"
@@ -99,8 +127,7 @@ def find_deepspeed_json(path_or_name: str | Path) -> Path:
             if candidate.is_file():
                 return candidate
     names = sorted({file.stem for folder in folders for file in folder.glob("*.json")})
-    near = nearest_name(path.stem, names)
-    hint = f"; did you mean {near}?" if near else ""
+    hint = did_you_mean(path.stem, names)
     raise ConfigError(f"DeepSpeed config {path_or_name}: no such file{hint} Known names: {', '.join(names) or 'none'}")
 
 

@@ -1,5 +1,6 @@
 """Recipes: from YAML files and `--set a.b=c` to one checked, frozen RunConfig.
 
+Files and overrides are laid over each other as plain data, each setting with its place (RawRecipe), then typed.
 In: a path or a shipped name, overrides. Out: RunConfig, or one ConfigError with every problem in it.
 Not here: what is impossible together (check.py), DeepSpeed's JSON (deepspeed.py). Imports no torch.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,10 +21,116 @@ from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import Path as SettingPath
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field
-from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
-from ctxlm_ds.recipe.raw import COMMAND_LINE, RawRecipe
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.section import Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
+
+COMMAND_LINE = "--set "
+"""What the origin of a setting from the command line begins with."""
+
+
+@dataclass(slots=True)
+class RawRecipe:
+    """Settings merged so far, where each came from, and what could not be read."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    origins: dict[SettingPath, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
+        """Lay a source over what is there: sections merge, everything else is replaced."""
+
+        def where(path: SettingPath) -> str:
+            return f"{name}:{source.lines[path]}" if path in source.lines and not below else name
+
+        for path, line, reason in source.problems:
+            place = name if below else f"{name}:{line}"
+            self.problems.append(Problem(dotted((*below, *path)) or name, reason, where=place))
+        value = source.data
+        if not below:
+            value = {} if value is None else value
+            if not isinstance(value, dict):
+                raise ConfigError(f"{name}: a recipe is a section of settings, not {show_value(value)}")
+        for part in reversed(below):
+            value = {part: value}
+        self._switch(value)
+        self._merge_section(self.data, value, (), lambda path: where(path[len(below) :]))
+
+    def _merge_section(self, target: dict[str, Any], new: dict[str, Any], path: SettingPath, where: Any) -> None:
+        for key, value in new.items():
+            here = (*path, key)
+            if value is None and self._is_section(here):
+                value = {}
+            self.origins[here] = where(here)
+            if isinstance(value, dict) and isinstance(target.get(key, {}), dict):
+                self._merge_section(target.setdefault(key, {}), value, here, where)
+            else:
+                target[key] = value
+                self._forget_below(here)
+                self._remember_below(value, here, where)
+
+    def _forget_below(self, path: SettingPath) -> None:
+        for other in [other for other in self.origins if len(other) > len(path) and other[: len(path)] == path]:
+            del self.origins[other]
+
+    def _remember_below(self, value: Any, path: SettingPath, where: Any) -> None:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in items:
+            self.origins[(*path, key)] = where((*path, key))
+            self._remember_below(item, (*path, key), where)
+
+    def origin(self, path: SettingPath) -> str:
+        """File and line (or option) of a setting, or of the nearest section above it that was written."""
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins.get(path, "")
+
+    def value(self, path: SettingPath) -> Any:
+        """The value at a path, as it was written."""
+        value: Any = self.data
+        for part in path:
+            value = value[part]
+        return value
+
+    def drop_settings_of_others(self) -> None:
+        """Drop settings that only other families, objectives and formats have: earlier versions saved all of them."""
+        for choice in CHOICES.values():
+            settings = self.data.get(choice.section)
+            section = choice.find(settings)
+            if isinstance(settings, dict) and section is not None:
+                unknown = [key for key in settings if key not in section.model_fields]
+                self._drop(choice.section, [key for key in unknown if choice.owners(key)])
+
+    def _switch(self, new: dict[str, Any]) -> None:
+        """Drop inherited settings that a newly named family, objective or format does not have.
+
+        Those of the command line stay, to be told as unknown: the order of its options does not count.
+        """
+        for choice in CHOICES.values():
+            old, settings = self.data.get(choice.section), new.get(choice.section)
+            if not isinstance(old, dict) or not isinstance(settings, dict) or choice.key not in settings:
+                continue
+            before, after = choice.find(old), choice.find(settings)
+            if before is None or after is None or before is after:
+                continue
+            gone = [key for key in old if key in before.model_fields and key not in after.model_fields]
+            self._drop(
+                choice.section, [key for key in gone if not self.origin((choice.section, key)).startswith(COMMAND_LINE)]
+            )
+            old[choice.key] = settings[choice.key]
+
+    def _drop(self, section: str, keys: list[str]) -> None:
+        for key in keys:
+            del self.data[section][key]
+            self._forget_below((section, key))
+            self.origins.pop((section, key), None)
+
+    def _is_section(self, path: SettingPath) -> bool:
+        field_info = find_field(path, self.data)
+        annotation = None if field_info is None else field_info.annotation
+        return isinstance(annotation, type) and issubclass(annotation, Section)
+
 
 RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -222,8 +329,7 @@ def _type_hint(kind: str, value: Any, path: SettingPath, tree: RawRecipe) -> str
     if kind == "literal_error":
         field_info = find_field(path, tree.data)
         options = describe_field(field_info).removeprefix("one of ").split(", ") if field_info else []
-        near = nearest_name(str(value), options)
-        return f"; did you mean {near}?" if near else ""
+        return did_you_mean(str(value), options)
     return ""
 
 

@@ -58,6 +58,12 @@ def nearest_name(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     return by_folded[matches[0]] if matches else None
 
 
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean X?`, or nothing where no candidate is near."""
+    near = nearest_name(name, candidates)
+    return f"; did you mean {near}?" if near else ""
+
+
 def show_value(value: object) -> str:
     """A value as a person would write it, cut to one short line."""
     if isinstance(value, str):

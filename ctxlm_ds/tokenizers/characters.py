@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
-from ctxlm_ds.tokenizers.word_counts import count_words
+from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, count_words
 
 KIND = "characters"
 DEFAULT_VOCAB_SIZE = 793_471

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from ctxlm_ds.console import aligned
@@ -16,6 +17,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 
 ALL_LANGUAGES = "all"
 _BATCH_DOCUMENTS = 64
+_COUNTS = ("num_documents", "num_characters", "num_words", "num_tokens", "num_unknown", "num_whole_words")
 
 
 @dataclass(slots=True)
@@ -63,13 +65,8 @@ def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]])
 
 
 def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    batch: list[tuple[str, str]] = []
-    for document in documents:
-        batch.append(document)
-        if len(batch) == _BATCH_DOCUMENTS:
-            yield batch
-            batch = []
-    if batch:
+    remaining = iter(documents)
+    while batch := list(islice(remaining, _BATCH_DOCUMENTS)):
         yield batch
 
 
@@ -103,12 +100,8 @@ def _count_whole_words(figures: LanguageFigures, tokenizer: Tokenizer) -> None:
 def _total(figures: Iterable[LanguageFigures]) -> LanguageFigures:
     total = LanguageFigures()
     for one in figures:
-        total.num_documents += one.num_documents
-        total.num_characters += one.num_characters
-        total.num_words += one.num_words
-        total.num_tokens += one.num_tokens
-        total.num_unknown += one.num_unknown
-        total.num_whole_words += one.num_whole_words
+        for name in _COUNTS:
+            setattr(total, name, getattr(total, name) + getattr(one, name))
     return total
 
 

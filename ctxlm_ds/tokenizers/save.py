@@ -45,7 +45,7 @@ def save_tokenizer(tokenizer: FastTokenizer, directory: Path) -> None:
                 _copy_other_files(Path(tokenizer.facts.source), folder)
         for name, data in tokenizer.facts.files.items():
             (folder / name).write_bytes(data)
-        added = _added_tokens(content)
+        added = {str(token.pop("id")): token for token in content["added_tokens"]}
         config["added_tokens_decoder"] = added
         if tokenizer.has_mask:
             mask = added.get(str(tokenizer.mask_id), _plain(special["mask_token"]))
@@ -101,10 +101,6 @@ def _byte_bpe_config(tokenizer: FastTokenizer, content: dict[str, Any]) -> dict[
         "trim_offsets": post_processor.get("trim_offsets", True),
         "errors": "replace",
     }
-
-
-def _added_tokens(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in content["added_tokens"]}
 
 
 def _plain(token: str) -> dict[str, Any]:

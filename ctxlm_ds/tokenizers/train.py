@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.atomic import is_same
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.made_of import is_same
 from ctxlm_ds.tokenizers import byte_bpe, characters, sentence_piece, wordpiece
 from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer, training_record
@@ -174,19 +174,7 @@ def _warn_of_unknown(type: str, rate: float) -> None:
 
 def _checked_names(setting: str, names: Iterable[str]) -> tuple[str, ...]:
     checked = tuple(names)
-    reserved = {
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "<s>",
-        "</s>",
-        "<pad>",
-        "<unk>",
-        "<mask>",
-        "<|endoftext|>",
-    }
+    reserved = {*wordpiece.SPECIAL_TOKENS.values(), *byte_bpe.ROLES.values(), byte_bpe.END_OF_TEXT}
     for name in checked:
         if len(name) < 2 or name.split() != [name] or checked.count(name) > 1 or name in reserved:
             raise ConfigError(

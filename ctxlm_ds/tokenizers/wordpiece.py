@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
-from ctxlm_ds.tokenizers.word_counts import count_words
+from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, count_words
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 DEFAULT_VOCAB_SIZE = 30_522

@@ -143,13 +143,10 @@ def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: 
         yield f"document {document}: {int(dataset.document_sizes(document, document + 1)[0][0])} sequences"
         for number, tokens in enumerate(dataset.document(document), start=1):
             shown = tokens[:_MAX_SHOWN_TOKENS].tolist()
-            text = " ".join(map(str, shown)) if tokenizer is None else _one_line(tokenizer.decode(shown))
+            text = " ".join(map(str, shown)) if tokenizer is None else tokenizer.decode(shown)
+            text = text.replace("\n", "⏎").strip(" ")
             cut = f" … ({len(tokens) - len(shown):,} more tokens)" if len(tokens) > len(shown) else ""
             yield f"  [{number}] ({len(tokens)}) {text}{cut}"
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "⏎").strip(" ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +276,9 @@ def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
             f"{dataset.prefix}: only {result.same} of {result.sequences} sampled sequences are what this tokenizer "
             f"makes of their text ({result.example[:60]!r}); name the tokenizer that made the dataset with --tokenizer"
         )
+    example = result.example if len(result.example) <= 80 else result.example[:78] + " …"
     unknown = f", {result.with_unknown} hold unknown words" if result.with_unknown else ""
     return (
         f"text: {result.same} of {result.sequences} sampled sequences decode to text that gives the same ids again"
-        f"{unknown}: {_shorten(result.example)}"
+        f"{unknown}: {example!r}"
     )
-
-
-def _shorten(text: str, characters: int = 80) -> str:
-    return repr(text if len(text) <= characters else text[: characters - 2] + " …")

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted
-from ctxlm_ds.recipe.problems import Problem, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml
 
@@ -247,8 +247,8 @@ def _problem(details: ErrorDetails, source: YamlSource, where: str) -> Problem:
     place = f"{where}:{line}" if line else where
     name = dotted(path) or where
     if details["type"] == "extra_forbidden":
-        near = nearest_name(str(path[-1]), _known_settings(path[:-1]))
-        return Problem(name, "unknown setting" + (f"; did you mean {near}?" if near else ""), where=place)
+        hint = did_you_mean(str(path[-1]), _known_settings(path[:-1]))
+        return Problem(name, f"unknown setting{hint}", where=place)
     if details["type"] == "missing":
         return Problem(name, "missing", where=place)
     return Problem(name, f"{show_value(details['input'])}: {explain(CorpusRecipe, details)}", where=place)

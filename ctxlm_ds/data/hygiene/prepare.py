@@ -117,7 +117,8 @@ def _finished(directory: Path, build_key: str) -> dict[str, Any] | None:
     report = read_report(directory) if directory.is_dir() else None
     if report is not None and report.get("build_key") == build_key:
         files = [part for source in report["sources"] for part in source["files"]]
-        changed = [part["name"] for part in files if not _has_size(directory / part["name"], part["bytes"])]
+        sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
+        changed = [part["name"] for part in files if sizes.get(part["name"]) != part["bytes"]]
         if not changed:
             return report
         raise DataError(f"{directory / changed[0]}: missing or changed since it was made; --overwrite makes it anew")
@@ -125,10 +126,6 @@ def _finished(directory: Path, build_key: str) -> dict[str, Any] | None:
         f"{directory}: exists and is not this corpus (other input or settings); "
         "--overwrite replaces it, or choose another --output-dir"
     )
-
-
-def _has_size(path: Path, num_bytes: int) -> bool:
-    return path.is_file() and path.stat().st_size == num_bytes
 
 
 def _require_libraries(recipe: CorpusRecipe) -> None:

@@ -3,7 +3,7 @@
 In: a text. Out: why it is dropped, in words that say the bound (they are counted), or None; an ISO 639 code and its
 probability, by py3langid's naive Bayes over byte n-grams (Lui & Baldwin 2012; 139 languages). Repetition is measured as
 in Gopher (Rae et al. 2021, arXiv:2112.11446, table A1); a share is of the characters inside words. Not here: what is
-taken out of a text (cleaning.py).
+taken out of a text (stages.py).
 """
 
 from __future__ import annotations

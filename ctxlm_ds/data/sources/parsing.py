@@ -37,8 +37,8 @@ class _Unfit(Exception):
 
 def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | BadRecord]:
     """The document of each record, or what is wrong with it, in order."""
-    to_document = _TO_DOCUMENT[chunk.format]
-    for place, record in _RECORDS[chunk.format](chunk):
+    records, to_document = _FORMATS[chunk.format]
+    for place, record in records(chunk):
         try:
             yield to_document(record, json_keys)
         except _Unfit as error:
@@ -195,19 +195,10 @@ def _checked(text: str) -> str:
     return text
 
 
-_RECORDS: dict[str, Callable[[Chunk], Iterator[tuple[int, Any]]]] = {
-    "text": _text_documents,
-    "jsonl": _json_lines,
-    "wikiextractor": _wikiextractor_documents,
-    "parquet": _rows,
-    "arrow": _rows,
-    "hf": _rows,
+_FORMATS: dict[str, tuple[Callable[[Chunk], Iterator[tuple[int, Any]]], Callable[[Any, Sequence[str]], Document]]] = {
+    "text": (_text_documents, _from_text),
+    "jsonl": (_json_lines, _from_json),
+    "wikiextractor": (_wikiextractor_documents, _from_wikiextractor),
+    **dict.fromkeys(("parquet", "arrow", "hf"), (_rows, _fields)),
 }
-_TO_DOCUMENT: dict[str, Callable[[Any, Sequence[str]], Document]] = {
-    "text": _from_text,
-    "jsonl": _from_json,
-    "wikiextractor": _from_wikiextractor,
-    "parquet": _fields,
-    "arrow": _fields,
-    "hf": _fields,
-}
+"""How each format's records are found, and made into documents."""

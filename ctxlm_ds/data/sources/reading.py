@@ -23,7 +23,7 @@ from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.data.sources.compression import Decompressor, compression_of
 from ctxlm_ds.data.sources.lines import read_lines
 from ctxlm_ds.data.sources.parsing import parse_chunk
-from ctxlm_ds.data.sources.tables import read_table
+from ctxlm_ds.data.sources.tables import chunked, read_table
 from ctxlm_ds.data.sources.types import (
     INPUT_FORMATS,
     KEY_HINT,
@@ -77,7 +77,6 @@ _WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
 _GLOB_CHARACTERS = ("*", "?", "[")
 _SIGNATURE_BYTES = 1 << 16
 HF_SCHEME = "hf://"
-Row = dict[str, Any]
 
 
 def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
@@ -280,7 +279,7 @@ def read_hf(
         if start.record:
             rows = rows.skip(start.record)
         row, number = start.record, start.offset
-        for chunk in _chunked(rows, limits):
+        for chunk in chunked(rows, limits, str):
             if by_files or number % shard.count == shard.index:
                 yield Piece(chunk, row + 1, 0, number + 1, row + len(chunk), 0)
             row, number = row + len(chunk), number + 1
@@ -310,16 +309,3 @@ def _open(name: str, json_keys: Sequence[str], shard: Shard) -> tuple[Any, bool]
         rows = rows.select_columns(list(json_keys))
     by_files = rows.num_shards >= shard.count
     return (rows.shard(shard.count, shard.index, contiguous=True) if by_files else rows), by_files
-
-
-def _chunked(rows: Iterable[Row], limits: ReadLimits) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += sum(len(value) for value in row.values() if isinstance(value, str))
-        if size >= limits.chunk_bytes or len(chunk) >= limits.chunk_rows:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk

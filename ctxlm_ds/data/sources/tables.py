@@ -81,7 +81,7 @@ class _TableReader:
         end = rows_before + group.num_rows
         row = max(self.row, rows_before)
         try:
-            for rows in self._chunked(group, row - rows_before) if row < end else ():
+            for rows in chunked(self._rows(group, row - rows_before), self._limits, bytes) if row < end else ():
                 yield Piece(rows, row + 1, 0, 0, row + len(rows), group.middle)
                 row += len(rows)
         except _damage() as error:
@@ -95,22 +95,24 @@ class _TableReader:
         detail = " ".join(str(error).split())[:300]
         return Piece([], row + 1, 0, 0, end, 0, (BadRecord(self._source.path, row + 1, "row", reason, b"", detail),))
 
-    def _chunked(self, group: _Group, skip: int) -> Iterator[list[Row]]:
-        chunk: list[Row] = []
-        size = 0
+    def _rows(self, group: _Group, skip: int) -> Iterator[Row]:
         for batch in group.batches():
-            if skip >= batch.num_rows:
-                skip -= batch.num_rows
-                continue
-            for row in _python_rows(batch.slice(skip), self._keys):
-                chunk.append(row)
-                size += sum(len(value) for value in row.values() if isinstance(value, bytes))
-                if size >= self._limits.chunk_bytes or len(chunk) >= self._limits.chunk_rows:
-                    yield chunk
-                    chunk, size = [], 0
-            skip = 0
-        if chunk:
+            yield from _python_rows(batch.slice(min(skip, batch.num_rows)), self._keys)
+            skip = max(0, skip - batch.num_rows)
+
+
+def chunked(rows: Iterable[Row], limits: ReadLimits, text: type[str] | type[bytes]) -> Iterator[list[Row]]:
+    """Cut rows into pieces of limited size, by their values of type `text`."""
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, text))
+        if size >= limits.chunk_bytes or len(chunk) >= limits.chunk_rows:
             yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _python_rows(batch: Any, json_keys: Sequence[str]) -> Iterator[Row]:

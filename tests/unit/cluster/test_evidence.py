@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ctxlm_ds.cluster.evidence import gather_failures, report
-from ctxlm_ds.process.failure_records import FailureRecord, write_record
+from ctxlm_ds.process.run_history import FailureRecord, write_record
 
 ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=13.1"
 

@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.cluster.completed import is_completed
-from ctxlm_ds.planning.ready_runs import GPUS_PER_NODE, READY_RUNS, ReadyRun, read_layout, ready_layout, table
+from ctxlm_ds.planning.hardware import find_gpu
+from ctxlm_ds.planning.layouts import Layout
+from ctxlm_ds.planning.ready_runs import (
+    GPUS_PER_NODE,
+    READY_RUNS,
+    ReadyLayout,
+    ReadyRun,
+    describe_layout,
+    planner_of,
+    ready_layout,
+    table,
+)
 from ctxlm_ds.process.run_history import END, START, append_event
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
@@ -25,6 +36,25 @@ REMEDY = "run tools/write_published_scripts.py"
 
 def lines_of(recipe: str) -> list[str]:
     return [line for line in LINES if line.split()[0] == recipe]
+
+
+def read_layout(line: str) -> ReadyLayout:
+    """Weigh a line of layouts.txt anew."""
+    recipe, gpu_name, nodes, deepspeed, *settings = line.split()
+    gpu = find_gpu(gpu_name)
+    values = dict(setting.split("=") for setting in settings)
+    tensor = int(values.get("parallel.tensor_parallel_size", "1"))
+    pipeline = int(values.get("parallel.pipeline_parallel_size", "1"))
+    layout = Layout(
+        data=int(nodes) * GPUS_PER_NODE // (tensor * pipeline),
+        tensor=tensor,
+        pipeline=pipeline,
+        zero_stage=int(deepspeed.removeprefix("zero")),
+        micro_batch_size=int(values["training.micro_batch_size"]),
+        recompute=values.get("training.activation_checkpointing") == "true",
+        sequence_parallel=values.get("parallel.sequence_parallel") == "true",
+    )
+    return describe_layout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
 
 
 @pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)

@@ -18,7 +18,6 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.cluster.attempts import begin
 from ctxlm_ds.cluster.run_files import MOST_TAIL_BYTES, read_last_lines
 from ctxlm_ds.cluster.status_view import checkpoint_cell, details, headings_that_fit, plain_table, remarks, rich_table
-from ctxlm_ds.process.failure_records import FailureRecord, write_record
 from ctxlm_ds.process.run_history import (
     END,
     FAILURE,
@@ -28,7 +27,9 @@ from ctxlm_ds.process.run_history import (
     ROLLBACK,
     SAVE_FAILED,
     SKIP,
+    FailureRecord,
     append_event,
+    write_record,
 )
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, line, make_run, started, status

@@ -28,8 +28,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import Rows
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.export.verify import verify_folder
-from ctxlm_ds.export.verify_inputs import make_fields
+from ctxlm_ds.export.verify import make_fields, verify_folder
 from ctxlm_ds.models.build import describe_model, plain_model
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.check import find_problems

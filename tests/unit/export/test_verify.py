@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from ctxlm_ds.checkpoint.layout_free import CheckpointReader
 from ctxlm_ds.errors import CtxlmError, ExportError
 from ctxlm_ds.export.huggingface import to_hf
-from ctxlm_ds.export.verify import Comparison, verify_folder
-from ctxlm_ds.export.verify_inputs import build_inputs
+from ctxlm_ds.export.verify import Comparison, build_inputs, verify_folder
 from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer

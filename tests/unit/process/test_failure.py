@@ -18,9 +18,8 @@ from ctxlm_ds.errors import CheckpointError, ConfigError, TrainingError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process import failure
 from ctxlm_ds.process.failure import FailureReport, exit_status, is_consequence
-from ctxlm_ds.process.failure_records import FailureRecord, clear_evidence, read_failures, write_record
 from ctxlm_ds.process.launch import RankInfo, StopSignal
-from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.process.run_history import FailureRecord, clear_evidence, read_failures, read_history, write_record
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.history import HistoryHook
 from ctxlm_ds.training.hooks import RunEnd, RunStart

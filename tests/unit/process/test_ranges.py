@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ctxlm_ds.process.ranges import expand_numbers, join_numbers
+from ctxlm_ds.process.slurm import expand_numbers, join_numbers
 
 
 def test_there_and_back() -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.failure_records import FailureRecord, read_failures
 from ctxlm_ds.process.guard import DUMP_SIGNAL
 from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_history import FailureRecord, read_failures
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import WatchdogConfig
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, find_deepspeed_json, load_deepspeed_json
-from ctxlm_ds.recipe.deepspeed_keys import deepspeed_keys
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, deepspeed_keys, find_deepspeed_json, load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.misspelling import misspell
 

@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ctxlm_ds.recipe.describe import all_settings
-from ctxlm_ds.recipe.reference import render_reference
+from ctxlm_ds.recipe.describe import all_settings, render_reference
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -14,9 +14,9 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.tokenizers import pair_merges
+from ctxlm_ds.tokenizers.base import count_words
 from ctxlm_ds.tokenizers.pair_merges import MergeCorpus, learn_merges
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.word_counts import count_words
 from tests.text import make_documents
 
 TEXTS = make_documents(120, seed=11)

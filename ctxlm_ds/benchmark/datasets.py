@@ -1,14 +1,22 @@
-"""The whole of preprocessing beside the tokenizer alone: `encode_batch_fast` on the same text with the same cores."""
+"""Making datasets beside their peers.
+
+The whole of preprocessing beside the tokenizer alone: `encode_batch_fast` on the same text with the same cores. Joining
+datasets (`merge_datasets`, which hashes each part and the whole) beside a flushed copy.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctxlm_ds.atomic import fsync_path
 from ctxlm_ds.benchmark.timing import Comparison, in_turn
+from ctxlm_ds.data.dataset.merge import merge_datasets
+from ctxlm_ds.data.dataset.reader import dataset_file
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
 
@@ -52,3 +60,27 @@ def compare_preprocess(
         return num_bytes
 
     return in_turn(ours, theirs, rounds, "bytes/s", "encode_batch_fast")
+
+
+def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> Comparison:
+    """Bytes of .bin and .idx a second of both, on the disk of `output_dir`.
+
+    Raises:
+        DataError: as `merge_datasets`.
+    """
+    files = [dataset_file(prefix, extension) for prefix in prefixes for extension in ("bin", "idx")]
+    num_bytes = sum(path.stat().st_size for path in files)
+    logging.getLogger("ctxlm_ds").setLevel(logging.WARNING)
+
+    def ours() -> int:
+        with tempfile.TemporaryDirectory(dir=output_dir) as folder:
+            merge_datasets(prefixes, Path(folder) / "joined")
+        return num_bytes
+
+    def theirs() -> int:
+        with tempfile.TemporaryDirectory(dir=output_dir) as folder:
+            for number, path in enumerate(files):
+                fsync_path(Path(shutil.copyfile(path, Path(folder) / str(number))))
+        return num_bytes
+
+    return in_turn(ours, theirs, rounds, "bytes/s", "copy")
