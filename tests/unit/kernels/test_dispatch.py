@@ -39,10 +39,10 @@ def test_something_always_runs(operation: str) -> None:
 
 def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:
     kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
-    assert kernels.describe() == "layer_norm torch, bias_gelu torch, linear torch"
+    assert kernels.describe() == "layer_norm torch, bias_gelu torch, linear torch, dropout torch"
     assert kernels.attention(SINGLE) == SdpaAttention(SINGLE, in_float32=False)
     assert kernels.attention(PACKED) == SdpaAttention(PACKED, in_float32=False)
-    assert kernels.describe() == "attention sdpa, layer_norm torch, bias_gelu torch, linear torch"
+    assert kernels.describe() == "attention sdpa, layer_norm torch, bias_gelu torch, linear torch, dropout torch"
 
 
 def test_layers_of_one_kind_share_their_kernel() -> None:
@@ -66,7 +66,9 @@ def test_references_by_name() -> None:
     assert kernels.attention(PACKED) == ReferenceAttention(PACKED) and kernels.layer_norm is reference_layer_norm
     assert isinstance(kernels.bias_gelu, ReferenceBiasGelu) and kernels.linear is float32_linear
     assert kernels.rms_norm is reference_rms_norm
-    assert kernels.describe() == "attention reference, layer_norm reference, bias_gelu reference, linear float32"
+    assert kernels.describe() == (
+        "attention reference, layer_norm reference, bias_gelu reference, linear float32, dropout torch"
+    )
 
 
 def test_rms_norm_goes_with_layer_norm() -> None:
