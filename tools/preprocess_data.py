@@ -88,7 +88,7 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.preprocess.config import parse_max_bad_records
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-    from ctxlm_ds.data.sources.reading import Shard
+    from ctxlm_ds.data.sources.reading import InputShard
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),
@@ -98,7 +98,7 @@ def main() -> None:
         workers=args.workers,
         max_bad_records=parse_max_bad_records(args.max_bad_records),
         input_format=args.input_format,
-        shard=Shard.parse(args.shard),
+        shard=InputShard.parse(args.shard),
         overwrite=args.overwrite,
     )
 

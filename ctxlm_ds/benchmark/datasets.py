@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import fsync_path
-from ctxlm_ds.benchmark.timing import Comparison, in_turn
+from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import dataset_file
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
@@ -25,7 +25,7 @@ _TEXTS_A_CALL = 1000
 
 def compare_preprocess(
     inputs: Sequence[str], tokenizer_path: str, split_sentences: bool, workers: int | None, rounds: int
-) -> Comparison:
+) -> RatioComparison:
     """Bytes of input a second of preprocessing (read, parse, split, tokenize, write, flush) and of the library.
 
     The library gets the texts of the first key "text" ready in memory, whole documents in calls of a thousand, with as
@@ -62,7 +62,7 @@ def compare_preprocess(
     return in_turn(ours, theirs, rounds, "bytes/s", "encode_batch_fast")
 
 
-def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> Comparison:
+def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> RatioComparison:
     """Bytes of .bin and .idx a second of both, on the disk of `output_dir`.
 
     Raises:

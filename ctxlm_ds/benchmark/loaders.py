@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.benchmark.timing import Comparison, in_turn
+from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.stream.loader import TrainLoader
@@ -28,7 +28,7 @@ MODEL = "bert-base"
 class LoaderComparison:
     """Both sides' rows a second, and what they are for."""
 
-    comparison: Comparison
+    comparison: RatioComparison
     rows_a_core: float
     """Ours, a second of processor time: what one worker process makes on a core of its own."""
     rows_a_gpu: float

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.benchmark.timing import Comparison, in_turn
+from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ConfigError
@@ -25,7 +25,7 @@ from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.training.losses import TermLosses
 
 
-def compare_steps(config: RunConfig, rounds: int = 5) -> Comparison:
+def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
     """Training steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
 
     Both have the same shape, data type, dropout and number of predictions; ours computes the head on the predicted

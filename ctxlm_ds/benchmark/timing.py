@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RatioComparison:
     """Units a second of both sides, and their ratio round by round."""
 
     unit: str
@@ -33,7 +33,7 @@ class Comparison:
 
 def in_turn(
     ours: Callable[[], int], theirs: Callable[[], int], rounds: int, unit: str, peer: str = "transformers"
-) -> Comparison:
+) -> RatioComparison:
     """Time both sides one after the other, `rounds` times after one round that is not counted."""
     torch = sys.modules.get("torch")
     speeds: tuple[list[float], list[float]] = ([], [])
@@ -45,4 +45,4 @@ def in_turn(
                 torch.cuda.synchronize()
             if number > 0:
                 side.append(units / (time.perf_counter() - started_s))
-    return Comparison(unit, *speeds, peer)
+    return RatioComparison(unit, *speeds, peer)

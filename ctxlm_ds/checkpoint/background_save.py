@@ -1,7 +1,7 @@
 """A checkpoint on its way: every rank writes its files, then rank 0 adds the rest and gives it its name.
 
-Both parts may run in threads beside the training (Work). What needs all ranks (gathering what each wrote, reporting how
-it ended) is done by `advance`, which the ranks call together. In: what to do in each part. Out: one fate on all ranks.
+Both parts may run in threads beside the training (BackgroundWork). What needs all ranks (gathering what each wrote,
+reporting how it ended) is done by `advance`, which the ranks call together. In: what to do in each part. Out: one fate on all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ctxlm_ds.parallel.topology import Topology
 T = TypeVar("T")
 
 
-class Work(Generic[T]):
+class BackgroundWork(Generic[T]):
     """A function that runs beside the caller.
 
     The thread does not keep the process alive: a disk that hangs must not hold up the end of a run.
@@ -108,8 +108,8 @@ class PendingSave:
         self._tell = tell
         self._beside = beside
         self._stage: Literal["writing", "completing", "over"] = "writing"
-        self._writing = Work(write, f"write-step-{step}", beside)
-        self._completing: Work[None] | None = None
+        self._writing = BackgroundWork(write, f"write-step-{step}", beside)
+        self._completing: BackgroundWork[None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -132,7 +132,9 @@ class PendingSave:
         if self._stage == "writing":
             gathered = self._topology.gather_object(self._writing.wait())
             if gathered is not None:
-                self._completing = Work(lambda: self._complete(gathered), f"complete-step-{self.step}", self._beside)
+                self._completing = BackgroundWork(
+                    lambda: self._complete(gathered), f"complete-step-{self.step}", self._beside
+                )
             self._stage = "completing"
         elif self._stage == "completing":
             self._stage = "over"

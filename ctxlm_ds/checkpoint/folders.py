@@ -74,7 +74,7 @@ def read_latest(directory: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Search:
+class IntactSearch:
     """Result of looking for a checkpoint to continue from."""
 
     newest: Path | None
@@ -83,7 +83,7 @@ class Search:
     """Newer ones that do not verify."""
 
 
-def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> Search:
+def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> IntactSearch:
     """Verify from the newest checkpoint down until one is intact, warning about each damaged one.
 
     `latest` is a hint only: a crash between the last rename and its move leaves it behind. `check` verifies one folder.
@@ -93,7 +93,7 @@ def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = veri
     """
     folders = list_checkpoints(directory)
     if not folders:
-        return Search(None, ())
+        return IntactSearch(None, ())
     latest = read_latest(directory)
     newest = folders[max(folders)].name
     if latest != newest:
@@ -113,7 +113,7 @@ def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = veri
             continue
         took = format_duration(time.monotonic() - started_s)
         logger.info("verified %s (%.1f MB in %s)", folders[step], manifest.total_bytes / 1e6, took)
-        return Search(folders[step], tuple(damaged))
+        return IntactSearch(folders[step], tuple(damaged))
     raise CheckpointError(
         f"no checkpoint in {directory} is intact: "
         + "; ".join(reasons)

@@ -24,7 +24,7 @@ from ctxlm_ds.cluster.notices import Notices, stop_delay_s
 from ctxlm_ds.cluster.preflight import run_preflight
 from ctxlm_ds.cluster.run_files import read_job_id
 from ctxlm_ds.cluster.staging import run_staging
-from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
+from ctxlm_ds.cluster.steps import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
@@ -110,7 +110,7 @@ class RankStarter:
         before = len(read_history(context.run_dir))
         with LogFilter(folder / OUTPUT_NAME, show) as lines:
             command = srun_command(words, context.settings, *prepared.srun_words)
-            status = self._watch(Step(command, environ, lines.line))
+            status = self._watch(SrunStep(command, environ, lines.line))
         if status < 0:
             cancel_steps(context.job_id)
         failures = gather_failures(folder, lines.slurm_lines, lines.held)
@@ -120,7 +120,7 @@ class RankStarter:
         )
         return RankStart(attempt, ended, tuple(failures))
 
-    def _watch(self, step: Step) -> int:
+    def _watch(self, step: SrunStep) -> int:
         """Wait for srun's end, letting the ranks stop when the job is told to; its status."""
         told = 0
         while (status := step.wait(POLL_S)) is None:

@@ -1,7 +1,7 @@
 """One srun of the ranks: its command and environment, its output, signals for it.
 
-Out: Step; run_on_nodes() for steps ahead of the ranks. Not here: what its output means (logs.py, evidence.py), whether
-to start another (job.py).
+Out: a step; run_on_nodes() for steps ahead of the ranks. Not here: what its output means (logs.py, evidence.py),
+whether to start another (job.py).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def is_known_host(name: str) -> bool:
     return True
 
 
-class Step:
+class SrunStep:
     """A running srun.
 
     Args:
@@ -180,7 +180,7 @@ def run_on_nodes(
         f"--nodes={len(tasks)}", f"--ntasks={sum(tasks.values())}", f"--nodelist={','.join(tasks)}",
         *([f"--ntasks-per-node={min(counts)}"] if len(counts) == 1 else []),
     ]  # fmt: skip
-    step = Step(srun_command([rank_python(settings), "-m", module, *words], settings, *options), environ, on_line)
+    step = SrunStep(srun_command([rank_python(settings), "-m", module, *words], settings, *options), environ, on_line)
     end_s = time.monotonic() + limit_s
     while step.wait(POLL_S) is None and time.monotonic() < end_s and not should_stop():
         pass

@@ -153,6 +153,14 @@ class Groups:
 _ALL: list[Groups] = []
 
 
+_SHARED = Groups()
+
+
+def run_case(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+    """Run a case on the groups that the whole session shares (Groups.run)."""
+    return _SHARED.run(fn, world_size, *args, timeout_s=timeout_s)
+
+
 @atexit.register
 def _close_all() -> None:
     for groups in _ALL:

@@ -12,7 +12,7 @@ import pytest
 from ctxlm_ds.data.dataset.inspection import round_trip
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources.reading import Shard
+from ctxlm_ds.data.sources.reading import InputShard
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, write_dataset
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_tokenizer("wordpiece", documents, 600, folder / "tok")
     train_tokenizer("bpe", documents, 600, folder / "other")
     inputs = [str(folder / "*.jsonl")]
-    for shard in [Shard(0, 1), *(Shard(number, SHARDS) for number in range(SHARDS))]:
+    for shard in [InputShard(0, 1), *(InputShard(number, SHARDS) for number in range(SHARDS))]:
         config = PreprocessConfig(split_sentences=True, append_eod=True, shard=shard)
         preprocess(inputs, folder / "tok", folder / ("whole" if shard.count == 1 else "c"), config)
     return folder

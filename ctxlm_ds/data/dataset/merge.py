@@ -29,7 +29,7 @@ from ctxlm_ds.atomic import fsync_path, is_full_disk, partial_path, report_lefto
 from ctxlm_ds.console import ByteProgress, byte_progress, format_size
 from ctxlm_ds.data.dataset.checksums import check_digest, dataset_manifest
 from ctxlm_ds.data.dataset.index_file import DTYPES, HEADER, MAGIC, VERSION
-from ctxlm_ds.data.dataset.merge_inputs import Part, build_key, find_parts, merged_metadata, open_parts
+from ctxlm_ds.data.dataset.merge_inputs import MergeInput, build_key, find_parts, merged_metadata, open_parts
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.data.dataset.writer import EXTENSIONS, part_file, publish_parts
 from ctxlm_ds.data.preprocess.pool import stop_signals_interrupt
@@ -81,7 +81,7 @@ def merge_datasets(inputs: Sequence[str], output_prefix: str | Path, overwrite: 
 class _Whole:
     """What the parts come to together."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[MergeInput]) -> None:
         self.parts = parts
         self.dtype = parts[0].dtype
         self.documents = sum(part.num_documents for part in parts)
@@ -190,7 +190,7 @@ def _write_aside(output: str, whole: _Whole, folder: Path) -> None:
         fsync_path(path)
 
 
-def _error_lines(parts: Sequence[Part]) -> Iterator[bytes]:
+def _error_lines(parts: Sequence[MergeInput]) -> Iterator[bytes]:
     """Read the records that were skipped when the parts were made, as far as they were kept."""
     for part in parts:
         path = dataset_file(part.prefix, "errors.jsonl")
@@ -199,7 +199,7 @@ def _error_lines(parts: Sequence[Part]) -> Iterator[bytes]:
                 yield from file
 
 
-def _write_tokens(parts: Sequence[Part], path: Path, progress: ByteProgress) -> str:
+def _write_tokens(parts: Sequence[MergeInput], path: Path, progress: ByteProgress) -> str:
     with ExitStack() as resources:
         joiner = _Joiner(path, progress, resources)
         for part in parts:

@@ -45,7 +45,7 @@ _MOST_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MergeInput:
     """One dataset to be joined, as it was found."""
 
     prefix: str
@@ -59,7 +59,7 @@ class Part:
     idx_digest: str
 
     @classmethod
-    def of(cls, prefix: str) -> Part:
+    def of(cls, prefix: str) -> MergeInput:
         """Open a dataset and keep what was found. Raises DataError if it is damaged."""
         found = IndexedDataset(prefix)
         digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
@@ -132,22 +132,22 @@ def _folder_prefixes(folder: Path) -> list[str]:
     return [str(folder / name) for name in sorted(indexes)]
 
 
-def open_parts(prefixes: Sequence[str]) -> list[Part]:
+def open_parts(prefixes: Sequence[str]) -> list[MergeInput]:
     """Open every part and compare each with the first.
 
     Raises DataError if one is damaged, made with another tokenizer, dtype or settings, a shard of a set that is not
     complete or not of one input, or named twice under two names.
     """
-    parts: list[Part] = []
+    parts: list[MergeInput] = []
     for prefix in prefixes:
-        parts.append(Part.of(prefix))
+        parts.append(MergeInput.of(prefix))
         _check_fits(parts[0], parts[-1])
     _check_shards(parts)
     _check_doubles(parts)
     return parts
 
 
-def _check_fits(first: Part, other: Part) -> None:
+def _check_fits(first: MergeInput, other: MergeInput) -> None:
     if bool(first.metadata) != bool(other.metadata):
         without, with_json = (other, first) if first.metadata else (first, other)
         raise DataError(
@@ -172,9 +172,9 @@ def _short(value: object) -> str:
     return repr(value)[:60]
 
 
-def _check_shards(parts: Sequence[Part]) -> None:
+def _check_shards(parts: Sequence[MergeInput]) -> None:
     """Require all shards of a dataset made with --shard, of one input: the joined one must neither lack nor repeat."""
-    sets: dict[tuple[str, int], list[tuple[int, Part]]] = {}
+    sets: dict[tuple[str, int], list[tuple[int, MergeInput]]] = {}
     for part in parts:
         whole, number, count = _shard_of(part)
         if count > 1:
@@ -196,7 +196,7 @@ def _check_shards(parts: Sequence[Part]) -> None:
             logger.warning("%s: shards are joined in the order given, which is not theirs", whole)
 
 
-def _shard_of(part: Part) -> tuple[str, int, int]:
+def _shard_of(part: MergeInput) -> tuple[str, int, int]:
     """Find the set that a part is a shard of, its number and their count: by its name, else by its JSON."""
     name = Path(part.prefix).name
     match = _SHARD.search(name)
@@ -206,9 +206,9 @@ def _shard_of(part: Part) -> tuple[str, int, int]:
     return f"{', '.join(part.metadata.get('inputs') or [])} ({part.metadata.get('json_key')})", number, count
 
 
-def _check_one_input(members: Sequence[tuple[int, Part]], count: int) -> None:
+def _check_one_input(members: Sequence[tuple[int, MergeInput]], count: int) -> None:
     """Require every number of each input that the shards were made of."""
-    made_of: dict[str, list[tuple[int, Part]]] = {}
+    made_of: dict[str, list[tuple[int, MergeInput]]] = {}
     for number, part in members:
         facts = json.dumps([part.metadata.get(key) for key in _OF_A_SHARD_SET])
         made_of.setdefault(facts, []).append((number, part))
@@ -225,9 +225,9 @@ def _check_one_input(members: Sequence[tuple[int, Part]], count: int) -> None:
     )
 
 
-def _check_doubles(parts: Sequence[Part]) -> None:
+def _check_doubles(parts: Sequence[MergeInput]) -> None:
     """Refuse to join tokens twice: a dataset and its copy, or parts and what was joined from them."""
-    seen: dict[tuple[str, str], tuple[Part, dict[str, Any]]] = {}
+    seen: dict[tuple[str, str], tuple[MergeInput, dict[str, Any]]] = {}
     for part in parts:
         for digests, record in _held(part).items():
             if digests in seen and not _are_different_shards(seen[digests][1], record):
@@ -235,7 +235,7 @@ def _check_doubles(parts: Sequence[Part]) -> None:
             seen.setdefault(digests, (part, record))
 
 
-def _held(part: Part) -> dict[tuple[str, str], dict[str, Any]]:
+def _held(part: MergeInput) -> dict[tuple[str, str], dict[str, Any]]:
     """List the part, and those that it was joined from, by the sha256 of .bin and .idx; none without tokens."""
     held: dict[tuple[str, str], dict[str, Any]] = {}
     if part.bin_digests and part.num_tokens:
@@ -260,7 +260,7 @@ def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _double(first: Part, second: Part) -> str:
+def _double(first: MergeInput, second: MergeInput) -> str:
     for whole, part in ((first, second), (second, first)):
         own = (part.bin_digests[0][1], part.idx_digest) if part.bin_digests else None
         if whole.metadata.get("parts") and own in _held(whole) and not part.metadata.get("parts"):
@@ -274,13 +274,15 @@ def _double(first: Part, second: Part) -> str:
     )
 
 
-def build_key(parts: Sequence[Part]) -> str:
+def build_key(parts: Sequence[MergeInput]) -> str:
     """Compute what decides a joined dataset, as a sha256 (hex): the checksums of its parts, in order."""
     decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1])] for part in parts]
     return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
 
 
-def merged_metadata(parts: Sequence[Part], counts: dict[str, Any], digests: dict[str, str]) -> dict[str, Any] | None:
+def merged_metadata(
+    parts: Sequence[MergeInput], counts: dict[str, Any], digests: dict[str, str]
+) -> dict[str, Any] | None:
     """Make the JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts.
 
     Returns None for datasets of Megatron, which have none.
@@ -320,7 +322,7 @@ def _is_counts(value: object) -> bool:
     return isinstance(value, dict) and all(type(count) is int for count in value.values())
 
 
-def _records(part: Part, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
+def _records(part: MergeInput, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
     """Describe a part in the JSON of the whole; a part that was joined itself by its own parts.
 
     Its cleaning is left out if it is that of the whole: thousands of shards share one.

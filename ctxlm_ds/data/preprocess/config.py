@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ctxlm_ds.data.sources.reading import Shard
+from ctxlm_ds.data.sources.reading import InputShard
 from ctxlm_ds.errors import DataError
 
 BUILD_VERSION = 3
@@ -36,7 +36,7 @@ class PreprocessConfig:
     """Records that may be skipped because they are no documents; a float is a share of all records."""
     input_format: str = "auto"
     """`auto` (by file name) or a format of sources/reading.py."""
-    shard: Shard = Shard(0, 1)
+    shard: InputShard = InputShard(0, 1)
     """The part of the input that this dataset holds."""
     overwrite: bool = False
     """Replace datasets that exist, once the new ones are complete."""
@@ -61,7 +61,7 @@ def shard_set_prefix(prefix: str, config: PreprocessConfig) -> str:
     return prefix.removesuffix(_shard_suffix(config.shard))
 
 
-def _shard_suffix(shard: Shard) -> str:
+def _shard_suffix(shard: InputShard) -> str:
     return f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
 
 

@@ -33,10 +33,10 @@ from ctxlm_ds.data.sources.types import (
     BadRecord,
     Chunk,
     Document,
+    InputShard,
     Piece,
     Position,
     ReadLimits,
-    Shard,
     Source,
     Span,
 )
@@ -49,7 +49,7 @@ __all__ = [
     "Chunk",
     "Document",
     "Position",
-    "Shard",
+    "InputShard",
     "Source",
     "check_keys",
     "find_sources",
@@ -162,18 +162,21 @@ def _guess_format(path: str, stem: str, compression: str) -> str:
     return _EXTENSIONS.get(os.path.splitext(name)[1].lower(), "text")
 
 
-def total_bytes(sources: Iterable[Source], shard: Shard = WHOLE) -> int:
+def total_bytes(sources: Iterable[Source], shard: InputShard = WHOLE) -> int:
     """Size on disk of all sources, or of a shard of them."""
     span = _shard_span(sum(source.num_bytes for source in sources), shard)
     return span.end - span.start
 
 
-def _shard_span(num_bytes: int, shard: Shard) -> Span:
+def _shard_span(num_bytes: int, shard: InputShard) -> Span:
     return Span(num_bytes * shard.index // shard.count, num_bytes * (shard.index + 1) // shard.count)
 
 
 def read_chunks(
-    sources: Sequence[Source], json_keys: Sequence[str] = ("text",), shard: Shard = WHOLE, after: Position | None = None
+    sources: Sequence[Source],
+    json_keys: Sequence[str] = ("text",),
+    shard: InputShard = WHOLE,
+    after: Position | None = None,
 ) -> Iterator[Chunk]:
     """All records of a shard of the sources, in order; behind the chunk whose position `after` is, where given.
 
@@ -217,7 +220,7 @@ def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
 
 
 def _read_source(
-    source: Source, json_keys: Sequence[str], shard: Shard, span: Span, after: Position | None
+    source: Source, json_keys: Sequence[str], shard: InputShard, span: Span, after: Position | None
 ) -> Iterator[Piece]:
     limits = ReadLimits(CHUNK_BYTES, CHUNK_ROWS, MAX_TEXT_DOCUMENT_BYTES, MAX_RECORD_BYTES)
     if source.format == "hf":
@@ -264,7 +267,7 @@ def source_signature(sources: Iterable[Source]) -> str:
 
 
 def read_hf(
-    source: Source, json_keys: Sequence[str], shard: Shard, limits: ReadLimits, after: Position | None
+    source: Source, json_keys: Sequence[str], shard: InputShard, limits: ReadLimits, after: Position | None
 ) -> Iterator[Piece]:
     """The rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) that belong to `shard`: some of its files
     where it has as many as there are shards, else every count-th chunk.
@@ -290,7 +293,7 @@ def read_hf(
         ) from error
 
 
-def _open(name: str, json_keys: Sequence[str], shard: Shard) -> tuple[Any, bool]:
+def _open(name: str, json_keys: Sequence[str], shard: InputShard) -> tuple[Any, bool]:
     """The rows, and whether they are this shard's files alone."""
     import datasets
 

@@ -39,7 +39,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class InputShard:
     """Part `index` (from 0) of `count` parts of the input. Raises DataError where there is no such part."""
 
     index: int = 0
@@ -50,15 +50,15 @@ class Shard:
             raise DataError(f"shard {self.index}/{self.count}: the parts of {self.count} are 0 to {self.count - 1}")
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
-        """`3/16` -> Shard(3, 16). Raises DataError."""
+    def parse(cls, text: str) -> InputShard:
+        """`3/16` -> InputShard(3, 16). Raises DataError."""
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         if match is None:
             raise DataError(f"shard {text!r}: write i/n, part i (from 0) of n, for example 0/16")
         return cls(int(match[1]), int(match[2]))
 
 
-WHOLE = Shard()
+WHOLE = InputShard()
 """All of the input."""
 
 

@@ -15,7 +15,7 @@ from ctxlm_ds.cluster.commands import Job, call, parse_fields
 from ctxlm_ds.cluster.context import plan_tasks, pretrain_words, show
 from ctxlm_ds.cluster.notices import still_ours, stop_delay_s, time_left_s
 from ctxlm_ds.cluster.settings import OWN_VARIABLES, VARIABLES, JobSettings, misspelt, read_settings
-from ctxlm_ds.cluster.steps import Step, free_port, is_known_host, rank_python, srun_command, step_environment
+from ctxlm_ds.cluster.steps import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.cluster.successor import batch_script, successor_environment, successor_options
 from ctxlm_ds.errors import ClusterError, ConfigError
 
@@ -190,7 +190,7 @@ def test_a_command_s_failure_is_explained() -> None:
 def test_a_step_gives_its_lines_and_takes_signals() -> None:
     lines: list[str] = []
     script = "trap 'echo told; exit 5' USR1; echo up; while :; do sleep 0.05; done"
-    step = Step(["bash", "-c", script], {"PATH": "/usr/bin:/bin"}, lines.append)
+    step = SrunStep(["bash", "-c", script], {"PATH": "/usr/bin:/bin"}, lines.append)
     while not lines:
         assert step.wait(0.05) is None
     step.stop_in_order()

@@ -20,7 +20,7 @@ from ctxlm_ds.data.preprocess import job as preprocess_module
 from ctxlm_ds.data.preprocess.config import parse_max_bad_records
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
 from ctxlm_ds.data.preprocess.records import MAX_SAMPLED
-from ctxlm_ds.data.sources.reading import Shard
+from ctxlm_ds.data.sources.reading import InputShard
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -238,7 +238,7 @@ def test_the_manifest_is_sha256sums_own(corpus: list[Path], tokenizer: Path, tmp
 def test_shards_add_up_to_the_whole(corpus: list[Path], tokenizer: Path, tmp_path: Path, count: int) -> None:
     whole = IndexedDataset(_run(corpus, tokenizer, tmp_path / "data", append_eod=True).prefix)
     settings = {"append_eod": True}
-    results = [_run(corpus, tokenizer, tmp_path / "part", shard=Shard(i, count), **settings) for i in range(count)]
+    results = [_run(corpus, tokenizer, tmp_path / "part", shard=InputShard(i, count), **settings) for i in range(count)]
     assert Path(results[1].prefix).name == f"part_text_sentence_shard00001-of-{count:05d}"
     parts = [IndexedDataset(result.prefix) for result in results]
     bins = [Path(f"{part.prefix}.bin").read_bytes() for part in parts]

@@ -27,7 +27,7 @@ from ctxlm_ds.data.sources import compression, reading
 from ctxlm_ds.data.sources.reading import (
     BadRecord,
     Chunk,
-    Shard,
+    InputShard,
     find_sources,
     parse_chunk,
     read_chunks,
@@ -148,7 +148,7 @@ def check(path: Path, rng: random.Random) -> str:
             number = rng.randrange(len(chunks))
             assert list(read_chunks(found, after=chunks[number].position)) == chunks[number + 1 :]
         count = rng.randint(2, 5)
-        shards = [_items(list(read_chunks(found, shard=Shard(index, count)))) for index in range(count)]
+        shards = [_items(list(read_chunks(found, shard=InputShard(index, count)))) for index in range(count)]
         assert _plain([item for shard in shards for item in shard]) == _plain(items)
     except DataError as error:
         assert str(path) in str(error)

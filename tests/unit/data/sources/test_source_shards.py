@@ -16,8 +16,8 @@ from ctxlm_ds.data.sources import compression, reading
 from ctxlm_ds.data.sources.reading import (
     BadRecord,
     Chunk,
+    InputShard,
     Position,
-    Shard,
     find_sources,
     parse_chunk,
     read_chunks,
@@ -74,20 +74,20 @@ def test_shards_one_after_another_are_the_whole(tmp_path: Path, formats: list[st
     found, documents = _found(tmp_path, formats)
     assert _texts(list(read_chunks(found))) == documents
     for count in (2, 3, 60):
-        shards = [list(read_chunks(found, shard=Shard(index, count))) for index in range(count)]
+        shards = [list(read_chunks(found, shard=InputShard(index, count))) for index in range(count)]
         assert [text for shard in shards for text in _texts(shard)] == documents
-        assert sum(total_bytes(found, Shard(index, count)) for index in range(count)) == total_bytes(found)
+        assert sum(total_bytes(found, InputShard(index, count)) for index in range(count)) == total_bytes(found)
         if count < 4:
             sizes = [sum(map(len, _texts(shard))) for shard in shards]
             assert min(sizes) > max(sizes) / 3, sizes
         for index, shard in enumerate(shards):
             read = [chunk.bytes_read for chunk in shard]
-            assert read == sorted(read) and max(read, default=0) <= total_bytes(found, Shard(index, count))
+            assert read == sorted(read) and max(read, default=0) <= total_bytes(found, InputShard(index, count))
 
 
 @pytest.mark.parametrize("formats", [[format] for format in SEEKABLE + COMPRESSED] + [["jsonl", "text.gz", "parquet"]])
-@pytest.mark.parametrize("shard", [Shard(), Shard(1, 3)])
-def test_reading_goes_on_with_the_same_chunks(tmp_path: Path, formats: list[str], shard: Shard) -> None:
+@pytest.mark.parametrize("shard", [InputShard(), InputShard(1, 3)])
+def test_reading_goes_on_with_the_same_chunks(tmp_path: Path, formats: list[str], shard: InputShard) -> None:
     found, _ = _found(tmp_path, formats, 60)
     chunks = list(read_chunks(found, shard=shard))
     assert len(chunks) > 2
@@ -113,12 +113,12 @@ def test_any_lines_are_split_and_resumed_alike(
         found = find_sources([str(path)], format)
         whole = [_without_place(item) for chunk in read_chunks(found) for item in parse_chunk(chunk, ["text"])]
         count = rng.randint(2, 9)
-        shards = [list(read_chunks(found, shard=Shard(index, count))) for index in range(count)]
+        shards = [list(read_chunks(found, shard=InputShard(index, count))) for index in range(count)]
         items = [_without_place(item) for shard in shards for chunk in shard for item in parse_chunk(chunk, ["text"])]
         assert items == whole, content
         chunks = shards[rng.randrange(count)] or [chunk for shard in shards for chunk in shard]
         if chunks and chunks in shards:
-            shard, number = Shard(shards.index(chunks), count), rng.randrange(len(chunks))
+            shard, number = InputShard(shards.index(chunks), count), rng.randrange(len(chunks))
             assert list(read_chunks(found, shard=shard, after=chunks[number].position)) == chunks[number + 1 :]
 
 
@@ -132,17 +132,17 @@ def test_a_bad_record_of_a_shard_is_named_by_its_byte(tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join(lines))
     found = find_sources([str(path)])
-    items = [item for chunk in read_chunks(found, shard=Shard(1, 2)) for item in parse_chunk(chunk, ["text"])]
+    items = [item for chunk in read_chunks(found, shard=InputShard(1, 2)) for item in parse_chunk(chunk, ["text"])]
     bad = [item for item in items if isinstance(item, BadRecord)]
     assert [(item.unit, item.excerpt) for item in bad] == [("byte", b"broken")]
     assert path.read_bytes()[bad[0].position :].startswith(b"broken\n")
 
 
 def test_shards_are_named_i_of_n() -> None:
-    assert Shard.parse("3/16") == Shard(3, 16)
+    assert InputShard.parse("3/16") == InputShard(3, 16)
     for wrong in ("16/16", "-1/4", "1", "0/0", "a/b", "1/2/3"):
         with pytest.raises(DataError, match="shard"):
-            Shard.parse(wrong)
+            InputShard.parse(wrong)
     for wrong_position in (None, {}, {"source": 1}, {"source": 0, "offset": 0, "record": "x"}, [0, 0, 0]):
         with pytest.raises(DataError, match="no position"):
             Position.from_json(wrong_position)

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from ctxlm_ds.data.sources import reading
 from ctxlm_ds.data.sources.corpus import Corpus
-from ctxlm_ds.data.sources.reading import BadRecord, Shard, find_sources, parse_chunk, read_chunks
+from ctxlm_ds.data.sources.reading import BadRecord, InputShard, find_sources, parse_chunk, read_chunks
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents, write_corpus
 
@@ -177,10 +177,10 @@ def test_hugging_face_data_sets_are_split_and_resumed(
         for text in write_corpus(tmp_path / "set" / f"train-{number}.jsonl", 40, seed=number)
     ]
     found = find_sources([f"hf://{tmp_path / 'set'}"])
-    shards = [list(read_chunks(found, shard=Shard(index, 3))) for index in range(3)]
+    shards = [list(read_chunks(found, shard=InputShard(index, 3))) for index in range(3)]
     texts = [row["text"] for shard in shards for chunk in shard for row in chunk.records]
     assert sorted(texts) == sorted(documents) and all(len(shard) > 2 for shard in shards)
     assert (texts == documents) == (num_files >= 3)
     for number in (0, len(shards[1]) - 1):
         after = shards[1][number].position
-        assert list(read_chunks(found, shard=Shard(1, 3), after=after)) == shards[1][number + 1 :]
+        assert list(read_chunks(found, shard=InputShard(1, 3), after=after)) == shards[1][number + 1 :]
