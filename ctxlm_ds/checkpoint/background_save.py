@@ -1,7 +1,8 @@
 """A checkpoint on its way: every rank writes its files, then rank 0 adds the rest and gives it its name.
 
 Both parts may run in threads beside the training (BackgroundWork). What needs all ranks (gathering what each wrote,
-reporting how it ended) is done by `advance`, which the ranks call together. In: what to do in each part. Out: one fate on all ranks.
+reporting how it ended) is done by `advance`, which the ranks call together. In: what to do in each part.
+Out: one fate on all ranks.
 """
 
 from __future__ import annotations

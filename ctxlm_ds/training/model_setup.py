@@ -101,13 +101,17 @@ def write_frozen(
 ) -> None:
     """Write this rank's share of a whole value into a parameter that no optimizer holds; ZeRO-3 keeps it in pieces."""
     shard = shard_of(name, facts.split, value.shape, parallel.size, parallel.rank, parallel.vocab_multiple)
-    whole: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
-    with whole, torch.no_grad():
+    with gathered(parameter), torch.no_grad():
         parameter.view(-1)[: shard.num_elements].copy_(shard.extract(value))
+
+
+def gathered(parameter: torch.nn.Parameter) -> contextlib.AbstractContextManager[Any]:
+    """Hold a parameter whole, which ZeRO-3 keeps in pieces; what is written to it stays."""
+    if not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
 
 
 def sum_over_sharers(
