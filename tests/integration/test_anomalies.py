@@ -17,7 +17,7 @@ from tests.integration.route import call, kill_group, launcher, metrics, pretrai
 
 STEPS = 24
 BATCH = 8
-SPIKES = ("anomalies.spike_threshold=1", "anomalies.spike_window_steps=5", "anomalies.max_rollbacks=99",
+SPIKES = ("anomalies.spike_threshold=0.5", "anomalies.spike_window_steps=5", "anomalies.max_rollbacks=99",
           "anomalies.max_skips=99")  # fmt: skip
 
 

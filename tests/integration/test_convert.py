@@ -60,7 +60,10 @@ def test_the_same_export_again_is_done_at_once(run: Path, tmp_path: Path) -> Non
     assert again.returncode == 0 and "complete already" in again.stdout
     other = convert(*words, "--dtype", "bf16")
     assert other.returncode == 2 and "dtype fp32 -> bf16" in other.stderr and "--overwrite" in other.stderr
-    shutil.copytree(run / "checkpoints" / "step-00000100", run / "checkpoints" / "step-00000200")
+    later = run / "checkpoints" / "step-00000200"
+    shutil.copytree(run / "checkpoints" / "step-00000100", later)
+    manifest = json.loads((later / "manifest.json").read_text())
+    (later / "manifest.json").write_text(json.dumps(manifest | {"step": 200}))
     newer = convert(*words)
     assert newer.returncode == 2 and "checkpoint step-00000100 -> step-00000200" in newer.stderr
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf").iterdir()} == before

@@ -141,9 +141,9 @@ def test_next_sentence_statistics(bert: Route) -> None:
 def test_masking_statistics(family: str, whole_word: bool, request: pytest.FixtureRequest) -> None:
     """15 %, 80/10/10 over an epoch as training reads it, and whole words where asked for."""
     route: Route = request.getfixturevalue(family)
-    sample_format = "segment_pair" if family == "bert" else "full_sentences"
+    pairs = {"sample_format": "segment_pair", "short_seq_prob": 0.0}
     config = run_config(
-        data={"sample_format": sample_format, "short_seq_prob": 0.0},
+        data=pairs if family == "bert" else {"sample_format": "full_sentences"},
         objective={"name": "masked_lm", "whole_word": whole_word},
     )
     rows, objective = route.rows(config)
