@@ -106,7 +106,7 @@ def output_folder(path: Path) -> Iterator[Path]:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where it is missing, unreadable or something else."""
+    """Return the JSON object in a file; None if it is missing, unreadable or something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

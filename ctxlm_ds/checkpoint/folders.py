@@ -181,7 +181,7 @@ def wait_until(is_there: Callable[[], bool], path: Path, what: str) -> None:
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
-        # Opening the folder above makes NFS ask its server anew.
+        # Opening the folder above makes NFS ask its server again.
         with suppress(OSError), os.scandir(path.parent):
             pass
 

@@ -32,7 +32,7 @@ from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, RE
 DELAY_GROWTH = 4.0
 MAX_DELAY_S = 600.0
 OWNS = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD")
-"""States of a job that has the run, or will go on with it. One that is completing gives it back in a moment."""
+"""States of a job that has the run or will resume it. One that is completing gives it back in a moment."""
 FINE = (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD)
 
 
@@ -232,7 +232,7 @@ class Endings:
         tell(why)
         for event in fruitless:
             show(f"  {event.get('attempt')}: {event.get('why')}")
-        show(f"evidence of each is in {run_dir / ATTEMPTS_DIR}; when the cause is mended, submit again")
+        show(f"evidence of each is in {run_dir / ATTEMPTS_DIR}; fix the cause and submit again")
         return start.ended.exit_status or EXIT_UNEXPECTED
 
     def _report(self, start: RankStart) -> None:

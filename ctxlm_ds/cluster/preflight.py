@@ -104,7 +104,7 @@ def decide(context: JobContext, bad: Mapping[str, str], least: int) -> Prepared:
         return Prepared(Ended(Outcome.STOPPED, f"{names} cannot be used; asking Slurm for other nodes", 0), exclude)
     why = (
         f"{names} cannot be used, and without {', '.join(exclude)} partition {partition} has {num_others} nodes where "
-        f"the job needs {len(tasks)}; mend them and remove {context.run_dir / commands.EXCLUDED_NAME}, submit with "
+        f"the job needs {len(tasks)}; repair them and remove {context.run_dir / commands.EXCLUDED_NAME}, submit with "
         "fewer nodes, or set CTXLM_PREFLIGHT_MIN_NODES in slurm/env.sh to go on with fewer"
     )
     return Prepared(Ended(Outcome.USER_ERROR, why, EXIT_USER_ERROR), exclude)

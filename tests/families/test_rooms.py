@@ -83,7 +83,7 @@ def test_bf16_in_a_pipeline(name: str) -> None:
     wanted = run_under(name, Layout(1, 1, "bf16"))[0]
     run = run_under(name, Layout(2, 1, "bf16", pipeline=2), True)[0]
     # Of a tied weight each stage rounds its own gradient.
-    assert run["losses"] == pytest.approx(wanted["losses"], rel=2e-3)
+    assert run["losses"] == pytest.approx(wanted["losses"], rel=1e-3)
     assert wanted["losses"] == pytest.approx(plain_run(name)["losses"], rel=3e-2)
 
 
