@@ -46,8 +46,9 @@ STATEFUL = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.utils.groups",
     "megatron.core.parallel_state",
+    "torch.nn.functional",
 )
-"""Modules whose variables remember the process groups and engines of a case."""
+"""Modules whose variables remember the process groups and engines of a case (ZeRO stage 3 replaces `linear`)."""
 GRACE_S = 5.0
 """How long the other ranks may take to say what a failure did to them."""
 

@@ -14,9 +14,10 @@ from ctxlm_ds.models.build import ModelBuild, build_layer_list, describe_layers
 from ctxlm_ds.models.layers import Flow, LayerDescription
 from ctxlm_ds.models.stages import plan_stages
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig
+from ctxlm_ds.registry import FAMILIES
 from tests.dist.states import Layout
 from tests.families.groups import run_case
-from tests.families.toy_runs import TOYS, config_of, train, train_plain
+from tests.families.toy_runs import TOYS, config_of, register_toys, train, train_plain
 
 pytestmark = pytest.mark.dist
 TENSOR, DATA_3, DATA_2 = Layout(2, 0, tensor=2), Layout(2, 3), Layout(2, 2)
@@ -153,5 +154,9 @@ def plan(name: str, layout: ParallelConfig) -> tuple[list[LayerDescription], lis
     """List a toy's layers and cut them."""
     outputs = TOYS[name].outputs
     build = ModelBuild(outputs, choose_kernels(KernelsConfig(), "cpu", torch.float32))
-    layers = build_layer_list(config_of(name, Layout(1, 0)).model, build)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FAMILIES, "_added", {})
+        patch.setattr(FAMILIES, "_loaded", {})
+        register_toys()
+        layers = build_layer_list(config_of(name, Layout(1, 0)).model, build)
     return layers, plan_stages(layout, layers, describe_layers(layers, outputs).trained_shapes)

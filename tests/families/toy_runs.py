@@ -185,14 +185,16 @@ TOYS = {
         (lambda outputs, fields: (outputs["label_losses"].sum(), (fields["labels"] != IGNORE_LABEL).sum()),),
     ),
 }  # fmt: skip
-for name, toy in TOYS.items():
-    FAMILIES.register(
-        f"toy_{name}",
-        Family(
+
+
+def register_toys() -> None:
+    """Register every toy in this process: in a rank, or in a test that takes them back."""
+    for name, toy in TOYS.items():
+        family = Family(
             name=f"toy_{name}", title="a toy", section=ToySection, layers=toy.layers, outputs=frozenset(toy.outputs),
             objective="", sample_format="", tokenizer="", tiny=dict, frozen=toy.frozen,
-        ),
-    )  # fmt: skip
+        )  # fmt: skip
+        FAMILIES.register(family.name, family)
 
 
 # Batches.
@@ -256,6 +258,7 @@ def config_of(name: str, layout: Layout, recompute: bool = False) -> RunConfig:
 
 def build_engine(name: str, config: RunConfig, layout: Layout) -> Engine:
     quiet_libraries()
+    register_toys()
     init_process_group()
     topology = build_topology(0, 1, layout.tensor, layout.pipeline)
     settings = build_deepspeed_config(config, layout.user_json(), topology.world_size)
@@ -322,6 +325,7 @@ def given_share(engine: Engine, name: str) -> Tensor:
 
 def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
     """The same steps in plain torch: one process, torch's AdamW, the loss as its definition says."""
+    register_toys()
     toy, config = TOYS[name], config_of(name, Layout(1, 0))
     streams = DropoutStreams(config.training.seed, enabled=True)
     kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
