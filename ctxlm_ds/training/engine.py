@@ -29,7 +29,6 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
-from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.figures import FIGURES, StepResult, format_terms, means, perplexity, weighted_total
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.gradients import clip_gradients
@@ -54,6 +53,7 @@ from ctxlm_ds.training.optimizer import (
     forget_state,
     parameter_groups,
     restore_state,
+    use_full_vectors,
 )
 from ctxlm_ds.training.passes import PassSettings, PlainPasses
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
@@ -159,7 +159,7 @@ class Engine:
         )
 
     def _groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self._named, self._facts, self.config.optimizer.weight_decay)
+        return parameter_groups(self._named, self._facts, self.config.optimizer)
 
     def _initialize(
         self, deepspeed_config: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer | None
@@ -180,7 +180,7 @@ class Engine:
         self.device = self._deepspeed.device
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
-        round_alike(self._inner)
+        use_full_vectors(self._inner)
         if self._is_pipeline:
             from ctxlm_ds.training.pipeline import PipelinePasses
 
