@@ -146,9 +146,8 @@ def run(
 ) -> None:
     """Everything between taking the lock and the summary."""
     from ctxlm_ds.run_builder import build_run
-    from ctxlm_ds.training.history import HistoryHook
+    from ctxlm_ds.training.history import HistoryHook, WatchdogHook
     from ctxlm_ds.training.runtime import leave_waiting_to_watchdog, print_communication
-    from ctxlm_ds.training.watchdog_hook import WatchdogHook
 
     watchdog = context.watchdog
     if topology.is_main:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from functools import partial
 
 from ctxlm_ds.console import run_command
@@ -26,8 +27,12 @@ def main() -> None:
     from ctxlm_ds.process.library_noise import without_known_prints
     from ctxlm_ds.training.runtime import deepspeed_adam, load_async_io
 
-    builds = {"CPUAdam": partial(deepspeed_adam, True), "FusedAdam": partial(deepspeed_adam, False)}
-    for name, build in {**builds, "async_io": load_async_io}.items():
+    builds: dict[str, Callable[[], object]] = {
+        "CPUAdam": partial(deepspeed_adam, True),
+        "FusedAdam": partial(deepspeed_adam, False),
+        "async_io": load_async_io,
+    }
+    for name, build in builds.items():
         try:
             with without_known_prints():
                 build()

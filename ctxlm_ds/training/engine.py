@@ -29,9 +29,8 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
-from ctxlm_ds.training.figures import FIGURES, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
-from ctxlm_ds.training.gradients import clip_gradients
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.losses import TermLosses
 from ctxlm_ds.training.model_setup import (
@@ -55,10 +54,10 @@ from ctxlm_ds.training.optimizer import (
     restore_state,
     use_full_vectors,
 )
-from ctxlm_ds.training.passes import PassSettings, PlainPasses
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
 from ctxlm_ds.training.stage_timing import measured_costs
-from ctxlm_ds.training.update import Update, Updater, loss_scaler
+from ctxlm_ds.training.step_metrics import SUMS, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.update import Update, Updater, clip_gradients, loss_scaler
 
 logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -377,7 +376,7 @@ class Engine:
 
     def _reduce(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
         """Add the objective's sums over the data-parallel ranks; of a model's ranks one speaks."""
-        names = [f"{term.name}/{figure}" for term in self.terms for figure in FIGURES]
+        names = [f"{term.name}/{figure}" for term in self.terms for figure in SUMS]
         local = torch.zeros(len(names), dtype=torch.float64)
         if sums and self.topology.speaks_for_losses:
             local = torch.stack([sums[name].double() for name in names]).cpu()

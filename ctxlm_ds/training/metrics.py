@@ -60,6 +60,8 @@ class MetricsWriter(Hook):
             are means since the line before.
     """
 
+    may_fail = True
+
     def __init__(self, path: str | Path, interval_steps: int = 1) -> None:
         self.path = Path(path)
         self._file = LineFile(self.path)
@@ -164,6 +166,8 @@ class TensorBoardWriter(Hook):
         directory: of the event files.
         interval_steps: steps between points.
     """
+
+    may_fail = True
 
     def __init__(self, directory: str | Path, interval_steps: int = 1) -> None:
         self.directory = Path(directory)

@@ -27,6 +27,8 @@ class ProfilerHook(Hook):
         rank: names the files.
     """
 
+    may_fail = True
+
     def __init__(self, config: ProfilerConfig, directory: str | Path, rank: int) -> None:
         self._first = max(1, config.start_step)
         self._last = self._first + config.num_steps - 1
