@@ -35,12 +35,14 @@ _STAND_INS = {"cls": "bos", "sep": "eos"}
 _GPT_END_OF_TEXT = "<|endoftext|>"
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a local folder.
+def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
+    """Return the tokenizer in a local folder.
 
-    A tokenizer without a mask token (GPT) needs an end-of-document token alone, which stands in for the others.
+    A tokenizer without a mask token (GPT) only needs an end-of-document token, which stands in for the others.
+    `split_special_tokens` as in transformers: encode the name of a special token inside a text as ordinary text, not
+    as that token. None takes the folder's own setting (False if it has none).
 
-    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
+    Raises TokenizerError if the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
     file in it cannot be read, or the folder was never finished.
     """
     folder = Path(path)
@@ -57,6 +59,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )
     backend = _load_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
+    if split_special_tokens is not None:
+        config["split_special_tokens"] = split_special_tokens
     special_map = _read_json(folder / "special_tokens_map.json")
     content = json.loads(backend.to_str())
     training = training_record(folder)

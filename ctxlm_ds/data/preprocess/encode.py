@@ -105,4 +105,4 @@ class ChunkEncoder:
 
 def build_encoder(tokenizer_path: str, config: PreprocessConfig) -> ChunkEncoder:
     """A ChunkEncoder in a worker process."""
-    return ChunkEncoder(load_tokenizer(tokenizer_path), config)
+    return ChunkEncoder(load_tokenizer(tokenizer_path, config.split_special_tokens or None), config)

@@ -89,8 +89,10 @@ def test_gpt2_has_the_bytes_the_merges_and_the_end_of_text_last(gpt2: tuple[Path
     assert tokenizer.vocab_size == 600 and tokenizer.special_ids == {599} and tokenizer.sep_id == 599
     assert tokenizer.id_to_token(599) == "<|endoftext|>" and not tokenizer.double_separator
     assert len((folder / "merges.txt").read_text().splitlines()) == 1 + 600 - 256 - 1
-    (ids,) = tokenizer.encode_batch(["a <|endoftext|> b"])
+    (ids,) = load_tokenizer(folder, split_special_tokens=True).encode_batch(["a <|endoftext|> b"])
     assert 599 not in ids and tokenizer.decode(ids) == "a <|endoftext|> b"
+    (ids,) = tokenizer.encode_batch(["a <|endoftext|> b"])
+    assert 599 in ids and tokenizer.decode(ids) == "a <|endoftext|> b"
 
 
 def test_gpt2_is_transformers_gpt2_tokenizer(gpt2: tuple[Path, Tokenizer], tmp_path: Path) -> None:
@@ -131,10 +133,34 @@ def test_case(tmp_path: Path) -> None:
     assert cased.encode_batch(["Chapter"]) != cased.encode_batch(["chapter"])
 
 
-def test_names_of_special_tokens_inside_text_are_text(trained: tuple[str, Path, Tokenizer]) -> None:
-    _, _, tokenizer = trained
-    (ids,) = tokenizer.encode_batch(["a [MASK] or <mask>, [SEP] or </s> and <s> in a text"])
+NAMED = "an [MASK] or <mask>, [SEP]or</s> and <s> in <unk> text [UNK] <|endoftext|> [mask]"
+
+
+def test_names_of_special_tokens_inside_text_are_what_transformers_makes_of_them(
+    trained: tuple[str, Path, Tokenizer],
+) -> None:
+    from transformers import AutoTokenizer
+
+    _, folder, tokenizer = trained
+    loaded = AutoTokenizer.from_pretrained(folder)
+    (ids,) = tokenizer.encode_batch([NAMED])
+    assert {tokenizer.mask_id, tokenizer.sep_id, tokenizer.unk_id} <= set(ids)
+    assert loaded(NAMED, add_special_tokens=False)["input_ids"] == ids
+    split = load_tokenizer(folder, split_special_tokens=True)
+    (ids,) = split.encode_batch([NAMED])
     assert not {tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id, tokenizer.pad_id} & set(ids)
+    assert loaded(NAMED, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ids
+
+
+def test_a_folder_that_splits_special_tokens_keeps_it(trained: tuple[str, Path, Tokenizer], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    load_tokenizer(trained[1], split_special_tokens=True).save(tmp_path / "split")
+    again = load_tokenizer(tmp_path / "split")
+    assert again.split_special_tokens and again.fingerprint == trained[2].fingerprint
+    (ids,) = again.encode_batch([NAMED])
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "split")
+    assert loaded(NAMED, add_special_tokens=False)["input_ids"] == ids
 
 
 def test_decode_and_word_starts(trained: tuple[str, Path, Tokenizer]) -> None:
@@ -238,8 +264,10 @@ def test_further_special_tokens_have_ids_of_their_own(tmp_path: Path, kind: str,
     tokenizer = train_tokenizer(kind, TEXTS, 600, tmp_path / "t", special_tokens=["[E1]", "<speaker>"])
     assert tokenizer.vocab_size == 600 and tokenizer.special_ids >= set(ids)
     assert [tokenizer.id_to_token(number) for number in ids] == ["[E1]", "<speaker>"]
+    split = load_tokenizer(tmp_path / "t", split_special_tokens=True)
+    assert not set(split.encode_batch(["an [E1] of the <speaker>"])[0]) & set(ids)
     (text_ids,) = tokenizer.encode_batch(["an [E1] of the <speaker>"])
-    assert not set(text_ids) & set(ids)
+    assert [token for token in text_ids if token in ids] == ids
     loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
     assert [token for token in loaded("[E1] the <speaker>")["input_ids"] if token in ids] == ids
     assert [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == tokenizer.encode_batch(TEXTS)
