@@ -83,10 +83,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def output_folder(path: Path) -> Iterator[Path]:
+def output_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     """Fill a folder aside and rename it to `path` on success; nothing is left behind on failure.
 
-    An existing folder at `path` is replaced only after the new one is complete.
+    An existing folder at `path` is replaced only after the new one is complete. With `replace` false it stays, and
+    FileExistsError is raised: of several processes that write one path, the first to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     report_leftovers(path)
@@ -96,9 +97,14 @@ def output_folder(path: Path) -> Iterator[Path]:
         yield partial
         fsync_tree(partial)
         replaced = path.with_name(f"{path.name}.replaced-{_own_mark()}")
-        if path.exists():
+        if path.exists() and replace:
             os.rename(path, replaced)
-        os.rename(partial, path)
+        try:
+            os.rename(partial, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise FileExistsError(errno.EEXIST, "exists already", str(path)) from error
         fsync_path(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers import characters, sentence_piece
+from ctxlm_ds.tokenizers import characters, gpt1, sentence_piece
 from ctxlm_ds.tokenizers.base import (
     DECODER_ROLES,
     SPECIAL_ROLES,
@@ -153,7 +153,8 @@ def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str,
         role: _configured(role, settings) or _stand_in(role, settings) or _usual(role, backend)
         for role in DECODER_ROLES
     }
-    end = found["sep"] or (_GPT_END_OF_TEXT if backend.token_to_id(_GPT_END_OF_TEXT) is not None else None)
+    known = (name for name in (_GPT_END_OF_TEXT, gpt1.LINE_END) if backend.token_to_id(name) is not None)
+    end = found["sep"] or next(known, None)
     if end is None:
         raise TokenizerError(
             f"{folder}: the tokenizer has no mask token, which masked language models need, and no end-of-document "
@@ -176,13 +177,15 @@ def _stand_in(role: str, settings: Settings) -> str | None:
 
 
 def detect_kind(content: dict[str, Any]) -> str:
-    """`wordpiece` or `byte_bpe` where tokenizer.json is what BERT's or RoBERTa's class rebuilds, else `huggingface`."""
+    """Return the kind whose transformers class rebuilds tokenizer.json as it is, `huggingface` for any other."""
     model = content["model"]
     normalizer = (content.get("normalizer") or {}).get("type")
     pre_tokenizer = content.get("pre_tokenizer") or {}
     parts = (model["type"], normalizer, pre_tokenizer.get("type"))
     if parts == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
         return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
+    if parts == ("BPE", "BertNormalizer", "BertPreTokenizer") and content["normalizer"]["lowercase"]:
+        return gpt1.KIND if model.get("end_of_word_suffix") == gpt1.WORD_END else "huggingface"
     if parts[::2] == ("BPE", "ByteLevel") and normalizer in _UNICODE_FORMS:
         return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"
     return "huggingface"

@@ -85,7 +85,8 @@ def test_names_of_special_tokens_are_encoded_as_transformers_does(
     text = "The old <unk> river </s> opened.<mask> It was <s> quiet"
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": text}))
     dataset = _run(tmp_path / "corpus.jsonl", tokenizers["bpe"], split_special_tokens=split)
-    expected = AutoTokenizer.from_pretrained(tokenizers["bpe"])(text, add_special_tokens=False, split_special_tokens=split)
+    loaded = AutoTokenizer.from_pretrained(tokenizers["bpe"])
+    expected = loaded(text, add_special_tokens=False, split_special_tokens=split)
     assert _read(dataset) == [[expected["input_ids"]]]
     assert dataset.metadata is not None and dataset.metadata["split_special_tokens"] is split
 
