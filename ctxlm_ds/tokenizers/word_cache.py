@@ -156,7 +156,6 @@ class _CachedEncoder(ABC):
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // _ID_BYTES
         return np.frombuffer(b"".join(encoded), dtype=np.int32), lengths
 
-
     def _with_names(self, text: str) -> bytes:
         (ids,) = self._tokenizer.encode_batch([text])
         return array("i", ids).tobytes()

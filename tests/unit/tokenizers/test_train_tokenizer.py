@@ -218,7 +218,7 @@ def test_default_vocabulary_sizes(tmp_path: Path) -> None:
 
 
 def test_impossible_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, gpt1, unigram"):
+    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, gpt1"):
         train_tokenizer("wordlevel", TEXTS, 500, tmp_path / "a")
     with pytest.raises(ConfigError, match="lowercase is no setting of bpe, which has add_prefix_space, min_frequency"):
         train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", lowercase=True)
