@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
     """Text to ids and back, with the facts that samples, masking and the model need."""
 
     kind: str
-    """`wordpiece`, `byte_bpe`, `gpt1`, `sentencepiece`, `characters` or `huggingface` (any other local one)."""
+    """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
     pad_id: int
     unk_id: int
     cls_id: int

@@ -15,7 +15,7 @@ from typing import Any
 from ctxlm_ds.tokenizers.base import DECODER_ROLES, FastTokenizer, TokenizerFacts
 from ctxlm_ds.tokenizers.byte_bpe import cut_long_words
 
-KIND = "gpt1"
+KIND = "character_bpe"
 DEFAULT_VOCAB_SIZE = 40_478
 UNK, WORD_END, LINE_END = "<unk>", "</w>", "\n</w>"
 ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}

@@ -34,6 +34,7 @@ MOST_OCCURRENCES = 10**12
 MOST_UNKNOWN = 0.01
 """Share of unknown tokens above which training warns."""
 _IN_MEMORY_BYTES = 32 << 20
+_REMEDY = "choose another --output-dir, or remove it first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +99,26 @@ def train_tokenizer(
     """
     output_dir = Path(output_dir)
     chosen = _checked_settings(type, vocab_size, settings)
-    exists = TokenizerError(f"{output_dir} exists already; choose another --output-dir, or remove it first")
+    exists = TokenizerError(f"{output_dir} exists already; {_REMEDY}")
     if output_dir.exists():
         raise exists
     if max_sample_bytes is not None and max_sample_bytes < 1:
         raise ConfigError(f"a sample of {max_sample_bytes} bytes is empty; name at least 1")
-    sample = {"max_sample_bytes": max_sample_bytes, "sample_seed": sample_seed}
-    made_of = None if source is None else {"made_of": _made_of(type, chosen, max_sample_bytes, sample_seed, source)}
+    record: dict[str, Any] = {"max_sample_bytes": max_sample_bytes, "sample_seed": sample_seed}
+    if source is not None:
+        record["made_of"] = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
     try:
         if max_sample_bytes is not None:
             texts = sampled_texts(texts, max_sample_bytes, sample_seed)
         trained = _train(TOKENIZER_TYPES[type], _Watched(texts), chosen)
-        trained.facts.training.update(sample | (made_of or {}))
+        trained.facts.training.update(record)
         _warn_of_bad_fit(type, trained, chosen.vocab_size)
         save_tokenizer(trained, output_dir, replace=False)
     except FileExistsError:
         # Another process was faster. The same tokenizer is as good.
-        if source is None or not is_trained(type, vocab_size, output_dir, source, **sample, **settings):
+        if source is None:
             raise exists from None
+        is_same(output_dir, training_record(output_dir).get("made_of"), record["made_of"], _REMEDY, TokenizerError)
     except OSError as error:
         if not is_full_disk(error):
             raise
@@ -145,7 +148,7 @@ def is_trained(
         return False
     wanted = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
     recorded = training_record(Path(output_dir)).get("made_of")
-    return is_same(output_dir, recorded, wanted, "choose another --output-dir, or remove it first", TokenizerError)
+    return is_same(output_dir, recorded, wanted, _REMEDY, TokenizerError)
 
 
 def _made_of(

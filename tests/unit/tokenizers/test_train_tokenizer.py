@@ -364,7 +364,7 @@ def test_gpt1_is_transformers_openai_gpt_tokenizer(tmp_path: Path) -> None:
 
     folder = tmp_path / "gpt1"
     tokenizer = train_tokenizer("gpt1", TEXTS, 600, folder, special_tokens=["_start_"])
-    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.has_mask) == ("gpt1", 600, False)
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.has_mask) == ("character_bpe", 600, False)
     assert (tokenizer.unk_id, tokenizer.sep_id, tokenizer.pad_id) == (0, 599, 599)
     assert [tokenizer.id_to_token(number) for number in (0, 598, 599)] == ["<unk>", "_start_", "\n</w>"]
     texts = [*TEXTS, *MIXED, "two\nlines\n\n", "an <unk> name"]
@@ -379,7 +379,7 @@ def test_gpt1_is_transformers_openai_gpt_tokenizer(tmp_path: Path) -> None:
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
     for copy in ("ours", "theirs"):
         again = load_tokenizer(tmp_path / copy)
-        assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, "gpt1")
+        assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, "character_bpe")
 
 
 def test_the_released_gpt1_folder_ends_documents_with_its_line_end(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_the_released_gpt1_folder_ends_documents_with_its_line_end(tmp_path: Pat
     (tmp_path / "released/tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "released/tokenizer_config.json").write_text('{"unk_token": "<unk>"}')
     released = load_tokenizer(tmp_path / "released")
-    assert (released.kind, released.sep_id, released.unk_id) == ("gpt1", tokenizer.sep_id, 0)
+    assert (released.kind, released.sep_id, released.unk_id) == ("character_bpe", tokenizer.sep_id, 0)
     assert released.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
 
 
