@@ -59,8 +59,8 @@ class ScheduleConfig(Section):
     power: PositiveFloat = 1.0
     """Exponent of `polynomial`."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """`linear`, `polynomial` and `cosine`: `warmup` falls from the peak where the warmup ends (transformers, fairseq); `start`
-    counts the decay from step 0, so that it has fallen a little by then (the code of BERT, GPT and NVIDIA's LAMB)."""
+    """`linear`, `polynomial`, `cosine`: `warmup` falls from the peak at the end of the warmup (transformers, fairseq);
+    `start` counts the decay from step 0, so the peak is not quite reached (the code of BERT, GPT, NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
     """Last share of total_steps in which `wsd` decays."""
 

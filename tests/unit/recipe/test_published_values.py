@@ -231,7 +231,8 @@ PUBLISHED: dict[str, Values] = {
     "bert-laptop": BERT_LAPTOP,
     "bert-laptop-phase1": BERT_LAPTOP | LAPTOP_PHASES,
     "bert-laptop-phase2": BERT_LAPTOP | LAPTOP_PHASES | {
-        "data.seq_length": 512, "schedule.start_step": 7200, "training.global_batch_size": 16, "training.max_steps": 800,
+        "data.seq_length": 512, "schedule.start_step": 7200, "training.global_batch_size": 16,
+        "training.max_steps": 800,
     },
     "roberta-laptop": ROBERTA | LAPTOP,
     "gpt2-laptop": GPT2 | LAPTOP | {
