@@ -70,8 +70,8 @@ class Sequences(NamedTuple):
 class AttentionKernel(Protocol):
     """query [b, s, n, d], key and value [b, t, k, d] -> [b, s, n, d].
 
-    p is the probability of dropout of the attention probabilities, 0 in evaluation; bias [n, s, t] or [b, n, s, t] is added
-    to the scaled scores.
+    p is the dropout of the attention probabilities, 0 in evaluation. bias [n, s, t] or [b, n, s, t] is added to the
+    scaled scores.
     """
 
     def __call__(

@@ -5,7 +5,7 @@ tests compare with:
 
 - data-parallel collectives as DeepSpeed's comms logger counts them (comm/comm.py: bytes of the tensor handed in): the
   whole tensor of an all-reduce or reduce-scatter, but of an all-gather the share that a rank contributes;
-- tensor-parallel ones as parallel/traffic.py does: the whole tensor of each (what an all-gather yields).
+- tensor-parallel ones as parallel/context.py does: the whole tensor of each (what an all-gather yields).
 
 Data-parallel messages follow from the elements of the parameters, the others were measured (measure.py). `wire_bytes`
 is what a rank then sends on a ring of n ranks. Not here: seconds (timing.py).
