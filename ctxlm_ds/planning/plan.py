@@ -15,7 +15,7 @@ from ctxlm_ds.planning.layouts import Layout, ZeroSettings
 from ctxlm_ds.planning.measure import LayerWork, MeasuredModel, describe, measure, training_flops_per_row
 from ctxlm_ds.planning.meter import CUDA, Platform
 from ctxlm_ds.planning.states import StageParameters, buffer_bytes, local_elements, stage_parameters, state_bytes
-from ctxlm_ds.planning.timing import StageLoad, StepTime, peak_flops, step_time
+from ctxlm_ds.planning.timing import StageLoad, StepTime, StepTimer, peak_flops
 from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_messages
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
@@ -110,7 +110,7 @@ class Planner:
         """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
         config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
-        time = step_time(config, layout, zero, self.cluster, loads, self.platform.keeps_scores)
+        time = StepTimer(config, layout, zero, self.cluster, self.platform.keeps_scores).step(loads)
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
         peak = peak_flops(config, self.cluster) * layout.world_size
         return Plan(
