@@ -130,12 +130,12 @@ def value_problems(settings: dict[str, Any], skip: Container[str], path: KeyPath
     """
     for name, value in list(settings.items()):
         here = ".".join((*path, name))
-        if value == AUTO or here in skip:
+        if value is None and (here in skip or here in sections()):
+            del settings[name]
+        elif value == AUTO or here in skip:
             continue
-        if here in sections():
-            if value is None:
-                del settings[name]
-            elif isinstance(value, dict):
+        elif here in sections():
+            if isinstance(value, dict):
                 yield from value_problems(value, skip, (*path, name))
             else:
                 del settings[name]
