@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
 from ctxlm_ds.console import counted
-from ctxlm_ds.data.formats.base import Making
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.build import usable_cores
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable

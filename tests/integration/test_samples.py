@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.doc_sentences import DocSentences
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.formats.segment_pair import SegmentPair
+from ctxlm_ds.data.formats.base import SequenceTemplate
+from ctxlm_ds.data.formats.pairs import SegmentPair
+from ctxlm_ds.data.formats.sentences import DocSentences
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.excerpt import FEWEST_DOCUMENTS
 from ctxlm_ds.data.index.index import RowSource

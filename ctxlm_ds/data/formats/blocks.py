@@ -10,8 +10,7 @@ from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill
-    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+    from ctxlm_ds.data.formats.base import Fill, SequenceTemplate
 
 
 class BlocksSection(DataSection):

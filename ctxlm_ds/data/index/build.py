@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import Objective
-from ctxlm_ds.data.formats.base import Making
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.location import IndexPlace
 from ctxlm_ds.data.index.reader import SampleReader

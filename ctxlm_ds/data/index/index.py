@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.index.reader import SampleReader
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import open_array, read_meta

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, Source, as_part, sample_settings
+from ctxlm_ds.data.index.sentence_table import require_sentence_encoding
 from ctxlm_ds.data.index.storage import META_NAME
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FORMATS
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -65,8 +67,10 @@ class IndexPlace:
         Raises:
             DataError: the dataset is missing, damaged or made with another tokenizer, or has no such documents.
         """
-        part = as_part(part)
+        part, data = as_part(part), config.data
         dataset = open_dataset(part.prefix, tokenizer)
+        joins = FORMATS.get(data.sample_format)().joins_sentences(data)
+        require_sentence_encoding(dataset, tokenizer.sentence_prefix, joins, f"data.sample_format {data.sample_format}")
         documents = (0, dataset.num_documents) if part.documents is None else part.documents
         if not 0 <= documents[0] <= documents[1] <= dataset.num_documents:
             raise DataError(
@@ -75,7 +79,7 @@ class IndexPlace:
             )
         settings = sample_settings(config, held_out)
         key = settings.key(dataset.fingerprint, documents, tokenizer.fingerprint)
-        prefix, parent = Path(dataset.prefix), config.data.sample_index_dir
+        prefix, parent = Path(dataset.prefix), data.sample_index_dir
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
         return cls(dataset, documents, settings, directory, key)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import WHOLE
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
 from ctxlm_ds.data.sample import Samples, empty_samples
 from ctxlm_ds.errors import DataError
 

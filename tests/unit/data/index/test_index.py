@@ -62,9 +62,9 @@ def test_pairs_are_framed_for_both_families(tmp_path: Path) -> None:
         shutil.rmtree(index.directory)
 
 
-def test_full_sentences_have_separators_between_documents(tmp_path: Path) -> None:
+def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2, 2], [4]]))
-    index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12))
+    index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12, separate_sentences=False))
     assert ids_of(index) == [[CLS, 5, 6, 7, SEP, 8, 9, 10, 11, SEP], [CLS, 12, 13, 14, 15, SEP]]
     sample = index.sample(0)
     assert np.flatnonzero(sample.special_mask).tolist() == [0, 4, 9]
@@ -105,7 +105,7 @@ def test_a_dataset_without_our_record_is_read_by_what_it_holds(tmp_path: Path, e
 
 def test_unsplit_documents_are_cut_at_block_borders(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[25], [10]]), split_sentences=False)
-    index = build_sample_index(prefix, BERT, config_of("full_sentences", 12))
+    index = build_sample_index(prefix, BERT, config_of("full_sentences", 12, separate_sentences=False))
     text = [[token for token in ids[1:-1]] for ids in ids_of(index)]
     assert [len(part) for part in text] == [10, 10, 10, 6]
     assert sum(text, []) == [*range(5, 30), SEP, *range(30, 40)]
@@ -127,7 +127,7 @@ def test_pairs_need_sentences_and_two_documents(tmp_path: Path, sample_format: s
 
 def test_short_sequences_empty_data_and_foreign_tokenizers_are_refused(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
-    with pytest.raises(ConfigError, match=r"seq_length 4 leaves 1 tokens beside 3 special"):
+    with pytest.raises(ConfigError, match=r"seq_length 4 leaves 1 tokens next to 3 special"):
         build_sample_index(prefix, BERT, config_of("segment_pair", 4))
     with pytest.raises(DataError, match="made with another tokenizer"):
         build_sample_index(prefix, FakeTokenizer(fingerprint="other"), config_of("segment_pair"))
