@@ -72,8 +72,6 @@ def build_run(
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
-    for line in plan_lines(config, rows.train, rows.validation):
-        logger.info("%s", line)
     engine = build_engine(config, deepspeed_config, objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
 
@@ -87,6 +85,8 @@ def build_run(
         return good
 
     state = load(newest)
+    for line in plan_lines(config, rows.train, rows.validation, state.step, state.rows_consumed):
+        logger.info("%s", line)
     topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
     steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
     return Trainer(

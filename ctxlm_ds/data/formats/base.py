@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import Field
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 SINGLE_SPECIALS = 2
 SMALLEST_ROOM = 2
+MOST_PASSES = 1000
 
 
 class SequenceTemplate(NamedTuple):
@@ -142,7 +145,7 @@ class RowSection(DataSection):
     """Put several short sequences into one row; they never see each other and their positions restart."""
     max_sequences_per_row: PositiveInt = 8
     """Most sequences in one row when packing."""
-    num_duplicates: PositiveInt = 1
+    num_duplicates: Annotated[int, Field(ge=1, le=MOST_PASSES)] = 1
     """Passes over the corpus with newly drawn samples in one epoch (BERT's dupe_factor; 10 with static masking)."""
 
     @property
