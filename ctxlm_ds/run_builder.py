@@ -14,9 +14,8 @@ from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import EvalLoader, StepStream, TrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, StepStream, TrainLoader
 from ctxlm_ds.data.stream.lookup import BatchRows
-from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError

@@ -1,7 +1,7 @@
 """What the sources of a recipe must be: names, weights, epochs, shares of a split.
 
 In: a RunConfig. Out: problems; the names of training sources; a split as three shares. Not here: anything that needs
-the datasets (data/stream/splits.py, data/stream/blend.py).
+the datasets (data/stream/run_datasets.py, data/stream/blend.py).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class SampleReader:
         return self.format.second_starts(self.records, numbers, self.lengths(numbers))
 
     def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-        """Write samples `numbers` [c] into the places `slots` [c] of `samples`, which has their lengths, without keys."""
+        """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
         damaged = self._fill(samples, slots, self.records, numbers)
         if damaged != WHOLE:
             raise self._damaged(int(numbers[damaged]))

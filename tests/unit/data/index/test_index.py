@@ -329,7 +329,7 @@ def test_a_renamed_index_is_refused(tmp_path: Path) -> None:
             read(prefix, BERT, short)
     meta = json.loads((one / "meta.json").read_text())
     (one / "meta.json").write_text(json.dumps(meta | {"files": {"samples.npy": 5}}))
-    with pytest.raises(DataError, match="not what a sample index says of itself"):
+    with pytest.raises(DataError, match="not the description of a sample index"):
         open_sample_index(prefix, BERT, short)
 
 

@@ -19,8 +19,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream import loader as loader_module
-from ctxlm_ds.data.stream.loader import EvalLoader, Step, TrainLoader
-from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, Step, TrainLoader
 from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, TrainSampler
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import Objective

@@ -15,7 +15,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.stream.plan_table import plan_lines
-from ctxlm_ds.data.stream.splits import held_out_parts, refuse_copies, refuse_overlap, train_parts
+from ctxlm_ds.data.stream.run_datasets import held_out_parts, refuse_copies, refuse_overlap, train_parts
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
