@@ -109,10 +109,10 @@ FORMATS = Registry(
     "sample format",
     "ctxlm_ds.sample_formats",
     {
-        "segment_pair": "ctxlm_ds.data.formats.segment_pair:SegmentPair",
-        "sentence_pair": "ctxlm_ds.data.formats.sentence_pair:SentencePair",
-        "full_sentences": "ctxlm_ds.data.formats.full_sentences:FullSentences",
-        "doc_sentences": "ctxlm_ds.data.formats.doc_sentences:DocSentences",
+        "segment_pair": "ctxlm_ds.data.formats.pairs:SegmentPair",
+        "sentence_pair": "ctxlm_ds.data.formats.pairs:SentencePair",
+        "full_sentences": "ctxlm_ds.data.formats.sentences:FullSentences",
+        "doc_sentences": "ctxlm_ds.data.formats.sentences:DocSentences",
         "blocks": "ctxlm_ds.data.formats.blocks:Blocks",
     },
 )

@@ -15,9 +15,8 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.console import format_size
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import EvalLoader, StepStream, TrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, StepStream, TrainLoader
 from ctxlm_ds.data.stream.lookup import BatchRows
-from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
@@ -75,8 +74,6 @@ def build_run(
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
-    for line in plan_lines(config, rows.train, rows.validation):
-        logger.info("%s", line)
     engine = build_engine(config, deepspeed_config, objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
 
@@ -90,6 +87,8 @@ def build_run(
         return good
 
     state = load(newest)
+    for line in plan_lines(config, rows.train, rows.validation, state.step, state.rows_consumed):
+        logger.info("%s", line)
     topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
     steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
     return Trainer(

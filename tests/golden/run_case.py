@@ -71,9 +71,9 @@ def prepare_data(folder: Path) -> Path:
     for kind, size in TOKENIZERS.items():
         _tool(folder, "train_tokenizer.py", "--input", "corpus.jsonl", "--type", kind, "--vocab-size", str(size),
               "--output-dir", kind)  # fmt: skip
-    for family, (tokenizer, documents) in DATASETS.items():
+    for family, (tokenizer, *options) in DATASETS.items():
         _tool(folder, "preprocess_data.py", "--input", "corpus.jsonl", "--tokenizer", tokenizer, "--output-prefix",
-              family, documents, "--workers", "1")  # fmt: skip
+              family, *options, "--workers", "1")  # fmt: skip
     return folder
 
 

@@ -10,8 +10,7 @@ from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill
-    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+    from ctxlm_ds.data.formats.base import Fill, SequenceTemplate
 
 
 class BlocksSection(DataSection):
@@ -25,7 +24,7 @@ class BlocksSection(DataSection):
     """Most documents in one row."""
     reset_at_documents: bool = True
     """Documents of a row never see each other and their positions restart; false: a row is one sequence, its
-    documents separated by the end-of-document token alone (GPT-2; Megatron's default)."""
+    documents separated only by the end-of-document token (GPT-2; Megatron's default)."""
 
     @property
     def shares_rows(self) -> bool:
