@@ -19,6 +19,7 @@ from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
+from ctxlm_ds.process.launcher import end_torchrun
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import check_config, unused_settings
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
@@ -50,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: a user's mistake ends with one message and exit status 2."""
     arguments = parse_arguments(argv)
     # Before torch is imported: until then SIGUSR1, Slurm's notice ahead of a time limit, would end the process.
-    stop_signal = StopSignal().install()
+    stop_signal = StopSignal()
+    stop_signal.starting = True
+    if not arguments.check:
+        stop_signal.install()
     report = FailureReport(stop_signal)
     setup_logging(report.rank)
     try:
@@ -60,8 +64,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_installed()
             report.ranks = discover_ranks()
             pretrain(arguments, report.ranks, stop_signal, report)
+            _silence_torchrun(report.ranks, stop_signal)
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report.end(error))
+        status = report.end(error)
+        if report.ranks is not None:
+            _silence_torchrun(report.ranks, stop_signal)
+        sys.exit(status)
+
+
+def _silence_torchrun(ranks: RankInfo, stop_signal: StopSignal) -> None:
+    if ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
+        end_torchrun()
 
 
 def check_only(arguments: argparse.Namespace) -> None:

@@ -123,8 +123,8 @@ def test_the_rank_that_stands_elsewhere_is_named_first(runs: dict[str, Run]) -> 
     run = runs["elsewhere"]
     ended = [run.end(rank) for rank in range(3)]
     assert [status for status, _ in ended] == [EXIT_HANG] * 3
-    assert run.text().startswith("=== rank 1 stands here")
-    assert "in stand_elsewhere" in run.text().partition("=== ranks 0, 2 stand here")[0]
+    assert run.text().startswith("=== rank 1 is here")
+    assert "in stand_elsewhere" in run.text().partition("=== ranks 0, 2 are here")[0]
     assert "training, after step 1, no progress for" in run.text()
     assert {path.name for path in run.evidence.glob("stacks-*")} == {f"stacks-0000{rank}.txt" for rank in range(3)}
     assert (run.record().error, run.record().exit_status) == ("Hang", EXIT_HANG)
@@ -164,7 +164,7 @@ def test_one_stopped_rank_of_two(runs: dict[str, Run]) -> None:
     """The other collects what the guard can tell of it; then the guard ends it, stopped as it is."""
     run = runs["one stopped"]
     assert [run.end(rank)[0] for rank in range(2)] == [EXIT_HANG, -signal.SIGKILL]
-    assert run.text().startswith("=== rank 1 could not tell where\nrank 1 of 2 on")
+    assert run.text().startswith("=== rank 1 could not write a stack of Python\nrank 1 of 2 on")
     assert "state T (stopped)" in run.text()
 
 
