@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.cluster import attempts
-from ctxlm_ds.cluster.attempts import START_FILE
-from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
-from ctxlm_ds.cluster.context import JobContext, read_context, show, tell
-from ctxlm_ds.cluster.decide import Action, Ended, Outcome, Situation, decide
-from ctxlm_ds.cluster.evidence import report
-from ctxlm_ds.cluster.notices import LEAST_TIME_S, Notices, still_ours, time_left_s
-from ctxlm_ds.cluster.ranks import RankStart, RankStarter
+from ctxlm_ds.cluster import start_records
+from ctxlm_ds.cluster.start_records import START_FILE
+from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
+from ctxlm_ds.cluster.job_context import JobContext, read_context, show, tell
+from ctxlm_ds.cluster.restart_policy import Action, Ended, Outcome, Situation, decide
+from ctxlm_ds.cluster.rank_failures import report
+from ctxlm_ds.cluster.signals import LEAST_TIME_S, Notices, still_ours, time_left_s
+from ctxlm_ds.cluster.rank_start import RankStart, RankStarter
 from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
 from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
@@ -58,8 +58,8 @@ def supervise(context: JobContext, notices: Notices) -> int:
     successors = Successors(context)
     endings = Endings(context, successors)
     starter = RankStarter(context, notices, endings.on_term)
-    for attempt in attempts.cut_short(context.run_dir, context.chain):
-        why = attempts.note_cut_short(context.run_dir, attempt)
+    for attempt in start_records.cut_short(context.run_dir, context.chain):
+        why = start_records.note_cut_short(context.run_dir, attempt)
         tell(f"start {attempt.name} on {attempt.nodes} ended with its job: {why}")
     if context.settings.restart == "successor":
         tell(f"job {successors.submit()} waits to follow this one")
@@ -77,7 +77,7 @@ def look(context: JobContext, notices: Notices, start: RankStart, nodes: Sequenc
     job = show_job(context.job_id)
     run_dir, attempt = context.run_dir, start.attempt
     # This start is not on record yet.
-    fruitless = len(attempts.fruitless_starts(run_dir, attempt)) + attempts.is_fruitless(run_dir, attempt)
+    fruitless = len(start_records.fruitless_starts(run_dir, attempt)) + start_records.is_fruitless(run_dir, attempt)
     return Situation(
         outcome=start.ended.outcome,
         still_ours=job.restarts <= context.restarts and still_ours(job),
@@ -91,7 +91,7 @@ def look(context: JobContext, notices: Notices, start: RankStart, nodes: Sequenc
 
 def pause(context: JobContext, notices: Notices, start: RankStart) -> None:
     """Wait a little before a restart in place, longer with each start that brings nothing, unless a signal comes."""
-    fruitless = len(attempts.fruitless_starts(context.run_dir, start.attempt))
+    fruitless = len(start_records.fruitless_starts(context.run_dir, start.attempt))
     delay_s = min(MAX_DELAY_S, context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
     if delay_s and not notices:
         tell(f"starting again in {format_duration(delay_s)}")
@@ -198,7 +198,7 @@ class Endings:
     def _leave(self, start: RankStart) -> int:
         """Slurm or a person has requeued or cancelled the job: it is theirs."""
         requeued = show_job(self._context.job_id).restarts > self._context.restarts
-        how = "Slurm has requeued the job" if requeued else attempts.CANCELLED
+        how = "Slurm has requeued the job" if requeued else start_records.CANCELLED
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
         if not requeued:
             self._successors.cancel(begun=True)
@@ -224,7 +224,7 @@ class Endings:
     def _give_up(self, start: RankStart) -> int:
         run_dir = self._context.run_dir
         self._note(start, FAILURE)
-        fruitless = attempts.fruitless_starts(run_dir, start.attempt)
+        fruitless = start_records.fruitless_starts(run_dir, start.attempt)
         self._report(start)
         why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.attempt.in_words()}"
         append_event(run_dir, GIVE_UP, why=why, chain=self._context.chain, job_id=self._context.job_id)
@@ -245,7 +245,7 @@ class Endings:
         if event == FAILURE:
             first = start.failures[0].rank if start.failures else None
             details = {"exit_status": start.ended.exit_status, "first_rank": first, **details}
-        attempts.finish(self._context.run_dir, start.attempt, event, start.ended.why, **details)
+        start_records.finish(self._context.run_dir, start.attempt, event, start.ended.why, **details)
 
 
 def _in_words(ended: Ended) -> str:

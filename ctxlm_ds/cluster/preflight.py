@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster import commands
-from ctxlm_ds.cluster.context import JobContext, tell
-from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
+from ctxlm_ds.cluster import slurm_commands
+from ctxlm_ds.cluster.job_context import JobContext, tell
+from ctxlm_ds.cluster.restart_policy import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.preflight_rank import MOST_TURNS
 from ctxlm_ds.cluster.settings import read_preflight
-from ctxlm_ds.cluster.steps import run_on_nodes
+from ctxlm_ds.cluster.srun import run_on_nodes
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR
 
@@ -44,11 +44,11 @@ def run_preflight(
         ConfigError: a setting makes no sense.
         ClusterError: srun is missing, or starts a task on no node.
     """
-    settings, file = read_preflight(environ), context.run_dir / commands.EXCLUDED_NAME
+    settings, file = read_preflight(environ), context.run_dir / slurm_commands.EXCLUDED_NAME
     folder = context.run_dir / ATTEMPTS_DIR / attempt / "preflight"
     folder.mkdir(parents=True, exist_ok=True)
     _keep(folder / "token", "every node must see this\n")
-    known = commands.excluded_nodes(context.run_dir)
+    known = slurm_commands.excluded_nodes(context.run_dir)
     bad = {node: f"excluded earlier: {known[node]} ({file})" for node in context.tasks if node in known}
     found: dict[str, Any] = {}
     least = int(settings["MIN_NODES"]) or len(context.tasks)
@@ -79,7 +79,7 @@ def run_preflight(
     prepared = decide(context, bad, least)
     _keep(folder / "report.json", json.dumps({**found, "bad": bad, "exclude": prepared.exclude}, indent=1))
     with contextlib.suppress(OSError):
-        commands.remember_excluded(context.run_dir, bad, attempt)
+        slurm_commands.remember_excluded(context.run_dir, bad, attempt)
     return prepared
 
 
@@ -93,18 +93,18 @@ def decide(context: JobContext, bad: Mapping[str, str], least: int) -> Prepared:
     tasks, partition = context.tasks, context.environ.get("SLURM_JOB_PARTITION")
     if not bad:
         return Prepared(srun_words=context.task_words)
-    known = commands.excluded_nodes(context.run_dir)
-    exclude = tuple(sorted({*bad, *known, *commands.job_exclusions(context.job_id)}))
+    known = slurm_commands.excluded_nodes(context.run_dir)
+    exclude = tuple(sorted({*bad, *known, *slurm_commands.job_exclusions(context.job_id)}))
     names, num_good = ", ".join(bad), len(tasks) - len(bad)
     if num_good >= max(1, least):
         tell(f"going on with {num_good} of {len(tasks)} nodes, without {names}")
-        return Prepared(None, exclude, tuple(bad), tuple(commands.srun_words(tasks, bad)))
-    num_others = len([node for node in commands.partition_nodes(partition) if node not in exclude])
+        return Prepared(None, exclude, tuple(bad), tuple(slurm_commands.srun_words(tasks, bad)))
+    num_others = len([node for node in slurm_commands.partition_nodes(partition) if node not in exclude])
     if num_others >= len(tasks):
         return Prepared(Ended(Outcome.STOPPED, f"{names} cannot be used; asking Slurm for other nodes", 0), exclude)
     why = (
         f"{names} cannot be used, and without {', '.join(exclude)} partition {partition} has {num_others} nodes where "
-        f"the job needs {len(tasks)}; repair them and remove {context.run_dir / commands.EXCLUDED_NAME}, submit with "
+        f"the job needs {len(tasks)}; repair them and remove {context.run_dir / slurm_commands.EXCLUDED_NAME}, submit with "
         "fewer nodes, or set CTXLM_PREFLIGHT_MIN_NODES in slurm/env.sh to go on with fewer"
     )
     return Prepared(Ended(Outcome.USER_ERROR, why, EXIT_USER_ERROR), exclude)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.cluster.settings import read_preflight
-from ctxlm_ds.cluster.steps import NODE_MARK
+from ctxlm_ds.cluster.srun import NODE_MARK
 from ctxlm_ds.process.slurm import SlurmTask, expand_tasks, read_task
 
 GB, MIB = 1e9, 1 << 20

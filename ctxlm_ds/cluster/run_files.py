@@ -17,7 +17,7 @@ from typing import Any
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
-from ctxlm_ds.cluster.attempts import CANCELLED, END_FILE, START_FILE, Attempt, read_attempt
+from ctxlm_ds.cluster.start_records import CANCELLED, END_FILE, START_FILE, Attempt, read_attempt
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
 from ctxlm_ds.process.run_history import (

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.cluster.settings import JobSettings
-from ctxlm_ds.cluster.steps import wrap_in_container
+from ctxlm_ds.cluster.srun import wrap_in_container
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.installed import check_installed
 

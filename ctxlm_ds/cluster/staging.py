@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.cluster.context import JobContext, tell
-from ctxlm_ds.cluster.steps import NODE_MARK, run_on_nodes
+from ctxlm_ds.cluster.job_context import JobContext, tell
+from ctxlm_ds.cluster.srun import NODE_MARK, run_on_nodes
 from ctxlm_ds.console import format_size
 from ctxlm_ds.errors import ClusterError
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster.commands import Job, call, cancel, insist, sbatch_words, show_job
-from ctxlm_ds.cluster.context import JobContext, tell
+from ctxlm_ds.cluster.slurm_commands import Job, call, cancel, insist, sbatch_words, show_job
+from ctxlm_ds.cluster.job_context import JobContext, tell
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 

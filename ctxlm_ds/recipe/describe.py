@@ -137,7 +137,7 @@ def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
 def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return what to say of an unknown setting (empty if nothing), and the setting that it most likely means."""
     if path == ("pipeline",):
-        return "; slurm/pipeline.sh takes what stood here as settings of its own (docs/route.md)", None
+        return "; slurm/route.sh takes what stood here as settings of its own (docs/route.md)", None
     if len(path) == 2 and (note := _note_of_owners(path, data)):
         return f": it is {note}", None
     meant = _meant_setting(path, data)

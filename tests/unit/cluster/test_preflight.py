@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.cluster import commands, preflight_rank
-from ctxlm_ds.cluster.decide import Outcome
+from ctxlm_ds.cluster import preflight_rank, slurm_commands
+from ctxlm_ds.cluster.restart_policy import Outcome
 from ctxlm_ds.cluster.preflight import decide, judge
 from ctxlm_ds.cluster.preflight_rank import groups_of, look_at_gpus, look_at_node
 from ctxlm_ds.cluster.settings import PREFLIGHT, misspelt, read_preflight
@@ -171,21 +171,21 @@ def test_what_follows_from_bad_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -> None:
-    assert commands.excluded_nodes(tmp_path) == {}
-    commands.remember_excluded(tmp_path, {"n2": "slow"}, "job-1-0-0")
-    commands.remember_excluded(tmp_path, {"n2": "excluded earlier: slow", "n3": "full"}, "job-1-1-0")
-    assert commands.excluded_nodes(tmp_path) == {"n2": "slow", "n3": "full"}
+    assert slurm_commands.excluded_nodes(tmp_path) == {}
+    slurm_commands.remember_excluded(tmp_path, {"n2": "slow"}, "job-1-0-0")
+    slurm_commands.remember_excluded(tmp_path, {"n2": "excluded earlier: slow", "n3": "full"}, "job-1-1-0")
+    assert slurm_commands.excluded_nodes(tmp_path) == {"n2": "slow", "n3": "full"}
     entry = json.loads((tmp_path / "excluded_nodes.json").read_text())["n3"]
     assert entry["attempt"] == "job-1-1-0" and abs(entry["time_unix_s"] - time.time()) < 60
     (tmp_path / "excluded_nodes.json").write_text("{ torn")
-    assert commands.excluded_nodes(tmp_path) == {}
+    assert slurm_commands.excluded_nodes(tmp_path) == {}
 
 
 def test_words_for_slurm() -> None:
-    assert commands.sbatch_words(["n3", "n1", "n3"]) == ["--exclude=n1,n3"]
-    assert commands.sbatch_words([]) == []
+    assert slurm_commands.sbatch_words(["n3", "n1", "n3"]) == ["--exclude=n1,n3"]
+    assert slurm_commands.sbatch_words([]) == []
     uneven = {"n1": 1, "n2": 2, "n3": 3}
-    assert commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
-    assert commands.srun_words({"n1": 1}, ["n9"]) == []
-    assert commands.requeue_command(7, []) == ["scontrol", "requeue", "7"]
-    assert commands.requeue_command(7, ["n2", "n1"])[-2:] == ["7", "n1,n2"]
+    assert slurm_commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
+    assert slurm_commands.srun_words({"n1": 1}, ["n9"]) == []
+    assert slurm_commands.requeue_command(7, []) == ["scontrol", "requeue", "7"]
+    assert slurm_commands.requeue_command(7, ["n2", "n1"])[-2:] == ["7", "n1,n2"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
-from ctxlm_ds.cluster.attempts import begin
+from ctxlm_ds.cluster.start_records import begin
 from ctxlm_ds.cluster.run_files import MOST_TAIL_BYTES, read_last_lines
 from ctxlm_ds.cluster.status_view import checkpoint_cell, details, headings_that_fit, plain_table, remarks, rich_table
 from ctxlm_ds.process.run_history import (

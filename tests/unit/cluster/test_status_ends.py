@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from ctxlm_ds.cluster.attempts import CANCELLED, begin, finish
-from ctxlm_ds.cluster.context import JobContext
-from ctxlm_ds.cluster.decide import Ended, Outcome
+from ctxlm_ds.cluster.start_records import CANCELLED, begin, finish
+from ctxlm_ds.cluster.job_context import JobContext
+from ctxlm_ds.cluster.restart_policy import Ended, Outcome
 from ctxlm_ds.cluster.job import Action, Endings
-from ctxlm_ds.cluster.ranks import RankStart, prepare
+from ctxlm_ds.cluster.rank_start import RankStart, prepare
 from ctxlm_ds.cluster.run_files import Attempt
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.status_view import details, remarks
@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path) -> Path:
 def begun(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str = ATTEMPT, log: str | None = "/logs/7.log"
 ) -> Attempt:
-    monkeypatch.setattr("ctxlm_ds.cluster.attempts.job_log", lambda: log)
+    monkeypatch.setattr("ctxlm_ds.cluster.start_records.job_log", lambda: log)
     job_id = name.split("-")[1]
     return begin(run_dir, name, job_id, job_id, "n[1-2]")
 

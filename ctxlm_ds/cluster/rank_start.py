@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.cluster import attempts
-from ctxlm_ds.cluster.attempts import Attempt, newest_checkpoint
-from ctxlm_ds.cluster.commands import cancel_steps, node_address, show_job
-from ctxlm_ds.cluster.context import JobContext, show, tell
-from ctxlm_ds.cluster.decide import Ended, Outcome, Prepared
-from ctxlm_ds.cluster.evidence import RankFailure, gather_failures
-from ctxlm_ds.cluster.logs import OUTPUT_NAME, LogFilter
-from ctxlm_ds.cluster.notices import Notices, stop_delay_s
+from ctxlm_ds.cluster import start_records
+from ctxlm_ds.cluster.start_records import Attempt, newest_checkpoint
+from ctxlm_ds.cluster.slurm_commands import cancel_steps, node_address, show_job
+from ctxlm_ds.cluster.job_context import JobContext, show, tell
+from ctxlm_ds.cluster.restart_policy import Ended, Outcome, Prepared
+from ctxlm_ds.cluster.rank_failures import RankFailure, gather_failures
+from ctxlm_ds.cluster.rank_output import OUTPUT_NAME, LogFilter
+from ctxlm_ds.cluster.signals import Notices, stop_delay_s
 from ctxlm_ds.cluster.preflight import run_preflight
 from ctxlm_ds.cluster.run_files import read_job_id
 from ctxlm_ds.cluster.staging import run_staging
-from ctxlm_ds.cluster.steps import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
+from ctxlm_ds.cluster.srun import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
@@ -83,7 +83,7 @@ class RankStarter:
         """
         context, notices = self._context, self._notices
         name = f"job-{context.job_id}-{context.restarts}-{self._tries}"
-        attempt = attempts.begin(context.run_dir, name, context.chain, context.job_id, context.node_list)
+        attempt = start_records.begin(context.run_dir, name, context.chain, context.job_id, context.node_list)
         self._tries += 1
         again = f", restart {context.restarts}" if context.restarts else ""
         tell(f"start {name} on {context.node_list}{again}; {attempt.in_words()}")

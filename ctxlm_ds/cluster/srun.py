@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxlm_ds.cluster.logs import job_log
+from ctxlm_ds.cluster.rank_output import job_log
 from ctxlm_ds.cluster.settings import JobSettings
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.slurm import FIRST_PORT, NUM_PORTS

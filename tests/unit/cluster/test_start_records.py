@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ctxlm_ds.cluster.attempts import (
+from ctxlm_ds.cluster.start_records import (
     Attempt,
     begin,
     cut_short,
@@ -46,7 +46,7 @@ def test_starts_without_a_new_checkpoint_are_counted(tmp_path: Path) -> None:
 
 def test_a_start_notes_the_log_of_its_job(tmp_path: Path) -> None:
     """Before there is a START event, which may never come."""
-    code = "from ctxlm_ds.cluster.attempts import begin; import sys, pathlib\n"
+    code = "from ctxlm_ds.cluster.start_records import begin; import sys, pathlib\n"
     code += "begin(pathlib.Path(sys.argv[1]), 'job-7-0-0', '7', '7', 'n1')"
     with open(tmp_path / "job.log", "w") as log:
         subprocess.run([sys.executable, "-c", code, tmp_path], stdout=log, check=True, timeout=60)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
-from ctxlm_ds.cluster.logs import job_log
+from ctxlm_ds.cluster.rank_output import job_log
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 START_FILE = "start.json"

@@ -11,7 +11,7 @@ import signal
 import time
 from types import FrameType
 
-from ctxlm_ds.cluster.commands import Job
+from ctxlm_ds.cluster.slurm_commands import Job
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 EARLY_VARIABLE = "CTXLM_NOTICE"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.logs import LogFilter
+from ctxlm_ds.cluster.rank_output import LogFilter
 
 KILLED_RANK = """\
 0: 00:45:09 saved /runs/C/checkpoints/step-00000040 in 0.2 s

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.decide import Ended, Outcome
-from ctxlm_ds.cluster.evidence import RankFailure
-from ctxlm_ds.cluster.ranks import read_outcome
+from ctxlm_ds.cluster.restart_policy import Ended, Outcome
+from ctxlm_ds.cluster.rank_failures import RankFailure
+from ctxlm_ds.cluster.rank_start import read_outcome
 from ctxlm_ds.process.run_history import END, START, append_event, read_history
 
 

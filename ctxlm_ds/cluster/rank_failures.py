@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxlm_ds.cluster.logs import OUTPUT_NAME
+from ctxlm_ds.cluster.rank_output import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
 from ctxlm_ds.process.run_history import read_failures
 from ctxlm_ds.process.slurm import expand_numbers
