@@ -1,4 +1,4 @@
-"""Files for the `deepspeed` launcher in a Slurm allocation: `python -m ctxlm_ds.cluster.hostfile FOLDER [ARGUMENT ...]`.
+"""Files for the `deepspeed` launcher under Slurm: `python -m ctxlm_ds.cluster.hostfile FOLDER [ARGUMENT ...]`.
 
 In: the batch script's environment and the arguments of ctxlm_ds.pretrain. Out: FOLDER/hostfile, `n1 slots=8` per line;
 FOLDER/deepspeed_env, the variables of every rank: those named below and the user's ~/.deepspeed_env and
@@ -66,7 +66,7 @@ def environment_lines(environ: Mapping[str, str], files: Sequence[Path]) -> list
 
 
 def quoted_words(words: Sequence[str]) -> list[str]:
-    """Quote arguments so that the remote shell yields them unchanged: DeepSpeed adds double quotes to those with blanks."""
+    """Quote arguments for the remote shell; DeepSpeed puts double quotes around those with blanks."""
     return [_escaped(word, quotes="") if " " in word else shlex.quote(word) for word in words]
 
 

@@ -182,6 +182,8 @@ def exit_status(error: BaseException) -> int:
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
     if isinstance(error, OSError) and is_users(error):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where} (on {socket.gethostname()})"

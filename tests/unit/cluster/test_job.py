@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.cluster import start_records
-from ctxlm_ds.cluster.slurm_commands import Job
 from ctxlm_ds.cluster.job import refuse_if_taken
+from ctxlm_ds.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError, ConfigError
 from ctxlm_ds.process.run_history import END, append_event
 

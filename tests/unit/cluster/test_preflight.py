@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.cluster import preflight_rank, slurm_commands
-from ctxlm_ds.cluster.restart_policy import Outcome
 from ctxlm_ds.cluster.preflight import decide, judge
 from ctxlm_ds.cluster.preflight_rank import groups_of, look_at_gpus, look_at_node
+from ctxlm_ds.cluster.restart_policy import Outcome
 from ctxlm_ds.cluster.settings import PREFLIGHT, misspelt, read_preflight
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.slurm import SlurmTask
@@ -157,8 +157,8 @@ def test_what_follows_from_bad_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_dir=tmp_path, job_id="1", tasks={"n1": 2, "n2": 2, "n3": 2}, task_words=(),
         environ={"SLURM_JOB_PARTITION": "main"},
     )  # fmt: skip
-    monkeypatch.setattr(commands, "job_exclusions", lambda job_id: ["n9"])
-    monkeypatch.setattr(commands, "partition_nodes", lambda partition: [f"n{number}" for number in range(1, 6)])
+    monkeypatch.setattr(slurm_commands, "job_exclusions", lambda job_id: ["n9"])
+    monkeypatch.setattr(slurm_commands, "partition_nodes", lambda partition: [f"n{number}" for number in range(1, 6)])
     assert decide(context, {}, 3).srun_words == ()
     enough = decide(context, {"n1": "slow"}, 2)
     assert enough.srun_words == ("--nodes=2", "--ntasks=4", "--exclude=n1", "--ntasks-per-node=2")
@@ -167,7 +167,7 @@ def test_what_follows_from_bad_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     hopeless = decide(context, dict.fromkeys(["n1", "n2", "n3"], "x"), 3)
     assert replaced is not None and replaced.outcome is Outcome.STOPPED
     assert hopeless.ended is not None and hopeless.ended.outcome is Outcome.USER_ERROR
-    assert "without n1, n2, n3, n9 partition main has 2 nodes where the job needs 3" in hopeless.ended.why
+    assert "without n1, n2, n3, n9 partition main has 2 nodes, the job needs 3" in hopeless.ended.why
 
 
 def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def start(folder: Path, limits: Any, *whats: str) -> Run:
 
 
 SCENARIOS: dict[str, tuple[Any, ...]] = {
-    "elsewhere": (SHORT, "hang", "hang_elsewhere", "hang"),
+    "elsewhere": ({**SHORT, "start_minutes": 0.3}, "hang", "hang_elsewhere", "hang"),
     "at start": (SHORT, "hang_at_start"),
     "limits": (LONGER, "go_on"),
     "no limits": (NONE, "go_on"),
@@ -77,6 +77,8 @@ SCENARIOS: dict[str, tuple[Any, ...]] = {
     "paused": (SHORT, "pause"),
     "holds": (SHORT, "hold"),
     "one stopped": ({**SHORT, "start_minutes": 0.1, "step_minutes": 0.1}, "wait", "wait"),
+    "rank 0 stopped": ({**SHORT, "start_minutes": 0.1, "step_minutes": 0.1}, "wait", "wait"),
+    "compiles": (NONE, "compile"),
     "killed": (NONE, "wait", "wait"),
     "crash": (SHORT, "crash"),
     "asked": ({**NONE, "save_minutes": 0.02}, "wait"),
@@ -101,6 +103,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         os.kill(pid, signal.SIGSTOP)
     started["one stopped"].wait_until_ready(1)
     started["one stopped"].ranks[1].send_signal(signal.SIGSTOP)
+    started["rank 0 stopped"].wait_until_ready(0)
+    started["rank 0 stopped"].ranks[0].send_signal(signal.SIGSTOP)
     time.sleep(4.0)  # more than three times the limit
     for pid in family:
         os.kill(pid, signal.SIGCONT)
@@ -166,6 +170,25 @@ def test_one_stopped_rank_of_two(runs: dict[str, Run]) -> None:
     assert [run.end(rank)[0] for rank in range(2)] == [EXIT_HANG, -signal.SIGKILL]
     assert run.text().startswith("=== rank 1 could not write a stack of Python\nrank 1 of 2 on")
     assert "state T (stopped)" in run.text()
+
+
+def test_rank_0_stopped_of_two(runs: dict[str, Run]) -> None:
+    """The lowest rank that lives joins the stacks, reports the hang and records it."""
+    run = runs["rank 0 stopped"]
+    status, said = run.end(1)
+    assert status == EXIT_HANG and "hang: training, after step 1" in said and "look at rank 0 first" in said
+    assert run.end(0)[0] == -signal.SIGKILL
+    assert run.text().startswith("=== rank 0 could not write a stack of Python\nrank 0 of 2 on")
+    assert read_failures(run.evidence)[0].rank == 1
+
+
+def test_a_killed_ranks_compilers_end_with_it(runs: dict[str, Run]) -> None:
+    run = runs["compiles"]
+    run.wait_until_ready()
+    compiler = int((run.folder / "ready-0").read_text())
+    run.ranks[0].kill()
+    run.end(0)
+    until(lambda: not Path(f"/proc/{compiler}").exists() or "(Z" in Path(f"/proc/{compiler}/status").read_text())
 
 
 def test_a_killed_rank_has_a_record(runs: dict[str, Run]) -> None:
