@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.completed import is_completed
 from ctxlm_ds.planning.hardware import find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.ready_runs import (
@@ -22,7 +21,7 @@ from ctxlm_ds.planning.ready_runs import (
     ready_layout,
     table,
 )
-from ctxlm_ds.process.run_history import END, START, append_event
+from ctxlm_ds.process.run_history import END, START, append_event, is_completed
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
 
