@@ -28,6 +28,8 @@ class PreprocessConfig:
     """A sequence is a sentence; otherwise the whole document."""
     keep_newlines: bool = False
     """Sentences keep the line ends behind them (only seen by tokenizers that have tokens for them)."""
+    leading_space: bool = False
+    """Sentences that follow another one are encoded with the space before them (byte-level BPE)."""
     append_eod: bool = False
     """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
     split_special_tokens: bool = False
