@@ -311,7 +311,7 @@ def test_of_several_processes_with_one_folder_the_first_wins(tmp_path: Path) -> 
         if not folder.exists():
             train_tokenizer("bpe", TEXTS, size, folder, source=source)
 
-    with pytest.raises(TokenizerError, match="made otherwise: vocab_size 500 -> 600"):
+    with pytest.raises(TokenizerError, match="made differently: vocab_size 500 -> 600"):
         train_tokenizer("bpe", texts(500), 600, folder, source=source)
     assert load_tokenizer(folder).vocab_size == 500
     shutil.rmtree(folder)
