@@ -72,6 +72,8 @@ class TransformerSection(ModelSection):
     """Dropout on embeddings and on the output of attention and feed-forward."""
     attention_dropout: Probability = 0.1
     """Dropout on attention probabilities."""
+    initializer: Literal["normal", "truncated_normal"] = "normal"
+    """Distribution of the initial weights; `truncated_normal` has none beyond two deviations (BERT's own code)."""
     initializer_range: PositiveFraction = 0.02
     """Standard deviation of the initial weights."""
 

@@ -73,8 +73,8 @@ class ScheduleConfig(Section):
     power: PositiveFloat = 1.0
     """Exponent of `polynomial`."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """`linear` and `polynomial`: `warmup` starts the decay when the warmup ends (transformers, fairseq). `start` counts
-    it from step 0, so the warmup ends a little below the peak (the code of BERT and of NVIDIA's LAMB)."""
+    """`linear`, `polynomial`, `cosine`: `warmup` starts the decay when the warmup ends (transformers, fairseq). `start`
+    counts it from step 0, so the warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
     """Fraction of total_steps, at the end, in which `wsd` decays."""
 

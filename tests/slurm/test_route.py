@@ -1,4 +1,4 @@
-"""slurm/pipeline.sh on the test cluster: one route from raw text to an exported model, shared by the tests."""
+"""slurm/route.sh on the test cluster: one route from raw text to an exported model, shared by the tests."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Route:
     out: Path
 
     def sh(self, *words: str, check: bool = True, **environ: str) -> Finished:
-        """slurm/pipeline.sh RECIPES WORDS."""
-        return self.cluster.run("slurm/pipeline.sh", *self.recipes, *words, check=check, **environ)
+        """slurm/route.sh RECIPES WORDS."""
+        return self.cluster.run("slurm/route.sh", *self.recipes, *words, check=check, **environ)
 
     def submit(self, *words: str, **environ: str) -> dict[str, str]:
         """Submit the whole route: ids by step."""
