@@ -1,7 +1,7 @@
 """Which elements of a full parameter one tensor-parallel rank holds: blocks of rows and a range of columns.
 
 In: a full shape and the blocks. Out: the shard's own flat order, its places in the full parameter, copies either way.
-Not here: which shard a rank has (parallel/placement.py), the files they lie in (checkpoint/layout_free.py).
+Not here: which shard a rank has (parallel/placement.py), the files that hold them (checkpoint/reader.py).
 
 A parameter counts as a matrix [shape[0], prod(shape[1:])]; one of a single dimension has 1 column, a scalar is [1, 1].
 """
