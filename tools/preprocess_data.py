@@ -40,11 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-bad-records", default="0", metavar="N", help=skipped_help)
     add("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
+    space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
+    add("--leading-space", action="store_true", help=space_help)
     add = parser.add_argument_group("tokenizer").add_argument
     tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer"
     add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     add("--append-eod", action="store_true", help=eod_help)
+    split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
+    add("--split-special-tokens", action="store_true", help=split_help)
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
     add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
@@ -94,7 +98,9 @@ def main() -> None:
         json_keys=tuple(args.json_keys),
         split_sentences=args.split_sentences,
         keep_newlines=args.keep_newlines,
+        leading_space=args.leading_space,
         append_eod=args.append_eod,
+        split_special_tokens=args.split_special_tokens,
         workers=args.workers,
         max_bad_records=parse_max_bad_records(args.max_bad_records),
         input_format=args.input_format,

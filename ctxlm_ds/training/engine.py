@@ -25,7 +25,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
-from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses
+from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses, StepInterrupted
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.losses import TermLosses
@@ -305,7 +305,7 @@ class Engine:
     def train_step(
         self, step: Step, step_index: int, learning_rate: float, judge: LossJudge = accept_any
     ) -> StepResult:
-        """Run forward, backward and update over one global batch.
+        """Run forward, backward and update over one global batch; raises StepInterrupted if it is abandoned.
 
         If the loss or gradient norm is not finite, or `judge` rejects the loss, the result has an `anomaly` on every
         rank, the gradients are dropped, and no weight, moment or counter changes.
@@ -314,7 +314,11 @@ class Engine:
         factors = self._factors(counts, len(step.micro_batches))
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
-        sums = self._run.train(step, step_index, factors)
+        try:
+            sums = self._run.train(step, step_index, factors)
+        except StepInterrupted:
+            self.module.carried.end_step(keep=False)
+            raise
         terms, accuracy = means(self.terms, self._reduce(sums))
         total = weighted_total(self.terms, terms)
         anomaly = self._find_fault(total, terms, step_index, judge)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ EVALUATION = -1
 """Step index in the random keys of evaluation."""
 
 
+class StepInterrupted(Exception):
+    """A step was abandoned between two micro-batches because a rank was asked to stop."""
+
+
 @dataclass
 class PassSettings:
     """The values that every kind of pass needs in addition to DeepSpeed's engine."""
@@ -28,6 +32,8 @@ class PassSettings:
     parallel: ParallelContext
     topology: Topology
     is_fp16: bool
+    interrupted: Callable[[int], bool] = lambda index: False
+    """Called on every rank before its index-th micro-batch of a step; True, on all ranks, abandons the step."""
 
     def micro_batch_number(self, index: int) -> int:
         """Return the number in the global batch of this rank's index-th micro-batch."""
@@ -57,10 +63,12 @@ class PlainPasses:
         self._inputs: tuple[str, ...] = engine.module.inputs
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
-        """Compute the gradients of all micro-batches; return this rank's sums."""
+        """Compute the gradients of all micro-batches; return this rank's sums. Raises StepInterrupted."""
         self._deepspeed.train()
         sums: Sums = {}
         for index, batch in enumerate(step.micro_batches):
+            if self._settings.interrupted(index):
+                raise StepInterrupted
             self._settings.begin(self._deepspeed, step_index, index)
             loss, stats = self._forward(batch, factors)
             self._deepspeed.backward(loss)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.planning.measure import describe, with_vocabulary
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.optimizer import AdamFactory
@@ -20,6 +23,43 @@ JOIN_TIMEOUT_S = 1800.0
 WAIT_TIMEOUT_S = 30 * 24 * 3600.0
 _TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
 """Set by a user: minutes after which every collective fails."""
+
+
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "size calculation overflowed")
+"""Words of the allocators' plain RuntimeErrors."""
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient, fp32 copy and moments."""
+
+
+@contextmanager
+def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
+    """Replace an allocator's error by one that names the size of the model and what to do.
+
+    Raises:
+        ConfigError: memory ran out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        raise ConfigError(
+            f"memory ran out. {_model_size(config)}. Choose a smaller model, micro-batch or another layout; "
+            "python tools/plan_run.py --config RECIPE --gpu NAME lists layouts that fit"
+        ) from error
+
+
+def _model_size(config: RunConfig) -> str:
+    try:
+        _, model = describe(config.model_copy(update={"model": with_vocabulary(config.model)}))
+    except RuntimeError:
+        return "The model is too large to be described"
+    count = sum(math.prod(shape) for shape in model.trained_shapes.values())
+    gigabytes = count * BYTES_PER_PARAMETER / 1e9
+    return (
+        f"The model has {count:,} parameters; weights, gradients and optimizer states take about {gigabytes:,.0f} GB "
+        "over all ranks, in addition to activations"
+    )
 
 
 def init_process_group() -> None:

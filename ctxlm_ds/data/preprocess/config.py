@@ -11,7 +11,7 @@ from pathlib import Path
 from ctxlm_ds.data.sources.reading import InputShard
 from ctxlm_ds.errors import DataError
 
-BUILD_VERSION = 3
+BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
 MIN_RECORDS_FOR_SHARE = 10_000
 """A share of bad records is judged from so many records on, and at the end."""
@@ -28,8 +28,12 @@ class PreprocessConfig:
     """A sequence is a sentence; otherwise the whole document."""
     keep_newlines: bool = False
     """Sentences keep the line ends behind them (only seen by tokenizers that have tokens for them)."""
+    leading_space: bool = False
+    """Sentences that follow another one are encoded with the space before them (byte-level BPE)."""
     append_eod: bool = False
     """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
+    split_special_tokens: bool = False
+    """Encode the name of a special token inside a text as ordinary text (the name is transformers')."""
     workers: int = 1
     """Worker processes; the result does not depend on it."""
     max_bad_records: int | float = 0
