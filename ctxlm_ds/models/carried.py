@@ -1,9 +1,9 @@
 """Tensors that a layer carries between steps (truncated backpropagation over lanes of text).
 
-A layer names them in LayerDescription.carries. It reads the tensor that it wrote for the same rows in the previous step,
-detached, or None in the first step. The key is the number of the micro-batch in the global batch, so a resume on another
-number of data-parallel ranks finds them. Every tensor-parallel rank holds them completely. They are inputs of the layer,
-so a recomputed layer reads the same ones.
+A layer names them in LayerDescription.carries. It reads the tensor that it wrote for the same rows in the previous
+step, detached, or None in the first step. The key is the number of the micro-batch in the global batch, so a resume on
+another number of data-parallel ranks finds them. Every tensor-parallel rank holds them completely. They are inputs of
+the layer, so a recomputed layer reads the same ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A model as one ordered list of layers with named tensors, and the module that runs such a list.
 
 Each description names the tensors that its layer reads and writes; a tensor that no earlier layer writes is a field of
-the batch. A tensor crosses a cut into pipeline stages only if a later layer reads it, so the list can be cut anywhere. A
-layer that occurs several times (a tied one) has the same tie key each time and is one module.
+the batch. A tensor crosses a cut into pipeline stages only if a later layer reads it, so the list can be cut anywhere.
+A layer that occurs several times (a tied one) has the same tie key each time and is one module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cut the list of layers into pipeline stages; layers before the first block stay first, those after the last stay last.
+"""Cut the list of layers into pipeline stages. Layers before the first block stay first, those after the last last.
 
 training/stage_timing.py measures layers, training/pipeline.py has DeepSpeed's pipeline module.
 """
