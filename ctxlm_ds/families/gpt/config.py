@@ -43,7 +43,7 @@ GPT1 = Family(
     outputs=frozenset({"logits"}),
     objective="causal_lm",
     sample_format="blocks",
-    tokenizer="gpt2",
+    tokenizer="gpt1",
     tiny=lambda: _tiny("gpt1"),
     vocab_size=40_478,
 )
