@@ -44,7 +44,7 @@ class Family:
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
     frozen: str | None = None
     """`module:function` from the section to a function from the name of a parameter that no step changes (a teacher's)
-    to its whole fp32 value; None draws initial values."""
+    to its complete fp32 value; None draws initial values."""
 
 
 class TransformerSection(ModelSection):
@@ -122,7 +122,7 @@ class TransformerSection(ModelSection):
         if heads % size:
             yield Problem(
                 path,
-                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds whole heads; "
+                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds complete heads; "
                 f"{fitting}",
                 ("model.num_attention_heads",),
             )
