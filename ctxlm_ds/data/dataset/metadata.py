@@ -41,6 +41,7 @@ class _Fields(BaseModel):
     input_bytes: NonNegativeInt | None = None
     characters: NonNegativeInt | None = None
     build_version: NonNegativeInt | None = None
+    sentence_splitter: NonNegativeInt | None = None
     split_sentences: bool | None = None
     keep_newlines: bool | None = None
     append_eod: bool | None = None

@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.reading import InputShard
 from ctxlm_ds.errors import DataError
 
@@ -74,4 +75,6 @@ def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str
         "tokenizer": fingerprint,
         "shard": [config.shard.index, config.shard.count],
     }
+    if config.split_sentences:
+        settings["sentence_splitter"] = SPLITTER_VERSION
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

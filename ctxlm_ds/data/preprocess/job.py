@@ -34,6 +34,7 @@ from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder
 from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.preprocess.records import BadRecords
+from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.reading import (
     Position,
     Source,
@@ -267,6 +268,7 @@ class _Job:
             "eod_id": self.tokenizer.sep_id,
             "sentence_prefix": self.tokenizer.sentence_prefix,
             "split_sentences": config.split_sentences,
+            "sentence_splitter": SPLITTER_VERSION if config.split_sentences else None,
             "keep_newlines": config.keep_newlines,
             "append_eod": config.append_eod,
             "shard": [config.shard.index, config.shard.count],

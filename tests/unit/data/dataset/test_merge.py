@@ -122,7 +122,13 @@ def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("tokenizer_fingerprint", "another"), ("split_sentences", False), ("append_eod", True), ("vocab_size", 999)],
+    [
+        ("tokenizer_fingerprint", "another"),
+        ("split_sentences", False),
+        ("sentence_splitter", 1),
+        ("append_eod", True),
+        ("vocab_size", 999),
+    ],
 )
 def test_parts_made_otherwise_are_refused(parts: list[str], tmp_path: Path, key: str, value: object) -> None:
     other = write_dataset(tmp_path / "other", PIECES[0], metadata={"vocab_size": 1000} | {key: value})

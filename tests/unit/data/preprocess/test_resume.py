@@ -130,7 +130,7 @@ def test_a_piece_is_not_read_twice(
 
 @pytest.mark.parametrize(
     "change",
-    ["settings", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths", "bit of documents"],
+    ["settings", "splitter", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths", "bit of documents"],
 )
 def test_progress_of_something_else_is_not_gone_on_with(
     corpus: list[Path], tokenizer: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
