@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.untrusted_json import read_json_object
+
 logger = logging.getLogger("ctxlm_ds")
 
 PARTIAL_MARK = ".partial-"
@@ -108,10 +110,9 @@ def output_folder(path: Path) -> Iterator[Path]:
 def read_object(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if it is missing, unreadable or something else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json_object(path)
+    except ValueError:
         return None
-    return content if isinstance(content, dict) else None
 
 
 def is_same(output: object, recorded: Mapping[str, Any] | None, wanted: Mapping[str, Any], remedy: str,

@@ -1,0 +1,99 @@
+"""Readers of JSON files that another program may have written: regular files only, with limits on size and nesting.
+
+In: a path. Out: the JSON value or the JSON object in it. Each refusal is one error that starts with the path.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_BYTES = 1 << 26
+MAX_DEPTH = 100
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without waiting for a writer if it is a FIFO.
+
+    Raises:
+        OSError: the file cannot be opened, or is a FIFO, device, socket or folder.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_text(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> str:
+    """Return the text of a regular UTF-8 file.
+
+    Args:
+        path: the file.
+        error: the class to raise.
+        max_bytes: a larger file is refused unread.
+
+    Raises:
+        error: the file is missing, too large, not a regular file, or not UTF-8.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise error(f"{path}: missing") from None
+    except (OSError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
+        raise error(f"{path}: cannot be read ({reason})") from None
+    if len(content) > max_bytes:
+        raise error(f"{path}: cannot be read (more than {max_bytes:,} bytes)")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: cannot be read as UTF-8 ({problem.reason} at byte {problem.start})") from None
+
+
+def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> Any:
+    """Return the JSON value in a file; the arguments are those of `read_text`.
+
+    Raises:
+        error: as `read_text`; or the text is not JSON, or is nested too deeply.
+    """
+    text = read_text(path, error, max_bytes)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path}: cannot be read as JSON ({problem})") from None
+    if _is_deep(value):
+        raise error(f"{path}: cannot be read as JSON (more than {MAX_DEPTH} levels)")
+    return value
+
+
+def read_json_object(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file; the arguments are those of `read_text`.
+
+    Raises:
+        error: as `read_json`; or the value is not an object.
+    """
+    value = read_json(path, error, max_bytes)
+    if not isinstance(value, dict):
+        raise error(f"{path}: holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for container in level
+            if isinstance(container, (dict, list))
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
