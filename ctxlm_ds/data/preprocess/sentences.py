@@ -97,7 +97,9 @@ _GERMAN_STARTERS = _words("""
     zu zudem zum zunächst zur zwar zwischen
 """)
 _GERMAN = re.compile(r"\b(?:und|der|nicht|ist|wurden?|eine[nmr]?|für|sich|auch|dem|zum|zur|aus|bei)\b")
-_GERMAN_DATES = _words("januar jänner februar märz mai juni juli oktober dezember jahrhundert jahrhunderts jh weltkrieg")
+_GERMAN_DATES = _words("""
+    januar jänner februar märz mai juni juli oktober dezember jahrhundert jahrhunderts jh weltkrieg
+""")
 _GERMAN_WINDOW = 200
 
 _ROMAN = re.compile(r"[IVXLC]+$")
