@@ -190,8 +190,8 @@ def test_overwrite_goes_on_with_progress_of_its_own_build(
     caplog.clear()
     with caplog.at_level("INFO", logger="ctxlm_ds"):
         again = _run(corpus, tokenizer, tmp_path / "data", overwrite=True)
-    assert ("going on after" in caplog.text) != other_build
-    assert ("another input, tokenizer or setting; starting anew" in caplog.text) == other_build
+    assert ("resuming after" in caplog.text) != other_build
+    assert ("another input, tokenizer or setting; starting again" in caplog.text) == other_build
     assert _contents(again.prefix) == _contents(whole.prefix)
 
 
