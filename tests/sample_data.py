@@ -26,6 +26,7 @@ class FakeTokenizer:
     double_separator: bool = False
     fingerprint: str = "fake"
     kind: str = "wordpiece"
+    sentence_prefix: str = ""
     pad_id: int = 0
     unk_id: int = 1
     cls_id: int = 2

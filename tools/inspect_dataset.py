@@ -39,7 +39,7 @@ def show_objective(args: argparse.Namespace) -> None:
 
     from ctxlm_ds.data.dataset.inspection import open_tokenizer
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.index.excerpt import excerpt
+    from ctxlm_ds.data.index.build import excerpt
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective

@@ -40,6 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-bad-records", default="0", metavar="N", help=skipped_help)
     add("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
+    space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
+    add("--leading-space", action="store_true", help=space_help)
     add = parser.add_argument_group("tokenizer").add_argument
     tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer"
     add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
@@ -94,6 +96,7 @@ def main() -> None:
         json_keys=tuple(args.json_keys),
         split_sentences=args.split_sentences,
         keep_newlines=args.keep_newlines,
+        leading_space=args.leading_space,
         append_eod=args.append_eod,
         workers=args.workers,
         max_bad_records=parse_max_bad_records(args.max_bad_records),

@@ -11,7 +11,7 @@ from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.stream.loader import TrainLoader
-from ctxlm_ds.data.stream.splits import train_parts
+from ctxlm_ds.data.stream.run_datasets import train_parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.planning.hardware import TERA, find_gpu

@@ -9,6 +9,7 @@ document, and shortens them; it makes nearly twice as many samples, since unused
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -19,10 +20,8 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
 from ctxlm_ds.console import counted
-from ctxlm_ds.data.formats.base import Making
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.index.build import usable_cores
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.errors import ConfigError
@@ -56,7 +55,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
     mapping = partial(
         helpers_cpp.build_mapping, bounds, lengths, 1, ONE_EPOCH_WITHOUT_LIMIT, room, SHORT_SEQ_PROB, 1, False, 2
     )
-    threads = sorted({1, usable_cores()})
+    threads = sorted({1, len(os.sched_getaffinity(0))})
     for sample_format, counts in (("segment_pair", threads), ("doc_sentences", threads), ("full_sentences", [1])):
         for workers in counts:
             ours = partial(_sentences_done, table, sample_format, workers)

@@ -92,8 +92,8 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     """
     from ctxlm_ds.data.dataset.checksums import manifest_text
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.index.location import IndexPlace
-    from ctxlm_ds.data.stream.splits import held_out_parts, train_parts
+    from ctxlm_ds.data.index.build import IndexPlace
+    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.recipe.source_rules import source_names
     from ctxlm_ds.tokenizers.load import load_tokenizer
 

@@ -1,11 +1,11 @@
-"""Keyed random words inside compiled loops (numba): counter-based, at a nanosecond a word.
+"""Keyed random words inside compiled loops (numba): counter-based, at a nanosecond per word.
 
-A stream belongs to (seed, purpose) and three integers; its word j is splitmix64's output function of state + j·gamma
-(Steele 2014), so any word is computed on its own, in any order, on any rank. The state is the triple folded in by the
-same function, one integer at a time.
+A stream belongs to (seed, purpose) and three integers. Its word j is splitmix64's output function of state + j·gamma
+(Steele 2014), so any word is computed by itself, in any order, on any rank. The same function folds the three integers
+into the state, one at a time.
 
-Rules for compiled code here: `@compiled` and `@inlined` only (cached on disk, no GIL); never numba's own threads, which
-do not survive a fork: parallel loops are threads of the caller, each over its own range.
+Compiled code uses only `@compiled` and `@inlined` (cached on disk, no GIL), and never numba's threads, which do not
+survive a fork: parallel loops are threads of the caller, each over a range.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CACHE_PREFIX = "compiled-"
 
 @lru_cache
 def _cache_folder() -> str:
-    """Where compiled code is kept: one folder for each state of the package's sources.
+    """Return the folder of compiled code, one for each state of the package's sources.
 
-    numba's own check sees changes of a function's file alone, not of what that function calls in others.
+    numba's check sees changes of a function's file only, not of the functions that it calls in other files.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -62,13 +62,13 @@ inlined = _compile(inline="always")
 
 
 def stream_key(seed: int, *purpose: int | str) -> np.uint64:
-    """The key of all streams of (seed, purpose...)."""
+    """Return the key of all streams of (seed, purpose...)."""
     return np.uint64(hash_words(1, seed, *purpose)[0])
 
 
 @inlined
 def mix(word: np.uint64) -> np.uint64:
-    """splitmix64's finalizer: a bijection of 64 bits."""
+    """Return splitmix64's finalizer of a word, a bijection of 64 bits."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
@@ -76,7 +76,7 @@ def mix(word: np.uint64) -> np.uint64:
 
 @inlined
 def stream(key: np.uint64, first: int, second: int, third: int) -> np.uint64:
-    """State of the stream of three integers under a key."""
+    """Return the state of the stream of three integers under a key."""
     state = mix(key + np.uint64(first) * GAMMA + GAMMA)
     state = mix(state ^ (np.uint64(second) * GAMMA + np.uint64(1)))
     return mix(state ^ (np.uint64(third) * GAMMA + np.uint64(2)))
@@ -84,19 +84,19 @@ def stream(key: np.uint64, first: int, second: int, third: int) -> np.uint64:
 
 @inlined
 def word_at(state: np.uint64, number: int) -> np.uint64:
-    """Word `number` (from 0) of a stream."""
+    """Return word `number` (from 0) of a stream."""
     return mix(state + (np.uint64(number) + np.uint64(1)) * GAMMA)
 
 
 @inlined
 def uniform(word: np.uint64) -> float:
-    """A word as a number in [0, 1), 53 bits."""
+    """Return a word as a number in [0, 1), 53 bits."""
     return float(word >> np.uint64(11)) * FLOAT_SCALE
 
 
 @inlined
 def below(word: np.uint64, bound: int) -> np.int64:
-    """A word as a whole number in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
+    """Return a word as an integer in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
     return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 

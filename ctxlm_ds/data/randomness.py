@@ -1,7 +1,7 @@
-"""Random orders that belong to a key and to no order of execution.
+"""Keyed random orders: the same on every rank, in every loader worker and after a resume.
 
-In: a seed, a purpose (a distinct string a use) and integers such as an epoch. Out: keys, and permutations that are the
-same on every rank, in every loader worker and after a resume. Not here: random words (numba_random.py), torch.
+A key is a seed, a purpose (a distinct string for each use) and integers such as an epoch. Random words are in
+numba_random.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ FEISTEL_ROUNDS = 6
 
 
 def hash_words(count: int, *parts: int | str) -> NDArray[np.uint64]:
-    """[count] 64-bit words of a hash over typed parts (so that 1 and "1" differ, and ("ab", "c") and ("a", "bc"))."""
+    """Return [count] 64-bit words of a hash over typed parts (1 and "1" differ, as do ("ab", "c") and ("a", "bc"))."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     digest = hashlib.shake_256(text.encode()).digest(8 * count)
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
 class Permutation:
-    """A pseudo-random order of 0..size-1 that needs no memory: any position is computed on its own.
+    """A pseudo-random order of 0..size-1 that needs no memory: each position is computed by itself.
 
     A Feistel network over the next even power of two, walked until it falls inside (Black and Rogaway 2002), keyed by
-    (seed, key...). An array of the order would take 3 GB a process for bert-large's ten duplicates.
+    (seed, key...). An array of the order would take 3 GB per process for bert-large's ten duplicates.
     """
 
     def __init__(self, size: int, seed: int, *key: int | str) -> None:
@@ -34,7 +34,7 @@ class Permutation:
         self._round_keys = hash_words(FEISTEL_ROUNDS, seed, *key, size)
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Elements at `positions` (any shape, each in 0..size-1)."""
+        """Return the elements at `positions` (any shape, each in 0..size-1)."""
         from ctxlm_ds.data.numba_random import permute  # numba is imported late: planning imports this module
 
         values = np.array(positions, dtype=np.int64, order="C")

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.doc_sentences import DocSentences
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.formats.segment_pair import SegmentPair
-from ctxlm_ds.data.index.build import build_rows
-from ctxlm_ds.data.index.excerpt import FEWEST_DOCUMENTS
-from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.index.reader import SampleReader
+from ctxlm_ds.data.formats.base import SequenceTemplate
+from ctxlm_ds.data.formats.pairs import SegmentPair
+from ctxlm_ds.data.formats.sentences import DocSentences
+from ctxlm_ds.data.index.build import FEWEST_DOCUMENTS, build_rows
+from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
@@ -239,6 +237,6 @@ def test_inspect_dataset_shows_the_objective(bert: Route, tmp_path: Path) -> Non
     assert "[MASK→" in done.stdout and "\x1b[" not in done.stdout
     # How many there are, the text of this Python's library decides.
     is_excerpt = IndexedDataset(bert.sentences).num_documents > FEWEST_DOCUMENTS
-    assert ("documents alone" in done.stdout) == is_excerpt and not folder.exists()
+    assert ("rows of only the first" in done.stdout) == is_excerpt and not folder.exists()
     missing = tool("inspect_dataset.py", bert.sentences, "--objective", check=False)
     assert missing.returncode == 2 and "--config" in missing.stderr

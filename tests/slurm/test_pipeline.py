@@ -162,7 +162,7 @@ def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> N
     jobs = first.submit("VOCAB_SIZE=380")
     ended = first.wait(jobs)
     assert ended == {"tokenizer": "FAILED", **dict.fromkeys(STEPS[1:], "CANCELLED")}
-    assert "was made otherwise: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
+    assert "was made differently: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
     assert first.made() == before and first.cluster.run("squeue", "-h").stdout == ""
 
 

@@ -1,4 +1,4 @@
-"""The figures of built sample indexes, for people: counts, padding, shares of the sequences' labels, lengths."""
+"""A table of built sample indexes: counts, padding, shares of the sequences' labels, lengths."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
 QUANTILES = (0.05, 0.5, 0.95)
 HEAD = ("sample index", "sentences", "samples", "a row", "padding", "lengths")
 LABEL_COLUMN = -1
-"""The share of label 0 stands before the lengths, if sequences have labels."""
+"""The share of label 0 comes before the lengths, if sequences have labels."""
 
 
 def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
-    """A table of the indexes, a row for each (name to index), then where each lies and what it holds."""
+    """Yield a table of the indexes by name, then the folder and settings of each."""
     labels = {index.format.sequence_labels[:1] for index in indexes.values()}
     head = (*HEAD[:LABEL_COLUMN], *max(labels, default=()), *HEAD[LABEL_COLUMN:])
     yield from aligned([head, *(_row(name, index) for name, index in indexes.items())])
@@ -59,7 +59,7 @@ def _kind(index: SampleIndex) -> str:
 
 
 def _quantiles(index: SampleIndex) -> NDArray[np.int64]:
-    """Lengths of samples at QUANTILES, counted in pieces: an index may be larger than memory."""
+    """Return the lengths of samples at QUANTILES, counted in pieces: an index may be larger than memory."""
     counts = np.zeros(index.meta["settings"]["seq_length"] + 1, dtype=np.int64)
     for begin in range(0, len(index.records), RECORDS_AT_ONCE):
         counts += np.bincount(index.records["num_tokens"][begin : begin + RECORDS_AT_ONCE], minlength=len(counts))

@@ -12,7 +12,7 @@ from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.reading import InputShard
 from ctxlm_ds.errors import DataError
 
-BUILD_VERSION = 3
+BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
 MIN_RECORDS_FOR_SHARE = 10_000
 """A share of bad records is judged after this many records, and at the end."""
@@ -29,6 +29,8 @@ class PreprocessConfig:
     """A sequence is a sentence; otherwise it is a document."""
     keep_newlines: bool = False
     """Sentences keep the line ends behind them (only seen by tokenizers that have tokens for them)."""
+    leading_space: bool = False
+    """Sentences that follow another one are encoded with the space before them (byte-level BPE)."""
     append_eod: bool = False
     """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
     workers: int = 1

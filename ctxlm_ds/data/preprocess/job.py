@@ -30,7 +30,7 @@ from ctxlm_ds.data.dataset.writer import (
     refuse_existing,
 )
 from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, build_key, dataset_prefix
-from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder
+from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder, encoded_prefix
 from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.preprocess.records import BadRecords
@@ -273,7 +273,7 @@ class _Job:
             "tokenizer_kind": self.tokenizer.kind,
             "vocab_size": self.tokenizer.vocab_size,
             "eod_id": self.tokenizer.sep_id,
-            "sentence_prefix": self.tokenizer.sentence_prefix,
+            "sentence_prefix": encoded_prefix(self.config, self.tokenizer),
             "split_sentences": config.split_sentences,
             "sentence_splitter": SPLITTER_VERSION if config.split_sentences else None,
             "keep_newlines": config.keep_newlines,

@@ -1,7 +1,4 @@
-"""What a run will read, as a table: documents, tokens and epochs of each source, and what is held out.
-
-In: a recipe and its open sample indexes. Out: lines of text. Not here: one index in detail (data/index/summary.py).
-"""
+"""The table of what a run reads: documents, tokens and epochs of each source, and what is held out."""
 
 from __future__ import annotations
 
@@ -20,17 +17,26 @@ TRAIN_HEAD = ("source", "documents", "tokens an epoch", "rows an epoch", "share"
 HELD_OUT_HEAD = ("held out", "documents", "tokens", "rows", "evaluated")
 
 
-def plan_lines(config: RunConfig, train: RowSource, held_out: Mapping[str, RowSource]) -> list[str]:
-    """What the run reads until training.max_steps, from its first step on; tokens include the special ones.
+def plan_lines(
+    config: RunConfig, train: RowSource, held_out: Mapping[str, RowSource], steps_done: int = 0, rows_read: int = 0
+) -> list[str]:
+    """Return lines that say what the run reads from its first step to training.max_steps; tokens include special ones.
+
+    Args:
+        steps_done: steps of the run before this start.
+        rows_read: rows that these steps read, with whatever global batch size they had.
 
     Raises:
         DataError: a source that must have a share has no row.
     """
     training = config.training
-    total_rows = training.max_steps * training.global_batch_size
+    steps = max(0, training.max_steps - steps_done)
+    total_rows = rows_read + steps * training.global_batch_size
+    past = f"has read {rows_read:,} rows in {steps_done:,} steps and " if steps_done else ""
     lines = [
-        f"the run reads {training.max_steps:,} steps of {training.global_batch_size:,} rows of "
-        f"{config.data.seq_length} positions: {total_rows:,} rows{_limits(config)}; {_blend(config)}",
+        f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {training.global_batch_size:,} rows of "
+        f"{config.data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(config)}; "
+        f"{_blend(config)}",
         *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
     ]
     if held_out:

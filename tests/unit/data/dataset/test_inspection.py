@@ -72,7 +72,18 @@ def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
         writer.end_document()
         writer.finalize({})
     last = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))[-1]
-    assert last.endswith("… (5,904 more tokens)")
+    assert last.endswith("… (9,800 more tokens)")
+
+
+def test_long_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+        for _ in range(3_000):
+            writer.add_sequence([5, 6, 7])
+        writer.end_document()
+        writer.finalize({})
+    lines = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))
+    assert len(lines) == 23 and lines[1] == "document 0: 3000 sequences"
+    assert lines[-1] == "  … (2,980 more sequences, 8,940 tokens)"
 
 
 def test_a_missing_or_other_tokenizer(made: tuple[IndexedDataset, list[str]], tmp_path: Path) -> None:

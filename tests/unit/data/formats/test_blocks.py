@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.loops import blocks
-from ctxlm_ds.data.index.build import build_rows, build_sample_index
-from ctxlm_ds.data.index.location import open_rows
+from ctxlm_ds.data.index.build import build_rows, build_sample_index, open_rows
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows

@@ -52,8 +52,10 @@ def _source(name: str, *paths: str, **settings: Any) -> CorpusSource:
 
 
 def _lines(directory: Path, pattern: str = "*.jsonl.zst") -> list[dict[str, str]]:
-    content = b"".join(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True).read()
-                       for path in sorted(directory.glob(pattern)))
+    content = b"".join(
+        zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True).read()
+        for path in sorted(directory.glob(pattern))
+    )
     return [json.loads(line) for line in content.splitlines()]
 
 
@@ -83,8 +85,15 @@ def test_every_stage_drops_its_own_and_the_order_stays(corpus: tuple[CorpusRecip
     assert [line["text"] for line in _lines(tmp_path / "out")] == stay
     stages = _stages(result)
     dropped = {name: stage["dropped_documents"] for name, stage in stages.items()}
-    assert dropped == {"empty": 1, "length": 1, "characters": 1, "language": 1, "decontamination": 2,
-                       "exact_duplicates": 2, "near_duplicates": 1}
+    assert dropped == {
+        "empty": 1,
+        "length": 1,
+        "characters": 1,
+        "language": 1,
+        "decontamination": 2,
+        "exact_duplicates": 2,
+        "near_duplicates": 1,
+    }
     assert stages["language"]["reasons"] == {"language de": 1}
     assert stages["empty"]["documents_in"] == 88
     assert stages["near_duplicates"]["documents_in"] - 1 == len(stay)
@@ -96,9 +105,15 @@ def test_every_stage_drops_its_own_and_the_order_stays(corpus: tuple[CorpusRecip
     assert one["read"]["documents"] == 46
     sample = [json.loads(line) for line in (tmp_path / "out/dropped.jsonl").read_text().splitlines()]
     assert [(entry["stage"], entry["source"], entry["record"]) for entry in sample] == [
-        ("empty", "one", 42), ("length", "one", 41), ("characters", "one", 43), ("language", "one", 44),
-        ("decontamination", "one", 6), ("decontamination", "one", 46), ("exact_duplicates", "one", 45),
-        ("exact_duplicates", "two", 1), ("near_duplicates", "one", 47),
+        ("empty", "one", 42),
+        ("length", "one", 41),
+        ("characters", "one", 43),
+        ("language", "one", 44),
+        ("decontamination", "one", 6),
+        ("decontamination", "one", 46),
+        ("exact_duplicates", "one", 45),
+        ("exact_duplicates", "two", 1),
+        ("near_duplicates", "one", 47),
     ]
     assert sample[-1]["duplicate_of"] == 7  # the eighth text; the sixth was held out
     assert GERMAN.startswith(sample[3]["text"]) and len(sample[3]["text"]) == 200
@@ -161,8 +176,11 @@ def test_published_counts_are_checked(tmp_path: Path, count: int, tolerance: flo
     expected = [Expectation(measure="records_read", count=count, tolerance=tolerance, published="a paper")]
     path = _write(tmp_path / "in.jsonl", make_documents(10))
     recipe = _recipe(_source("part", path, expected=expected))
-    for options, checked in ((PrepareOptions(), True), (PrepareOptions(replaced=("part",), overwrite=True), False),
-                             (PrepareOptions(limit_bytes=10**6, overwrite=True), False)):
+    for options, checked in (
+        (PrepareOptions(), True),
+        (PrepareOptions(replaced=("part",), overwrite=True), False),
+        (PrepareOptions(limit_bytes=10**6, overwrite=True), False),
+    ):
         check = prepare_corpus(recipe, tmp_path / "out", options).report["expected"][0]
         assert (check["found"], check["count"], check["checked"]) == (10, count, checked)
         assert check["met"] == (met or not checked)
@@ -236,8 +254,10 @@ def test_documents_without_words_are_nobodys_near_duplicates(tmp_path: Path) -> 
 
 
 def test_sources_of_which_nothing_is_left_are_in_no_blend(tmp_path: Path) -> None:
-    sources = [_source("long", _write(tmp_path / "long.jsonl", make_documents(3))),
-               _source("short", _write(tmp_path / "short.jsonl", ["too short"]))]
+    sources = [
+        _source("long", _write(tmp_path / "long.jsonl", make_documents(3))),
+        _source("short", _write(tmp_path / "short.jsonl", ["too short"])),
+    ]
     result = prepare_corpus(_recipe(*sources, min_words=5), tmp_path / "out", PrepareOptions())
     blend = (tmp_path / "out/blend.yaml").read_text()
     assert "name: long" in blend and "short" not in blend

@@ -7,14 +7,15 @@ import multiprocessing
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from ctxlm_ds.data.index.build import build_rows, build_sample_index
-from ctxlm_ds.data.index.excerpt import excerpt
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.index.build import build_rows, build_sample_index, excerpt, open_rows, open_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
-from ctxlm_ds.data.index.location import open_rows, open_sample_index
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
 from ctxlm_ds.data.index.summary import summary_lines
@@ -62,9 +63,9 @@ def test_pairs_are_framed_for_both_families(tmp_path: Path) -> None:
         shutil.rmtree(index.directory)
 
 
-def test_full_sentences_have_separators_between_documents(tmp_path: Path) -> None:
+def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2, 2], [4]]))
-    index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12))
+    index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12, separate_sentences=False))
     assert ids_of(index) == [[CLS, 5, 6, 7, SEP, 8, 9, 10, 11, SEP], [CLS, 12, 13, 14, 15, SEP]]
     sample = index.sample(0)
     assert np.flatnonzero(sample.special_mask).tolist() == [0, 4, 9]
@@ -74,9 +75,7 @@ def test_full_sentences_have_separators_between_documents(tmp_path: Path) -> Non
 @pytest.mark.parametrize("sample_format", ["full_sentences", "doc_sentences"])
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("eod_id", [SEP, 999])
-def test_end_of_document_tokens_are_never_doubled(
-    tmp_path: Path, sample_format: str, split: bool, eod_id: int
-) -> None:
+def test_end_of_document_tokens_are_never_doubled(tmp_path: Path, sample_format: str, split: bool, eod_id: int) -> None:
     documents = random_documents(30, sentences=5, tokens=12, seed=1, vocab_size=900)
     config = config_of(sample_format, 32)
     plain = build_sample_index(write_dataset(tmp_path / "plain", documents, split), BERT, config)
@@ -105,7 +104,7 @@ def test_a_dataset_without_our_record_is_read_by_what_it_holds(tmp_path: Path, e
 
 def test_unsplit_documents_are_cut_at_block_borders(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[25], [10]]), split_sentences=False)
-    index = build_sample_index(prefix, BERT, config_of("full_sentences", 12))
+    index = build_sample_index(prefix, BERT, config_of("full_sentences", 12, separate_sentences=False))
     text = [[token for token in ids[1:-1]] for ids in ids_of(index)]
     assert [len(part) for part in text] == [10, 10, 10, 6]
     assert sum(text, []) == [*range(5, 30), SEP, *range(30, 40)]
@@ -127,7 +126,7 @@ def test_pairs_need_sentences_and_two_documents(tmp_path: Path, sample_format: s
 
 def test_short_sequences_empty_data_and_foreign_tokenizers_are_refused(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
-    with pytest.raises(ConfigError, match=r"seq_length 4 leaves 1 tokens beside 3 special"):
+    with pytest.raises(ConfigError, match=r"seq_length 4 leaves 1 tokens next to 3 special"):
         build_sample_index(prefix, BERT, config_of("segment_pair", 4))
     with pytest.raises(DataError, match="made with another tokenizer"):
         build_sample_index(prefix, FakeTokenizer(fingerprint="other"), config_of("segment_pair"))
@@ -240,6 +239,45 @@ def test_rows_of_several_datasets_are_one_space(tmp_path: Path) -> None:
     assert len(open_rows(prefixes, BERT, config)) == len(rows)
 
 
+def test_an_index_that_cannot_fit_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = write_dataset(tmp_path / "d", random_documents(200))
+    dynamic = run_config(data={"num_duplicates": 900})
+    static = run_config(data={"num_duplicates": 900}, objective={"masking": "static"})
+    tokens = IndexedDataset(prefix).num_tokens * 900
+    for config, least in ((dynamic, tokens * 37 // 64), (static, tokens * 37 // 64 + tokens * 2)):
+        free = SimpleNamespace(free=least - 1000)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: free)
+        with pytest.raises(DataError, match=r"needs at least .* GB \(data.num_duplicates 900\), the disk has"):
+            build_sample_index(prefix, BERT, config, build_objective(config.objective, BERT))
+    assert not list(tmp_path.glob("*.samples-*"))
+    with pytest.raises(ValidationError, match="less than or equal to 1000"):
+        run_config(data={"num_duplicates": 10**9})
+
+
+def test_every_pass_draws_other_pairs(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", random_documents(60))
+    for sample_format in ("segment_pair", "sentence_pair"):
+        one = build_sample_index(prefix, BERT, config_of(sample_format))
+        two = build_sample_index(prefix, BERT, config_of(sample_format, num_duplicates=2))
+        passes = ids_of(two)[: one.num_samples], ids_of(two)[one.num_samples :]
+        assert passes[0] == ids_of(one)
+        shared = {tuple(ids) for ids in passes[0]} & {tuple(ids) for ids in passes[1]}
+        assert len(shared) < 0.6 * one.num_samples
+
+
+def test_static_masks_differ_between_samples_of_one_length(tmp_path: Path) -> None:
+    documents = [[list(range(5, 35)), list(range(5, 36))] for _ in range(100)]
+    prefix = write_dataset(tmp_path / "d", documents)
+    config = run_config(data={"sample_format": "sentence_pair"}, objective={"masking": "static"})
+    index = build_sample_index(prefix, BERT, config, build_objective(config.objective, BERT))
+    examples = [index.example(number) for number in range(index.num_samples)]
+    for length in {len(example.input_ids) for example in examples}:
+        masks = [tuple(e.prediction_positions.tolist()) for e in examples if len(e.input_ids) == length]
+        assert len(set(masks)) == len(masks)
+
+
 def test_opening_what_was_not_built_names_the_command(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
     with pytest.raises(DataError, match="build_samples"):
@@ -291,7 +329,7 @@ def test_a_renamed_index_is_refused(tmp_path: Path) -> None:
             read(prefix, BERT, short)
     meta = json.loads((one / "meta.json").read_text())
     (one / "meta.json").write_text(json.dumps(meta | {"files": {"samples.npy": 5}}))
-    with pytest.raises(DataError, match="not what a sample index says of itself"):
+    with pytest.raises(DataError, match="not the description of a sample index"):
         open_sample_index(prefix, BERT, short)
 
 
@@ -318,7 +356,7 @@ def test_an_excerpt_leaves_nothing_and_says_what_it_is_of(tmp_path: Path) -> Non
     before = sorted(tmp_path.iterdir())
     with excerpt(str(prefix), BERT, config, objective, 2) as (rows, told):
         assert rows.indexes[0].meta["dataset"]["documents"] == [0, 300]
-        assert "first 300 of 320 documents alone" in told
+        assert "only the first 300 of 320 documents" in told
         expected = build_sample_index(SourcePart(str(prefix), (0, 300)), BERT, config)
         assert rows.indexes[0].records.tobytes() == expected.records.tobytes()
         folder = rows.indexes[0].directory

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.index.build import build_rows, build_sample_index
+from ctxlm_ds.data.index.build import build_rows, build_sample_index, open_sample_index
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, ranges
-from ctxlm_ds.data.index.location import open_sample_index
 from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.errors import DataError

@@ -87,8 +87,23 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 EXTREMES = [bytes(8), b"\xff" * 8, b"\xff" * 3, b"\xff\xff\xff\x7f", b"\x80" + bytes(7), bytes(7) + b"\x40"]
 INSERTS = [
-    b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\0" * 50, b"\n" * 30, b"x" * 30_000, b"[" * 5_000, b"9" * 6_000, b"\r",
-    b'"\\ud800"', b"</doc>\n", b'<doc id="', b"{", b"\xef\xbb\xbf", b"\x85", b"\x1f\x8b\x08", b"NaN",
+    b"\xff\xfe",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\0" * 50,
+    b"\n" * 30,
+    b"x" * 30_000,
+    b"[" * 5_000,
+    b"9" * 6_000,
+    b"\r",
+    b'"\\ud800"',
+    b"</doc>\n",
+    b'<doc id="',
+    b"{",
+    b"\xef\xbb\xbf",
+    b"\x85",
+    b"\x1f\x8b\x08",
+    b"NaN",
 ]
 
 

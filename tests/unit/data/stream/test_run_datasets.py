@@ -15,7 +15,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.stream.plan_table import plan_lines
-from ctxlm_ds.data.stream.splits import held_out_parts, refuse_copies, refuse_overlap, train_parts
+from ctxlm_ds.data.stream.run_datasets import held_out_parts, refuse_copies, refuse_overlap, train_parts
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
@@ -161,3 +161,14 @@ def test_the_plan_says_what_the_run_will_read(folder: Path) -> None:
     assert cells["together"][0] == "52" and cells["together"][3] == "100.00%"
     assert [line.split()[0] for line in lines[-2:]] == ["first", "two"]
     assert lines[-2].split()[1] == "5"
+
+
+def test_the_plan_after_a_resume_counts_what_was_read(folder: Path) -> None:
+    """30 steps of 16 rows, then 70 of 8."""
+    config = recipe(folder)
+    config = config.model_copy(update={"training": config.training.model_copy(update={"max_steps": 100})})
+    train = build_rows(train_parts(config), TOKENIZER, config)
+    head, _, *table = plan_lines(config, train, {}, steps_done=30, rows_read=480)
+    assert "has read 480 rows in 30 steps and reads 70 more steps of 8 rows" in head and "1,040 rows in all" in head
+    assert table[-1].split()[-2] == f"{1040 / len(train):.2f}"
+    assert "has read 480 rows in 200 steps and reads 0 more" in plan_lines(config, train, {}, 200, 480)[0]

@@ -1,11 +1,11 @@
-"""FULL-SENTENCES against a plain reading of the definition."""
+"""Dense rows of FULL-SENTENCES and DOC-SENTENCES against a plain reading of the definition."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops.full_sentences import sentence_blocks
+from ctxlm_ds.data.formats.loops.sentences import sentence_rows
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from tests.sample_data import Documents, numbered_documents, random_documents, table_of
 
@@ -14,7 +14,7 @@ SEPARATOR = -1
 
 def full_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
     """All blocks of one pass."""
-    blocks = sentence_blocks(table, room, True, (0, table.num_documents))
+    blocks = sentence_rows(table, room, True, False, (0, table.num_documents))
     return [record for records in blocks for record in records.tolist()]
 
 
@@ -87,3 +87,35 @@ def test_blocks_are_well_filled() -> None:
     documents = random_documents(300, sentences=10, tokens=15, seed=4)
     lengths = np.array([record[4] for record in full_sentences(table_of(documents), 510)])
     assert lengths.mean() > 512 - 2 * 15
+
+
+def doc_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
+    """All rows of one pass."""
+    rows = sentence_rows(table, room, False, False, (0, table.num_documents))
+    return [record for records in rows for record in records.tolist()]
+
+
+@pytest.mark.parametrize("room", [20, 62, 510])
+def test_doc_sentences_are_full_sentences_of_each_document_alone(room: int) -> None:
+    documents = random_documents(60, tokens=25, seed=room)
+    expected, offset = [], 0
+    for document in documents:
+        for start, end, *rest in full_sentences(table_of([document]), room):
+            expected.append((start + offset, end + offset, *rest))
+        offset += sum(map(len, document))
+    assert list(doc_sentences(table_of(documents), room)) == expected
+
+
+def test_doc_sentences_never_cross_and_cover_everything() -> None:
+    documents = random_documents(100, seed=2)
+    table = table_of(documents)
+    document_of = np.repeat(np.arange(100), [sum(map(len, d)) for d in documents])
+    records = doc_sentences(table, 100)
+    assert all(document_of[start] == document_of[end - 1] for start, end, *_ in records)
+    assert sum(end - start for start, end, *_ in records) == table.ends[-1]
+    assert all(length == end - start + 2 for start, end, _, _, length, _ in records)
+
+
+def test_short_documents_give_short_rows() -> None:
+    records = doc_sentences(table_of(numbered_documents([[5, 5], [1], [9, 9, 9]])), 20)
+    assert [record[4] - 2 for record in records] == [10, 1, 18, 9]
