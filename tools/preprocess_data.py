@@ -90,7 +90,7 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.preprocess.config import parse_max_bad_records
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-    from ctxlm_ds.data.sources.reading import InputShard
+    from ctxlm_ds.data.sources.types import InputShard
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),

@@ -31,15 +31,8 @@ from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, check_counts
 from ctxlm_ds.data.hygiene.stages import build_stager
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.preprocess.records import BadRecords
-from ctxlm_ds.data.sources.reading import (
-    Chunk,
-    Source,
-    check_keys,
-    find_sources,
-    read_chunks,
-    source_signature,
-    total_bytes,
-)
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.types import Chunk, Source
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.data.hygiene.corpora import FilterConfig
-from ctxlm_ds.data.sources.reading import BadRecord
+from ctxlm_ds.data.sources.types import BadRecord
 from ctxlm_ds.errors import DataError
 
 if TYPE_CHECKING:

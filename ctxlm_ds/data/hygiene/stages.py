@@ -31,7 +31,8 @@ from ctxlm_ds.data.hygiene.quality import (
 )
 from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, EXCERPT_CHARACTERS, Dropped, Kept, StagedChunk, active_stages
 from ctxlm_ds.data.hygiene.words import Hashes, count_words, word_hashes
-from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Document, parse_chunk
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, Document
 
 
 class ChunkStager:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
-from ctxlm_ds.data.sources.reading import InputShard
+from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError
 
 BUILD_VERSION = 4

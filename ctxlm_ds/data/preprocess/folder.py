@@ -17,7 +17,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.data.dataset.writer import WriterState
-from ctxlm_ds.data.sources.reading import Position
+from ctxlm_ds.data.sources.types import Position
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 

@@ -35,15 +35,8 @@ from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.preprocess.records import BadRecords
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
-from ctxlm_ds.data.sources.reading import (
-    Position,
-    Source,
-    check_keys,
-    find_sources,
-    read_chunks,
-    source_signature,
-    total_bytes,
-)
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.types import Position, Source
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from ctxlm_ds.data.preprocess.config import MIN_RECORDS_FOR_SHARE
-from ctxlm_ds.data.sources.reading import BadRecord
+from ctxlm_ds.data.sources.types import BadRecord
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")

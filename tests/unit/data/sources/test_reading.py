@@ -12,7 +12,9 @@ import pytest
 
 from ctxlm_ds.data.sources import reading
 from ctxlm_ds.data.sources.corpus import Corpus
-from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, total_bytes
+from ctxlm_ds.data.sources.types import BadRecord
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents, write_corpus
 
@@ -185,7 +187,7 @@ def test_wrong_inputs(tmp_path: Path) -> None:
         (tmp_path / name).touch()
         with pytest.raises(DataError, match="unpack it"):
             find_sources([str(tmp_path / name)])
-    with pytest.raises(DataError, match="a parquet file is read as it is; decompress it first"):
+    with pytest.raises(DataError, match="a parquet file cannot be read compressed; decompress it first"):
         write_corpus(tmp_path / "corpus.parquet.gz", 3)
         find_sources([str(tmp_path / "corpus.parquet.gz")])
     with pytest.raises(DataError, match="no input"):
@@ -248,7 +250,7 @@ def test_several_keys(tmp_path: Path) -> None:
     items = _parsed(tmp_path / "corpus.jsonl", "title", "text")
     assert [list(item) for item in items if isinstance(item, dict)] == [["title", "text"]] * 3
     (tmp_path / "corpus.txt").write_text("plain")
-    with pytest.raises(DataError, match="one text a document"):
+    with pytest.raises(DataError, match="one text per document"):
         Corpus([str(tmp_path / "corpus.txt")], ["title", "text"])
     with pytest.raises(DataError, match="each key once"):
         Corpus([str(tmp_path / "corpus.jsonl")], ["text", "text"])
