@@ -1,7 +1,7 @@
 """Turn documents into Megatron's indexed dataset (.bin/.idx) with a tokenizer's ids.
 
 Writes OUTPUT_PREFIX_KEY_{sentence,document}.{bin,idx,json,sha256}, complete or not at all. An interrupted run leaves
-OUTPUT_PREFIX_KEY_….partial/, from which the same command goes on. Nothing is downloaded but an hf:// data set.
+OUTPUT_PREFIX_KEY_….partial/, from which the same command resumes. Only hf:// data sets are downloaded.
 """
 
 from __future__ import annotations

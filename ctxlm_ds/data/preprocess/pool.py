@@ -85,7 +85,7 @@ def _start_worker(build: Callable[[], Callable[[Any], Any]]) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent is gone: one killed by SIGKILL cannot end its workers."""
+    """Exit when the parent has ended: one killed by SIGKILL cannot end its workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

@@ -48,7 +48,7 @@ class BadRecords:
     def check(self, records: int) -> None:
         """Raise DataError if, at the end, the share is too large."""
         if isinstance(self.limit, float) and self.count > self.limit * records:
-            raise DataError(self._refusal("the whole input is read", records))
+            raise DataError(self._refusal("all input is read", records))
 
     def _refusal(self, where: str, records: int) -> str:
         if not self.limit:

@@ -79,7 +79,7 @@ _STARTERS = _words("""
     however i if in instead is it its just later like many meanwhile moreover most my neither nevertheless no nobody
     none nonetheless nor not nothing now of on once one only or other others our over perhaps several she similarly
     since so some soon still such than that the their then there therefore these they this those though through thus
-    to today together two under unlike until upon was we were what whatever when where whether which while who whoever
+    to today together two under unlike until upon was we were what when where whether which while who
     why with within without yet you your
     а без более был была были было в вот все всё где да даже для до его если есть ещё за здесь и из или их к как
     какой когда кто ли между много мы на над не нет но ну о об однако он она они оно от по под позже после потом

@@ -225,7 +225,7 @@ def test_bad_records_name_file_line_and_reason(tmp_path: Path) -> None:
     expected = [
         ("line 2", "not valid JSON"),
         ("line 4", "has no key 'text' (its keys: title; see --json-keys)"),
-        ("line 5", "not a JSON object (a list where one with 'text' is expected)"),
+        ("line 5", "not a JSON object (a list, an object with 'text' is expected)"),
         ("line 6", "the value of 'text' is not text (a number)"),
         ("line 8", "not valid UTF-8 (byte 0xe9 at 13)"),
         ("line 9", "nested too deeply"),
