@@ -19,6 +19,7 @@ from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
+from ctxlm_ds.process.launcher import end_torchrun
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import unused_settings
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(argv)
     # Before torch is imported: until then SIGUSR1, Slurm's notice before a time limit, would end the process.
     stop_signal = StopSignal() if arguments.check else StopSignal().install()
+    stop_signal.starting = True
     report = FailureReport(stop_signal)
     setup_logging(report.rank)
     try:
@@ -60,8 +62,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_installed()
             report.ranks = discover_ranks()
             pretrain(arguments, report.ranks, stop_signal, report)
+            _silence_torchrun(report.ranks, stop_signal)
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report.end(error))
+        status = report.end(error)
+        if report.ranks is not None:
+            _silence_torchrun(report.ranks, stop_signal)
+        sys.exit(status)
+
+
+def _silence_torchrun(ranks: RankInfo, stop_signal: StopSignal) -> None:
+    if ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
+        end_torchrun()
 
 
 def check_only(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveFloat, Probability, SmallInt, Width
+from ctxlm_ds.recipe.section import PositiveFraction, Probability, SmallInt, Width
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 
@@ -66,13 +66,15 @@ class TransformerSection(ModelSection):
     """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
     hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """Activation of the feed-forward layer; `gelu` is the exact erf form."""
-    layer_norm_eps: PositiveFloat = 1e-12
+    layer_norm_eps: PositiveFraction = 1e-12
     """Epsilon of every LayerNorm (BERT 1e-12, RoBERTa and GPT 1e-5)."""
     hidden_dropout: Probability = 0.1
     """Dropout on embeddings and on the output of attention and feed-forward."""
     attention_dropout: Probability = 0.1
     """Dropout on attention probabilities."""
-    initializer_range: PositiveFloat = 0.02
+    initializer: Literal["normal", "truncated_normal"] = "normal"
+    """Distribution of the initial weights; `truncated_normal` has none beyond two deviations (BERT's own code)."""
+    initializer_range: PositiveFraction = 0.02
     """Standard deviation of the initial weights."""
 
     @property

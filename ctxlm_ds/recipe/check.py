@@ -62,7 +62,7 @@ def unused_settings(config: RunConfig) -> list[str]:
         "training.initial_loss_scale_power": config.training.precision != "fp16",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
-        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
+        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
         "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),

@@ -128,7 +128,7 @@ def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
 def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the message about an unknown setting (may be empty), and the setting that it most likely means."""
     if path == ("pipeline",):
-        return "; set it in slurm/pipeline.sh instead (docs/route.md)", None
+        return "; set it in slurm/route.sh instead (docs/route.md)", None
     if len(path) == 2 and (note := _note_of_owners(path, data)):
         return f": it is {note}", None
     meant = _meant_setting(path, data)

@@ -15,6 +15,7 @@ from ctxlm_ds.recipe.section import (
     NonNegativeFloat,
     NonNegativeSteps,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     PositiveSteps,
     Probability,
@@ -46,7 +47,7 @@ class OptimizerConfig(Section):
     """Peak learning rate."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     """Decay rates of the two moments."""
-    eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    eps: PositiveFraction = 1e-6
     """Added to the square root of the second moment."""
     weight_decay: LearningRate = 0.01
     """Decoupled weight decay."""
@@ -72,8 +73,8 @@ class ScheduleConfig(Section):
     power: PositiveFloat = 1.0
     """Exponent of `polynomial`."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """`linear` and `polynomial`: `warmup` starts the decay when the warmup ends (transformers, fairseq). `start` counts
-    it from step 0, so the warmup ends a little below the peak (the code of BERT and of NVIDIA's LAMB)."""
+    """`linear`, `polynomial`, `cosine`: `warmup` starts the decay when the warmup ends (transformers, fairseq). `start`
+    counts it from step 0, so the warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
     """Fraction of total_steps, at the end, in which `wsd` decays."""
 

@@ -27,7 +27,7 @@ import deepspeed.runtime.zero.muon.muon_optimizer
 import megatron.core.tensor_parallel  # noqa: F401
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.objectives.build import build_objective

@@ -29,7 +29,7 @@ logger = logging.getLogger("ctxlm_ds")
 _SHARD = re.compile(r"_shard(\d+)-of-(\d+)")
 _SAME = (
     "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "sentence_splitter",
-    "keep_newlines", "append_eod",
+    "keep_newlines", "append_eod", "split_special_tokens",
 )  # fmt: skip
 """Settings that decide what the tokens mean; all parts of one dataset have the same."""
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")

@@ -97,7 +97,7 @@ def test_wrong_types(tmp_path: Path, override: str, path: str, expected: list[st
 
 def test_the_section_of_an_earlier_version_is_refused_with_what_replaces_it(tmp_path: Path) -> None:
     (problem,) = problems_of(write(tmp_path / "r.yaml", "pipeline: {shards: 64}"))
-    assert "pipeline: unknown setting" in problem and "slurm/pipeline.sh" in problem and "docs/route.md" in problem
+    assert "pipeline: unknown setting" in problem and "slurm/route.sh" in problem and "docs/route.md" in problem
 
 
 def test_text_settings_need_no_second_pair_of_quotes_on_the_command_line(tmp_path: Path) -> None:
