@@ -132,7 +132,7 @@ class TransformerSection(ModelSection):
         if heads % size:
             yield Problem(
                 path,
-                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds whole heads; "
+                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds complete heads; "
                 f"{fitting}",
                 ("model.num_attention_heads",),
             )

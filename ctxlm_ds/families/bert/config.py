@@ -23,7 +23,7 @@ class BertSection(EncoderSection):
         if self.type_vocab_size < 2 and FORMATS.get(data.sample_format).makes_pairs:
             yield Problem(
                 "model.type_vocab_size",
-                f"{self.type_vocab_size} cannot tell the two segments of {data.sample_format} apart; set it to 2",
+                f"{self.type_vocab_size} cannot distinguish the two segments of {data.sample_format}; set it to 2",
                 ("data.sample_format", "model.family"),
             )
 
