@@ -121,10 +121,6 @@ class SampleIndex:
         """Return the rows of one epoch."""
         return len(self._row_starts) - 1 if self.is_packed else len(self.records)
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.records)
-
     def samples_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return [c] numbers of the samples in `rows` [b], row after row, and [b] how many each row has."""
         if not self.is_packed:

@@ -47,19 +47,6 @@ class SentenceTable(NamedTuple):
     def num_sentences(self) -> int:
         return len(self.offsets)
 
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """[N] first token of each sentence in the flat token stream (a copy)."""
-        starts: NDArray[np.int64] = self.offsets["value"] >> self.shift
-        return starts
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """[N] the token after each sentence's last (a copy)."""
-        ends = np.append(self.starts[1:], 0)
-        ends[self.documents[1:] - 1] = self.document_ends
-        return ends
-
 
 @inlined
 def start_of(table: SentenceTable, sentence: int) -> int:

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.loops.ranges import in_order
-from ctxlm_ds.data.numba_random import compiled
-from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.data.numba_random import Permutation, compiled
 
 WINDOW_SAMPLES = 1 << 16
 PURPOSE = "packing"
