@@ -34,12 +34,13 @@ test: install ## every test but the long ones, WORKERS=2 files at a time; ARGS a
 test-slurm: install ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
 	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)
 
-check: install ## lint, types, the order of imports, docs/config.md, and names of families outside their own files
+check: install ## lint, types, the order of imports, docs/config.md, names of families, wording
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/write_config_docs.py --check
 	@$(BIN)/python tools/check_names.py
+	@$(BIN)/python tools/check_words.py
 
 soak: install ## the long tests
 	@$(BIN)/python -m pytest -m soak $(ARGS)

@@ -39,7 +39,7 @@ PATH=$CTXLM_PATH_HEAD:$PATH
 export CTXLM_HOME CTXLM_PYTHON CTXLM_FOUND_PYTHON CTXLM_PATH_HEAD PATH PYTHONPATH
 
 need_run() { # ends a job that goes on from a run (CTXLM_NEEDED_RUN) that was stopped before its end
-    [ -z "${CTXLM_NEEDED_RUN:-}" ] || "$CTXLM_PYTHON" -m ctxlm_ds.cluster.completed "$CTXLM_NEEDED_RUN" || {
+    [ -z "${CTXLM_NEEDED_RUN:-}" ] || "$CTXLM_PYTHON" -m ctxlm_ds.process.run_history "$CTXLM_NEEDED_RUN" || {
         echo "error: $CTXLM_NEEDED_RUN has not been trained to its end" >&2
         exit 2
     }

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034
 # Settings of this cluster: the one file that a site edits. Every script in slurm/ sources it on the compute node
-# (pipeline.sh on the login node as well). All are optional; a line that is commented out shows the default or an example.
+# (route.sh on the login node as well). All are optional; a line that is commented out shows the default or an example.
 
 # --- Python -----------------------------------------------------------------------------------------------------------
 # module load cuda/12.8 python/3.11            # whatever your software needs

@@ -1,6 +1,6 @@
-"""Which run a command line of ctxlm_ds.pretrain means: its name and folder, after the recipe has been checked.
+"""The name and folder of the run that a command line of ctxlm_ds.pretrain means; the recipe is checked.
 
-Needs pydantic and PyYAML: where the ranks have a container, `python -m ctxlm_ds.cluster.run_folder` runs in there.
+Needs pydantic and PyYAML: if the ranks have a container, `python -m ctxlm_ds.cluster.run_folder` runs in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.cluster.settings import JobSettings
-from ctxlm_ds.cluster.steps import wrap_in_container
+from ctxlm_ds.cluster.srun import wrap_in_container
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.installed import check_installed
 
@@ -23,11 +23,11 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What the job must know of a recipe."""
+    """Facts of a recipe that the job needs."""
 
     name: str
     path: str
-    """Absolute, or relative to the working directory, as the recipe has it."""
+    """Absolute, or relative to the working directory, as in the recipe."""
     max_steps: int
 
     @property
@@ -38,10 +38,10 @@ class RunFolder:
 def find_run_folder(
     words: Sequence[str], world_size: int, settings: JobSettings, environ: Mapping[str, str]
 ) -> RunFolder:
-    """Check the recipe and say where its run lies.
+    """Check the recipe and return the folder of its run.
 
     Raises:
-        ConfigError: the recipe or the options are wrong (in a container, its message is printed by then).
+        ConfigError: the recipe or the options are wrong (a container has printed its message already).
         ClusterError: the container cannot run.
     """
     if not settings.container and not settings.pyxis:
@@ -67,7 +67,7 @@ def find_run_folder(
 
 
 def read_run_folder(words: Sequence[str], world_size: int) -> RunFolder:
-    """The same in this process."""
+    """Check the recipe in this process."""
     from ctxlm_ds.pretrain import parse_arguments
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.load import load_config
@@ -79,7 +79,7 @@ def read_run_folder(words: Sequence[str], world_size: int) -> RunFolder:
 
 
 def main() -> None:
-    """WORLD_SIZE WORDS...: prints the answer as one marked line."""
+    """Print the answer for WORLD_SIZE WORDS... as one marked line."""
     try:
         check_installed()
         found = read_run_folder(sys.argv[2:], int(sys.argv[1]))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveFloat, PositiveInt, Probability
+from ctxlm_ds.recipe.section import PositiveFloat, Probability, SmallInt, Width
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 
@@ -54,15 +54,15 @@ class TransformerSection(ModelSection):
         "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
     )  # fmt: skip
 
-    hidden_size: PositiveInt = 768
+    hidden_size: Width = 768
     """Width of the residual stream."""
-    num_layers: PositiveInt = 12
+    num_layers: SmallInt = 12
     """Number of transformer layers."""
-    num_attention_heads: PositiveInt = 12
+    num_attention_heads: SmallInt = 12
     """Attention heads; must divide hidden_size."""
-    intermediate_size: PositiveInt = 3072
+    intermediate_size: Width = 3072
     """Width of the feed-forward layer."""
-    max_position_embeddings: PositiveInt = 512
+    max_position_embeddings: Width = 512
     """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
     hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """Activation of the feed-forward layer; `gelu` is the exact erf form."""
@@ -72,6 +72,8 @@ class TransformerSection(ModelSection):
     """Dropout on embeddings and on the output of attention and feed-forward."""
     attention_dropout: Probability = 0.1
     """Dropout on attention probabilities."""
+    initializer: Literal["normal", "truncated_normal"] = "normal"
+    """Distribution of the initial weights; `truncated_normal` has none beyond two deviations (BERT's own code)."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
 
@@ -134,5 +136,5 @@ class TransformerSection(ModelSection):
 
 def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of `number` that is nearest to `wanted`."""
-    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-    return min(divisors, key=lambda candidate: abs(candidate - wanted))
+    near = (candidate for distance in range(number + wanted) for candidate in (wanted - distance, wanted + distance))
+    return next(candidate for candidate in near if candidate > 0 and number % candidate == 0)

@@ -26,7 +26,10 @@ def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Ten
     if isinstance(init, Constant):
         return value.fill_(init.value)
     generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
-    return value.normal_(0.0, init.standard_deviation, generator=generator)
+    deviation = init.standard_deviation
+    if init.truncated:
+        return nn.init.trunc_normal_(value, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)
+    return value.normal_(0.0, deviation, generator=generator)
 
 
 def initialize_parameters(module: nn.Module, seed: int) -> None:

@@ -19,7 +19,7 @@ from ctxlm_ds.objectives.base import (
     token_fields,
 )
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveInt, Probability
+from ctxlm_ds.recipe.section import Probability, Width
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class MaskedLMSection(ObjectiveSection):
     """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
     count_rounding: Literal["nearest", "probabilistic"] = "nearest"
     """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
-    max_predictions: PositiveInt | None = None
+    max_predictions: Width | None = None
     """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
 
     def problems(self, data: DataSection) -> Iterator[Problem]:

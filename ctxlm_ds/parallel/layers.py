@@ -109,7 +109,7 @@ def replicated_linear(
 def _with_activation(kernels: KernelSet, product: LinearKernel, activation: str | None) -> LinearKernel:
     if activation is None:
         return product
-    return partial(kernels.bias_gelu.with_linear(product), activation=activation)
+    return partial(kernels.bias_gelu, activation=activation, linear=product)
 
 
 def column_product(kernels: KernelSet, parallel: ParallelContext, split_tokens: bool) -> ColumnParallelProduct:

@@ -30,6 +30,8 @@ class Normal:
     """Initial values from a normal distribution around 0."""
 
     standard_deviation: float
+    truncated: bool = False
+    """True to draw values beyond two standard deviations again (TensorFlow's truncated_normal_initializer)."""
 
 
 Init = Constant | Normal

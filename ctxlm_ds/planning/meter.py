@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ctxlm_ds.parallel.traffic import TrafficCounter
+from ctxlm_ds.parallel.context import TrafficCounter
 
 aten = torch.ops.aten
 MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}

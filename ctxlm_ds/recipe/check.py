@@ -1,8 +1,6 @@
-"""What is impossible together: every finding with its settings, its values and the way out.
+"""Checks of combinations of settings: each problem has its settings, their values and a remedy.
 
-In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), rules of one family, objective or
-format (beside its settings), layouts over ranks (layout.py), DeepSpeed's JSON (deepspeed.py), anything that needs the
-data. Imports no torch.
+Rules of one family, objective or format are in its own section, layouts over ranks in layout.py. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from typing import Any
 
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.layout import layout_problems
-from ctxlm_ds.recipe.problems import Problem, raise_problems
+from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_problems
 
@@ -26,45 +24,45 @@ def check_config(config: RunConfig, world_size: int | None) -> None:
 
     Args:
         config: a loaded recipe.
-        world_size: number of ranks; None where it is not known yet.
+        world_size: number of ranks; None if it is not known yet.
 
     Raises:
-        ConfigError: lists all of them.
+        ConfigError: lists all problems.
     """
     raise_problems(f"recipe {config.name}", find_problems(config, world_size))
 
 
 def find_problems(config: RunConfig, world_size: int | None = None) -> list[Problem]:
-    """Every impossible combination, without raising."""
+    """Return every impossible combination without raising."""
     problems = [problem for check in CHECKS for problem in check(config)]
     return problems + list(layout_problems(config, world_size))
 
 
 def total_schedule_steps(config: RunConfig) -> int:
-    """Schedule step at which the decay ends."""
+    """Return the schedule step at which the decay ends."""
     return config.schedule.total_steps or config.schedule.start_step + config.training.max_steps
 
 
 def warmup_schedule_steps(config: RunConfig) -> int:
-    """Steps of warmup, a fraction rounded down (2,000 for 28.43 % of 7,038, as published)."""
+    """Return the steps of warmup; a fraction is rounded down (2,000 for 28.43 % of 7,038, as published)."""
     return resolve_warmup(config.schedule.warmup_steps, config.schedule.warmup_fraction, total_schedule_steps(config))
 
 
 def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) -> int:
-    """Steps of warmup from whichever of the two is given; none is 0."""
+    """Return the steps of warmup from the setting that is given, or 0."""
     if steps is not None:
         return steps
     return int(round((fraction or 0.0) * total_steps, 6))
 
 
 def unused_settings(config: RunConfig) -> list[str]:
-    """One sentence for each setting that was changed and has no effect here; for a warning at the start."""
+    """Return one sentence for each changed setting that has no effect, for a note at the start."""
     idle = {
         "data.temperature": config.data.blend != "temperature",
         "training.initial_loss_scale_power": config.training.precision != "fp16",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
-        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
+        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
         "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),
@@ -87,14 +85,14 @@ def unused_settings(config: RunConfig) -> list[str]:
     keep = config.checkpoint.keep_every_steps
     if keep is not None and keep % config.checkpoint.interval_steps:
         sentences.append(
-            f"checkpoint.keep_every_steps: {keep} is no multiple of checkpoint.interval_steps "
-            f"{config.checkpoint.interval_steps}: few checkpoints fall on it"
+            f"checkpoint.keep_every_steps: {keep} is not a multiple of checkpoint.interval_steps "
+            f"{config.checkpoint.interval_steps}: few checkpoints match it"
         )
     return sentences
 
 
 def _check_sections(config: RunConfig) -> Iterator[Problem]:
-    """Yield what the family, the objective and the format say themselves."""
+    """Yield problems found by the family, the objective and the format."""
     yield from config.model.problems()
     yield from config.model.row_problems(config.data)
     yield from config.data.problems(config.model)
@@ -104,6 +102,8 @@ def _check_sections(config: RunConfig) -> Iterator[Problem]:
 def _check_name(config: RunConfig) -> Iterator[Problem]:
     if "/" in config.name or config.name in ("", ".", ".."):
         yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
+    if len(config.name) > MAX_NAME_CHARACTERS:
+        yield Problem("name", f"{len(config.name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
 
 
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
@@ -119,7 +119,7 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if optimizer.name == "from_ds_config" and kernel != "auto":
         yield Problem(
             "kernels.optimizer",
-            f"{kernel} has no effect where optimizer.name is from_ds_config; set auto",
+            f"{kernel} has no effect if optimizer.name is from_ds_config; set auto",
             ("optimizer.name",),
         )
 
@@ -190,14 +190,14 @@ def _check_precision(config: RunConfig) -> Iterator[Problem]:
 
 
 def fit_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what keeps family, objective and sample format from going together."""
+    """Yield problems of combining family, objective and sample format."""
     family = MODEL.registry.get(config.model.family)
     objective = OBJECTIVE.registry.get(config.objective.name)
     sample_format = DATA.registry.get(config.data.sample_format)
     judged = [objective]
     if not _model_fits(family, objective):
         yield _objective_problem(config, family, objective)
-        # The format is judged by the objectives that the family allows, so that one mistake is one problem.
+        # Check the format against the objectives that the family allows, so that one mistake is one problem.
         judged = [other for other in OBJECTIVE.entries().values() if _model_fits(family, other)]
     if judged and not any(_format_fits(sample_format, other) for other in judged):
         yield _format_problem(config, judged, sample_format)
@@ -209,7 +209,7 @@ def _model_fits(family: Any, objective: Any) -> bool:
 
 
 def _format_fits(sample_format: Any, objective: Any) -> bool:
-    """Return whether the format's samples have what the objective needs of them."""
+    """Return whether the samples of the format have what the objective needs."""
     has_pairs = sample_format.makes_pairs or not objective.needs_pairs
     return bool(has_pairs and objective.shifted == sample_format.shifted)
 
@@ -220,7 +220,7 @@ def _objective_problem(config: RunConfig, family: Any, objective: Any) -> Proble
     families = [name for name, other in MODEL.entries().items() if _model_fits(other, objective)]
     return Problem(
         OBJECTIVE.path,
-        f"{config.objective.name} needs {listed(missing, 'and')} of the model, which {MODEL.path} "
+        f"{config.objective.name} needs the model outputs {listed(missing, 'and')}, which {MODEL.path} "
         f"{config.model.family} does not compute; {_remedy({OBJECTIVE.path: objectives, MODEL.path: families})}",
         (MODEL.path,),
     )
@@ -251,7 +251,7 @@ def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) ->
 
 def _remedy(fitting: dict[str, list[str]]) -> str:
     choices = [f"{path} to {listed(names)}" for path, names in fitting.items() if names]
-    return f"set {', or '.join(choices)}" if choices else "nothing that is registered goes with it"
+    return f"set {', or '.join(choices)}" if choices else "no registered entry fits it"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,8 +1,4 @@
-"""The schema in words: what a setting expects, which settings there are, which one was meant; the reference of all.
-
-In: the pydantic classes of schema.py; a raw recipe, which chooses among those of the registry. Out: texts and names,
-docs/config.md as Markdown. Not here: loading, checking, files.
-"""
+"""Schema in words: what a setting expects, which settings exist, and which one a misspelt name means."""
 
 from __future__ import annotations
 
@@ -12,12 +8,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from ctxlm_ds.recipe.choices import CHOICES, Choice, listed
+from ctxlm_ds.recipe.choices import CHOICES, listed
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.yaml_source import write_yaml
 
 Path = tuple[str | int, ...]
 
@@ -66,11 +60,11 @@ KNOWN_ELSEWHERE = {
     "save_interval": "checkpoint.interval_steps",
     "eval_interval": "evaluation.interval_steps",
 }
-"""Names that other systems use, and the setting that is meant."""
+"""Names used by other systems, and the setting that each means."""
 
 
 def dotted(path: Path) -> str:
-    """`("data", "validation", 0, "path")` -> `data.validation[0].path`."""
+    """Join a path: `("data", "validation", 0, "path")` becomes `data.validation[0].path`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
@@ -78,16 +72,13 @@ def dotted(path: Path) -> str:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class that an annotation stands for, itself or as a list's item, or None."""
+    """Return the section class of an annotation or of its items, or None."""
     candidates = [annotation, *get_args(annotation)]
     return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
 
 
 def all_settings() -> dict[str, FieldInfo]:
-    """Return every setting of a recipe (sections themselves left out), by its dotted path, in the schema's order.
-
-    A section that depends on a name has the settings of every entry.
-    """
+    """Return every setting by its dotted path; `model`, `objective` and `data` have those of every entry."""
     return dict(_settings_below(RunConfig, ()))
 
 
@@ -135,9 +126,9 @@ def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
 
 
 def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return what to say of an unknown setting (empty if nothing), and the setting that it most likely means."""
+    """Return the message about an unknown setting (may be empty), and the setting that it most likely means."""
     if path == ("pipeline",):
-        return "; slurm/pipeline.sh takes what stood here as settings of its own (docs/route.md)", None
+        return "; set it in slurm/route.sh instead (docs/route.md)", None
     if len(path) == 2 and (note := _note_of_owners(path, data)):
         return f": it is {note}", None
     meant = _meant_setting(path, data)
@@ -149,7 +140,7 @@ def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | Non
 
 
 def _note_of_owners(path: Path, data: Mapping[str, Any]) -> str:
-    """Return whose setting a path is, if it is one of other families, objectives or formats than the recipe's."""
+    """Return which other families, objectives or formats have a setting, in words; empty if none."""
     choice = CHOICES.get(str(path[0]))
     owners = choice.owners(str(path[-1])) if choice is not None and len(path) == 2 else []
     if choice is None or not owners:
@@ -173,7 +164,7 @@ def _meant_setting(path: Path, data: Mapping[str, Any]) -> str | None:
 
 
 def _setting_elsewhere(key: str, section: str) -> str | None:
-    """Return the setting anywhere that a name means; one of `section` before another of the same name."""
+    """Return the setting of any section that a name means; `section` goes first."""
     if key in KNOWN_ELSEWHERE:
         return KNOWN_ELSEWHERE[key]
     by_leaf: dict[str, str] = {}
@@ -184,7 +175,7 @@ def _setting_elsewhere(key: str, section: str) -> str | None:
 
 
 def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """What a setting expects, in words: `a whole number above 0 or null`."""
+    """Return what a setting expects, in words: `a whole number from 1 to 10,000 or null`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
@@ -207,7 +198,7 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 
 
 def describe_field(field: FieldInfo) -> str:
-    """What a field of the schema expects, in words."""
+    """Return what a field of the schema expects, in words."""
     return describe_type(field.annotation, tuple(field.metadata))
 
 
@@ -217,105 +208,9 @@ def _constraints(items: list[Any]) -> tuple[Any, ...]:
 
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:
     names = ("gt", "ge", "lt", "le")
-    shown = {name: f"{getattr(item, name):g}" for item in metadata for name in names if hasattr(item, name)}
+    bounds = {name: getattr(item, name) for item in metadata for name in names if hasattr(item, name)}
+    shown = {name: f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for name, bound in bounds.items()}
     if "ge" in shown and "le" in shown:
         return f" from {shown['ge']} to {shown['le']}"
-    words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
-    return "".join(f" {words[name]} {bound}" for name, bound in shown.items())
-
-
-INTRODUCTION = """# Settings of a recipe
-
-Written from the schema (`ctxlm_ds/recipe/schema.py` and the registered families, objectives and sample formats) by
-`tools/write_config_docs.py`; `make check` compares the two.
-
-A recipe is a YAML file. `extends` names another one, shipped or your own, whose settings it starts from; sections
-merge, everything else is replaced. `--set section.name=value` on the command line comes last. Unknown names, wrong
-types and impossible combinations are reported all together, each with its place. Numbers may be written `6e-4` or
-`1_000_000`; `true` and `false` are the only truth values.
-
-`model.family`, `objective.name` and `data.sample_format` decide which further settings their sections have. A recipe
-that names another one than the recipe it extends keeps the inherited settings that both have; the others go.
-"""
-
-
-def render_reference() -> str:
-    """The whole page."""
-    top = {name: field for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is None}
-    parts = [INTRODUCTION, "## Top level\n", _table(top, "")]
-    for name, field in RunConfig.model_fields.items():
-        section = section_of(field.annotation)
-        if name in CHOICES:
-            parts += _parts_of_choice(CHOICES[name])
-        elif section is not None:
-            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section.model_fields, f"{name}.")]
-            parts += [_table_below(below, places) for below, places in _sections_below(section, f"{name}.").items()]
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _parts_of_choice(choice: Choice) -> list[str]:
-    """Return a section that depends on a name: what it always has, then what each entry adds."""
-    prefix, base = f"{choice.section}.", choice.base
-    parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base.model_fields, prefix, choice)]
-    for name, section in choice.classes().items():
-        own = {key: field for key, field in section.model_fields.items() if key not in base.model_fields}
-        parts += [f"### `{choice.path}: {name}`\n", f"{_sentence(section.__doc__)}\n"]
-        parts += [_table(own, prefix)] if own else ["No settings of its own.\n"]
-        parts += [_table_below(below, places) for below, places in _sections_below(section, prefix).items()
-                  if below not in _sections_below(base, prefix)]  # fmt: skip
-    return parts + [_table_below(below, places) for below, places in _sections_below(base, prefix).items()]
-
-
-def _sections_below(section: type[BaseModel], prefix: str) -> dict[type[BaseModel], list[str]]:
-    """Every kind of section below, with the places where it may stand: `a.b`, or `a.b[]` for items of a list."""
-    found: dict[type[BaseModel], list[str]] = {}
-    for name, field in section.model_fields.items():
-        below = section_of(field.annotation)
-        if below is None:
-            continue
-        place = f"{prefix}{name}[]" if get_origin(field.annotation) is list else f"{prefix}{name}"
-        found.setdefault(below, []).append(place)
-        for deeper, places in _sections_below(below, f"{place}.").items():
-            found.setdefault(deeper, []).extend(places)
-    return found
-
-
-def _table_below(section: type[BaseModel], places: list[str]) -> str:
-    """A kind of section, described once, wherever it stands."""
-    names = [f"each item of `{place[:-2]}`" if place.endswith("[]") else f"`{place}`" for place in places]
-    title = ", ".join(names)
-    plain = len(places) == 1 and "[]" not in places[0]
-    table = _table(section.model_fields, f"{places[0]}." if plain else "")
-    return f"{title[0].upper()}{title[1:]}: {_sentence(section.__doc__)}\n\n{table}"
-
-
-def _table(fields: Mapping[str, FieldInfo], prefix: str, choice: Choice | None = None) -> str:
-    lines = ["| Setting | Default | Expects | Meaning |", "|---|---|---|---|"]
-    for name, field in fields.items():
-        default, expects = _default(field), describe_field(field)
-        if choice is not None and name == choice.key:
-            default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.names())}"
-        lines.append(f"| `{prefix}{name}` | {default} | {expects} | {_cell(field.description)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
-        return "required"
-    if isinstance(field.default, BaseModel):
-        return "its own defaults"
-    return f"`{_inline(field.default)}`"
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
-    return write_yaml(value).removesuffix("...\n").strip()
-
-
-def _sentence(text: str | None) -> str:
-    return " ".join((text or "").split())
-
-
-def _cell(text: str | None) -> str:
-    return _sentence(text).replace("|", "\\|")
+    words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
+    return ",".join(f" {words[name]} {bound}" for name, bound in shown.items())

@@ -17,7 +17,9 @@ from ctxlm_ds.tokenizers.base import (
     TokenizerFacts,
     missing_role,
 )
+from ctxlm_ds.untrusted_json import read_json_object
 
+MAX_ID = 1 << 22
 TRAINING_FILE = "ctxlm_tokenizer.json"
 _CLASSES: dict[str, type[FastTokenizer]] = {
     sentence_piece.KIND: sentence_piece.SentencePieceTokenizer,
@@ -103,6 +105,7 @@ def _load_backend(folder: Path) -> Any:
             f"{folder}: holds no tokenizer.json (the fast form); with transformers, "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') writes it"
         )
+    _check_ids(folder)
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # the Rust library raises plain Exception
@@ -110,15 +113,25 @@ def _load_backend(folder: Path) -> Any:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TokenizerError(f"{file}: not valid JSON ({error}); restore the file") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{file}: holds a {type(content).__name__} where an object is expected; restore the file")
-    return content
+    return read_json_object(file, TokenizerError) if file.exists() else {}
+
+
+def _check_ids(folder: Path) -> None:
+    """Raise TokenizerError for an id that no vocabulary has; the library would take memory for all ids below it."""
+    content = _read_json(folder / "tokenizer.json")
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabularies = [
+        model.get("vocab") if isinstance(model, dict) else None,
+        {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
+        if isinstance(added, list)
+        else None,
+        _read_json(folder / "vocab.json"),
+        _read_json(folder / "added_tokens.json"),
+    ]
+    for vocabulary in vocabularies:
+        for token, number in vocabulary.items() if isinstance(vocabulary, dict) else ():
+            if isinstance(number, (int, float)) and number > MAX_ID:
+                raise TokenizerError(f"{folder}: the token {token!r} has the id {number}, more than {MAX_ID:,}")
 
 
 def _token_name(value: Any) -> str | None:

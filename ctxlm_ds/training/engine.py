@@ -55,7 +55,7 @@ from ctxlm_ds.training.optimizer import (
     parameter_groups,
     restore_state,
 )
-from ctxlm_ds.training.passes import PassSettings, PlainPasses
+from ctxlm_ds.training.passes import PassSettings, PlainPasses, StepInterrupted
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
 from ctxlm_ds.training.stage_timing import measured_costs
 from ctxlm_ds.training.update import Update, Updater, loss_scaler
@@ -310,7 +310,7 @@ class Engine:
     def train_step(
         self, step: Step, step_index: int, learning_rate: float, judge: LossJudge = accept_any
     ) -> StepResult:
-        """Forward, backward and update over one global batch.
+        """Forward, backward and update over one global batch; raises StepInterrupted if it is abandoned before the end.
 
         A step whose loss or gradient norm is not finite, or whose loss `judge` finds fault with, has an `anomaly` in
         its result: on every rank alike, its gradients are dropped and no weight, moment or counter changes.
@@ -319,7 +319,11 @@ class Engine:
         factors = self._factors(counts, len(step.micro_batches))
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
-        sums = self._run.train(step, step_index, factors)
+        try:
+            sums = self._run.train(step, step_index, factors)
+        except StepInterrupted:
+            self.module.carried.end_step(keep=False)
+            raise
         terms, accuracy = means(self.terms, self._reduce(sums))
         total = weighted_total(self.terms, terms)
         anomaly = self._find_fault(total, terms, step_index, judge)

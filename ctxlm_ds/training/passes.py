@@ -7,7 +7,7 @@ Not here: what the sums mean, the gate before the update (engine.py); pipelines 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ EVALUATION = -1
 """Takes a step's place in the random keys of evaluation."""
 
 
+class StepInterrupted(Exception):
+    """A step was abandoned between two micro-batches because a rank was asked to stop."""
+
+
 @dataclass
 class PassSettings:
     """What every kind of pass needs besides DeepSpeed's engine."""
@@ -32,6 +36,8 @@ class PassSettings:
     parallel: ParallelContext
     topology: Topology
     is_fp16: bool
+    interrupted: Callable[[int], bool] = lambda index: False
+    """Called on every rank before its index-th micro-batch of a step; True, on all ranks, abandons the step."""
 
     def micro_batch_number(self, index: int) -> int:
         """Return the place in the global batch of this rank's index-th micro-batch."""
@@ -61,10 +67,12 @@ class PlainPasses:
         self._inputs: tuple[str, ...] = engine.module.inputs
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
-        """Gradients of all micro-batches; the sums of this rank's."""
+        """Compute the gradients of all micro-batches; return this rank's sums. Raises StepInterrupted."""
         self._deepspeed.train()
         sums: Sums = {}
         for index, batch in enumerate(step.micro_batches):
+            if self._settings.interrupted(index):
+                raise StepInterrupted
             self._settings.begin(self._deepspeed, step_index, index)
             loss, stats = self._forward(batch, factors)
             self._deepspeed.backward(loss)

@@ -49,7 +49,7 @@ class LearningRateSchedule:
             left = self.total_steps - position
             return min(1.0, left / self.decay_steps) if self.decay_steps else 1.0
         start = self.warmup_steps
-        if name in ("linear", "polynomial") and self.config.decay_from == "start":
+        if name in ("linear", "polynomial", "cosine") and self.config.decay_from == "start":
             start = 0
         progress = (position - start) / (self.total_steps - start)
         if name == "cosine":

@@ -220,7 +220,9 @@ class SummaryHook(Hook):
         if self._loss is not None:
             lines.append(f"  last training loss {self._loss:.4f}")
         lines += [f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part]
-        lines.append(f"  checkpoints, metrics.jsonl and tensorboard are in {self._run_dir}")
+        has_points = (self._run_dir / "tensorboard").is_dir()
+        written = "checkpoints, metrics.jsonl and tensorboard" if has_points else "checkpoints and metrics.jsonl"
+        lines.append(f"  {written} are in {self._run_dir}")
         if end.failed:
             return lines
         if not end.completed:

@@ -20,12 +20,15 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.figures import StepResult
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.passes import StepInterrupted
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
 
 SECONDS_PER_HOUR = 3600.0
+INTERRUPT_CHECK_S = 5.0
+"""Within a step the ranks agree about a stop this often; steps that are shorter are never interrupted."""
 
 
 @dataclass
@@ -46,6 +49,10 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     _last_evaluation_step: int = -1
     _stopped_by_signal: bool = False
+    _check_every: int = 1
+    """Micro-batches between two agreements within a step; alike on every rank."""
+    _step_seconds: float = 0.0
+    _step_micro_batches: int = 1
 
     def begin(self) -> None:
         """Prepare for the first step; run() does so itself."""
@@ -55,6 +62,8 @@ class Trainer:
         self.saves.start(self.state.step, lambda phase: self._tell("on_phase", phase))
         self._tell("on_run_start", RunStart(self.state.step, self.config.training.max_steps, self.config))
         self._iterator = iter(self.steps)
+        self.engine.passes.interrupted = self._interrupted
+        self.stop_signal.starting = False
 
     def run(self) -> RunEnd:
         """Train to the end; the last step is always evaluated and saved."""
@@ -96,7 +105,8 @@ class Trainer:
         # What the ranks agreed on: a signal may have reached some of them only by now.
         if not self._stopped_by_signal:
             self._evaluate_once()
-        self.saves.last(self.state)
+        if self.state.step:
+            self.saves.last(self.state)
         return reason
 
     def _evaluate_once(self) -> None:
@@ -117,16 +127,20 @@ class Trainer:
         return found
 
     def step(self) -> StepMetrics | None:
-        """Take one step; None if it was bad and the run went back to a checkpoint."""
+        """Take one step; None if it was interrupted, or was bad and the run went back to a checkpoint."""
         started_s = time.monotonic()
         step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)
         judge = self.recovery.judge(self.state)
-        result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+        try:
+            result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+        except StepInterrupted:
+            return None
         if self.recovery.must_go_back(self.state, step, result):
             self._go_back(step, result)
             return None
-        seconds = time.monotonic() - started_s
+        seconds = self._step_seconds = time.monotonic() - started_s
+        self._step_micro_batches = len(step.micro_batches)
         self.state.step += 1
         self.state.rows_consumed += step.rows_consumed
         self.state.tokens += result.num_tokens
@@ -180,13 +194,23 @@ class Trainer:
         """A signal or the wall-time limit on any rank, agreed over all ranks so that they stop at the same step."""
         limit_hours = self.config.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
-        own = [float(self.stop_signal.number), float(late), *self.saves.flags()]
-        signal_number, late_rank, *saves = self.topology.all_reduce_max(own)
+        micro_batch_s = self._step_seconds / self._step_micro_batches
+        own = [float(self.stop_signal.number), float(late), micro_batch_s, *self.saves.flags()]
+        signal_number, late_rank, micro_batch_s, *saves = self.topology.all_reduce_max(own)
         self.saves.agree(saves)
+        if micro_batch_s:
+            self._check_every = max(1, int(INTERRUPT_CHECK_S / micro_batch_s))
         if signal_number:
             self._stopped_by_signal = self.stop_signal.requested = True
             return f"stopped by signal {signal.Signals(int(signal_number)).name}"
         return f"training.max_hours ({limit_hours}) reached" if late_rank else None
+
+    def _interrupted(self, index: int) -> bool:
+        """Return True, on every rank alike, if a rank has been asked to stop; before some micro-batches only."""
+        asked_after_last_step = index == 0 and self._step_seconds > 0.0
+        if index % self._check_every or asked_after_last_step:
+            return False
+        return bool(self.topology.all_reduce_max([float(self.stop_signal.number)])[0])
 
     def _due(self, interval_steps: int) -> bool:
         return interval_steps > 0 and self.state.step % interval_steps == 0

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.section import SmallInt
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class RowSection(DataSection):
 
     packing: bool = False
     """Put several short sequences into one row; they never see each other and their positions restart."""
-    max_sequences_per_row: PositiveInt = 8
+    max_sequences_per_row: SmallInt = 8
     """Most sequences in one row when packing."""
     num_duplicates: Annotated[int, Field(ge=1, le=MOST_PASSES)] = 1
     """Passes over the corpus with newly drawn samples in one epoch (BERT's dupe_factor; 10 with static masking)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
-from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.section import SmallInt
 from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class BlocksSection(DataSection):
     ends_documents: ClassVar[bool] = True
 
     sample_format: str = "blocks"
-    max_sequences_per_row: PositiveInt = 8
+    max_sequences_per_row: SmallInt = 8
     """Most documents in one row."""
     reset_at_documents: bool = True
     """Documents of a row never see each other and their positions restart; false: a row is one sequence, its

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ctxlm_ds.families.base import Family, TransformerSection
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.section import SmallInt
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FORMATS
 
@@ -18,7 +18,7 @@ class BertSection(TransformerSection):
     same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
 
     family: str = "bert"
-    type_vocab_size: PositiveInt = 2
+    type_vocab_size: SmallInt = 2
     """Number of token types."""
     pre_layer_norm: bool = False
     """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ctxlm_ds.families.base import Family, TransformerSection
+from ctxlm_ds.recipe.section import PositiveFloat
 
 
 class GptSection(TransformerSection):
     """A decoder: each position sees earlier ones only and predicts the next token."""
+
+    position_initializer_range: PositiveFloat | None = None
+    """Standard deviation of the initial position table (GPT-2's released code: 0.01); null is initializer_range."""
 
 
 class Gpt1Section(GptSection):

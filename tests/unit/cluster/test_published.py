@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.completed import is_completed
 from ctxlm_ds.planning.hardware import find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.ready_runs import (
@@ -18,12 +17,11 @@ from ctxlm_ds.planning.ready_runs import (
     READY_RUNS,
     ReadyLayout,
     ReadyRun,
-    describe_layout,
     planner_of,
     ready_layout,
     table,
 )
-from ctxlm_ds.process.run_history import END, START, append_event
+from ctxlm_ds.process.run_history import END, START, append_event, is_completed
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
 
@@ -54,7 +52,7 @@ def read_layout(line: str) -> ReadyLayout:
         recompute=values.get("training.activation_checkpointing") == "true",
         sequence_parallel=values.get("parallel.sequence_parallel") == "true",
     )
-    return describe_layout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
+    return ReadyLayout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
 
 
 @pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
@@ -65,7 +63,7 @@ def test_tables_are_what_the_planner_weighs(run: ReadyRun) -> None:
         assert [layout.words for layout in layouts] == lines_of(recipe), REMEDY
         shown = "\n".join([f"# {recipe}", *(f"#   {line}" for line in table(layouts))])
         assert f"\n{shown}\n" in text, REMEDY
-        assert {(layout.gpu, layout.nodes) for layout in layouts} == {
+        assert {(layout.gpu.name, layout.nodes) for layout in layouts} == {
             (gpu, nodes) for gpu in GPUS for nodes in run.nodes
         }
 

@@ -302,5 +302,5 @@ def test_the_same_command_again_is_done_at_once(tmp_path: Path) -> None:
     other = run("--cased")
     assert other.returncode == 2 and "lowercase true -> false" in other.stderr
     corpus.write_text("another text\n" * 50)
-    assert "made otherwise: input" in run().stderr
+    assert "made differently: input" in run().stderr
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before

@@ -65,7 +65,7 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
         "  5 steps (5 since this start), 500 tokens in 0:02 of training (200 tokens/s)",
         "  last training loss 2.0000",
         "  held out: wiki loss 3.2100, masked_lm_accuracy 0.5000",
-        f"  checkpoints, metrics.jsonl and tensorboard are in {tmp_path}/a run",
+        f"  checkpoints and metrics.jsonl are in {tmp_path}/a run",
         f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint '{tmp_path}/a run' "
         f"--output '{tmp_path}/a run/hf'",
     ]

@@ -60,6 +60,14 @@ def test_cosine() -> None:
     assert ours(name="cosine", warmup_steps=7)[STEPS:] == [0.0] * 10
 
 
+def test_cosine_counted_from_the_start() -> None:
+    """warmup_cosine of finetune-transformer-lm's opt.py: x / warmup up to the warmup, then (1 + cos(pi x)) / 2."""
+    found = ours(name="cosine", warmup_steps=7, decay_from="start")
+    peak = ours(name="constant")[0]
+    expected = [step / 7 if step < 7 else 0.5 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS + 1)]
+    assert found[: STEPS + 1] == pytest.approx([peak * share for share in expected], rel=1e-12, abs=1e-18)
+
+
 def test_cosine_with_a_floor() -> None:
     from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 

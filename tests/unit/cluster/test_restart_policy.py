@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ctxlm_ds.cluster.decide import Action, Outcome, Situation, decide
+from ctxlm_ds.cluster.restart_policy import Action, Outcome, Situation, decide
 
 CALM = Situation(
     outcome=Outcome.FAILED, still_ours=True, time_is_up=False, broken_nodes=False, fruitless_starts=1, max_restarts=4,

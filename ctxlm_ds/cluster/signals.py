@@ -1,6 +1,6 @@
-"""Signals to the job itself (USR1 ahead of the time limit, TERM at its end) and how long it still has.
+"""Signals to the job itself (USR1 ahead of the time limit, TERM at its end) and the time that it has left.
 
-The signals are noted here; job.py acts on them, ranks.py passes them on.
+The signals are noted here; job.py acts on them, rank_start.py passes them on.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import signal
 import time
 from types import FrameType
 
-from ctxlm_ds.cluster.commands import Job
+from ctxlm_ds.cluster.slurm_commands import Job
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 EARLY_VARIABLE = "CTXLM_NOTICE"
-# With less than this left another start in place is not worth while.
+# With less time left another start in this allocation is not worthwhile.
 LEAST_TIME_S = 90.0
-# Slurm sends the notice of a limit shorter than --signal's time at the job's very beginning.
+# If the limit is shorter than --signal's time, Slurm sends the notice at the job's very beginning.
 SHORT_LIMIT_S = 600.0
 ENDED_BY_SLURM = ("TimeLimit", "NodeDown")
 TOO_EARLY = 0.75
 LATE_ENOUGH = 0.25
 
 
-class Notices:
-    """What has been asked of the job. Install it before anything slow: until then the signals are lost."""
+class JobSignals:
+    """The signals that the job has got. Install it before anything slow: until then they are lost."""
 
     def __init__(self) -> None:
         self.name = "a signal at the job's beginning" if os.environ.pop(EARLY_VARIABLE, "") else ""
-        """The signal that came last; empty while none came."""
+        """The signal that came last; empty if none came."""
         self.count = 1 if self.name else 0
 
     def __bool__(self) -> bool:
         return bool(self.count)
 
-    def install(self) -> Notices:
+    def install(self) -> JobSignals:
         """Handle the signals from now on (main thread only)."""
         for number in SIGNALS:
             signal.signal(number, self._handle)
@@ -53,20 +53,20 @@ class Notices:
 
 
 def still_ours(job: Job) -> bool:
-    """Whether nobody has cancelled the job: it runs, or its time, a node or a preemption has ended it.
+    """Return False if the job was cancelled: it does not run, and neither its time, a node nor a preemption ended it.
 
-    Of a job that has been requeued since, this says nothing.
+    This says nothing about a job that has been requeued since.
     """
     return job.state == "RUNNING" or job.given("Reason") in ENDED_BY_SLURM or bool(job.given("PreemptTime"))
 
 
 def time_left_s(job: Job, now_s: float) -> float:
-    """Seconds until Slurm ends the job; infinite where it has no limit."""
+    """Return the seconds until Slurm ends the job; infinite without a limit."""
     return _unix_s(job.given("EndTime"), math.inf) - now_s
 
 
 def stop_delay_s(job: Job, now_s: float) -> float:
-    """How long to wait before the ranks are told of a notice: 0 but for one that a short job got at its beginning."""
+    """Return how long to wait before a notice reaches the ranks; non-zero only if a short job got it at its start."""
     end_s = _unix_s(job.given("EndTime"), math.inf)
     limit_s = end_s - _unix_s(job.given("StartTime"), now_s)
     left_s = end_s - now_s

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ctxlm_ds.cluster.attempts import (
-    Attempt,
+from ctxlm_ds.cluster.start_records import (
+    StartRecord,
     begin,
     cut_short,
     finish,
     fruitless_starts,
     is_fruitless,
     note_cut_short,
-    read_attempt,
+    read_start_record,
 )
 from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
@@ -24,11 +24,11 @@ def checkpoint(run_dir: Path, step: int) -> None:
     (run_dir / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
 
 
-def start(run_dir: Path, number: int, chain: str = "7") -> Attempt:
+def start(run_dir: Path, number: int, chain: str = "7") -> StartRecord:
     return begin(run_dir, f"job-{chain}-0-{number}", chain, chain, "n[1-2]")
 
 
-def fail(run_dir: Path, number: int, chain: str = "7", event: str = FAILURE) -> Attempt:
+def fail(run_dir: Path, number: int, chain: str = "7", event: str = FAILURE) -> StartRecord:
     attempt = start(run_dir, number, chain)
     finish(run_dir, attempt, event, f"reason {number}")
     return attempt
@@ -46,11 +46,11 @@ def test_starts_without_a_new_checkpoint_are_counted(tmp_path: Path) -> None:
 
 def test_a_start_notes_the_log_of_its_job(tmp_path: Path) -> None:
     """Before there is a START event, which may never come."""
-    code = "from ctxlm_ds.cluster.attempts import begin; import sys, pathlib\n"
+    code = "from ctxlm_ds.cluster.start_records import begin; import sys, pathlib\n"
     code += "begin(pathlib.Path(sys.argv[1]), 'job-7-0-0', '7', '7', 'n1')"
     with open(tmp_path / "job.log", "w") as log:
         subprocess.run([sys.executable, "-c", code, tmp_path], stdout=log, check=True, timeout=60)
-    attempt = read_attempt(tmp_path / "attempts" / "job-7-0-0" / "start.json")
+    attempt = read_start_record(tmp_path / "attempts" / "job-7-0-0" / "start.json")
     assert attempt is not None and attempt.log == str(tmp_path / "job.log")
 
 

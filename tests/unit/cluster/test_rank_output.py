@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.logs import LogFilter
+from ctxlm_ds.cluster.rank_output import LogFilter
 
 KILLED_RANK = """\
 0: 00:45:09 saved /runs/C/checkpoints/step-00000040 in 0.2 s
@@ -52,7 +52,7 @@ def test_other_ranks_show_warnings_once(tmp_path: Path) -> None:
     shown, _ = filtered(tmp_path, text)
     assert shown == [
         "10:00:01 [rank 1] disk of n1 is slow", "10:00:09 [rank 3] something else",
-        "the same, or with other numbers, 4 times more: disk of n1 is slow",
+        "the same, or with other numbers, 4 more times: disk of n1 is slow",
     ]  # fmt: skip
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from ctxlm_ds.cluster.decide import Ended, Outcome
-from ctxlm_ds.cluster.evidence import RankFailure
-from ctxlm_ds.cluster.ranks import read_outcome
+from ctxlm_ds.cluster.job_context import JobContext
+from ctxlm_ds.cluster.rank_failures import RankFailure
+from ctxlm_ds.cluster.rank_start import read_outcome
+from ctxlm_ds.cluster.restart_policy import Ended, Outcome
 from ctxlm_ds.process.run_history import END, START, append_event, read_history
 
 
@@ -18,7 +21,8 @@ def failure(exit_status: int | None, error: str = "ValueError", signal: int | No
 
 
 def judge(run_dir: Path, status: int, *failures: RankFailure, before: int = 0, told: bool = False) -> Ended:
-    return read_outcome(run_dir, before, status, failures, 100, ("7",), told)
+    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", run_folder=SimpleNamespace(max_steps=100))
+    return read_outcome(cast("JobContext", job), before, status, failures, told)
 
 
 def end(run_dir: Path, reason: str, completed: bool = False, failed: bool = False) -> None:

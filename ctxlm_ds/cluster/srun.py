@@ -1,7 +1,7 @@
 """One srun of the ranks: its command and environment, its output, signals for it.
 
-Out: a step; run_on_nodes() for steps ahead of the ranks. Not here: what its output means (logs.py, evidence.py),
-whether to start another (job.py).
+Out: a step; run_on_nodes() for steps before the ranks. Not here: the meaning of its output (rank_output.py,
+rank_failures.py), whether to start another (job.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctxlm_ds.cluster.logs import job_log
+from ctxlm_ds.cluster.rank_output import job_log
 from ctxlm_ds.cluster.settings import JobSettings
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.slurm import FIRST_PORT, NUM_PORTS
@@ -32,7 +32,7 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def wrap_in_container(words: Sequence[str], settings: JobSettings) -> tuple[list[str], list[str]]:
-    """Options of srun, and the words that it runs, so that they run in the image of the settings, if there is one."""
+    """Return srun's options and the words that it runs, in the image of the settings if there is one."""
     if settings.pyxis:
         return [f"--container-image={settings.pyxis}", *settings.pyxis_options], list(words)
     if settings.container:
@@ -41,12 +41,12 @@ def wrap_in_container(words: Sequence[str], settings: JobSettings) -> tuple[list
 
 
 def rank_python(settings: JobSettings) -> str:
-    """The interpreter that runs the ranks."""
+    """Return the interpreter that runs the ranks."""
     return settings.container_python if settings.container or settings.pyxis else sys.executable
 
 
 def srun_command(words: Sequence[str], settings: JobSettings, *options: str) -> list[str]:
-    """srun of `words` in the job's allocation, inside the container if there is one."""
+    """Return srun of `words` in the job's allocation, inside the container if there is one."""
     container_options, inside = wrap_in_container(words, settings)
     return [
         "srun", "--kill-on-bad-exit=1", "--label", "--export=ALL", *container_options, *settings.srun_options, *options,
@@ -55,18 +55,15 @@ def srun_command(words: Sequence[str], settings: JobSettings, *options: str) -> 
 
 
 def step_environment(environ: Mapping[str, str], attempt: str, port: int | None) -> dict[str, str]:
-    """What the ranks are to find: no other launcher's variables, this start's name, a port.
+    """Return the batch script's environment for the ranks: without other launchers' variables, with this start's name.
 
-    Args:
-        environ: the batch script's environment.
-        attempt: name of this start.
-        port: where rank 0 listens; None leaves the choice to the ranks or to slurm/env.sh.
+    `port` is where rank 0 listens; None leaves the choice to the ranks or to slurm/env.sh.
     """
     kept = {key: value for key, value in environ.items() if key not in LAUNCHER_VARIABLES}
     kept.update(CTXLM_ATTEMPT=attempt, PYTHONUNBUFFERED="1")
     log = job_log()
     if log is not None:
-        # For tools/run_status.py; the ranks' own output goes through srun.
+        # For tools/run_status.py; the ranks' output goes through srun.
         kept["CTXLM_LOG_FILE"] = log
     if "SLURM_CPUS_PER_TASK" in kept:
         # Since 22.05 a step does not inherit the job's --cpus-per-task.
@@ -77,9 +74,9 @@ def step_environment(environ: Mapping[str, str], attempt: str, port: int | None)
 
 
 def free_port(environ: Mapping[str, str], first_node: str, try_number: int) -> int | None:
-    """A port that is free here, different for neighbouring jobs, restarts and tries.
+    """Return a port that is free here, different for neighbouring jobs, restarts and tries.
 
-    None where this is not the host of rank 0 (`first_node`); the ranks then go by the step's id.
+    None if this is not the host of rank 0 (`first_node`); the ranks then use the step's id.
     """
     if environ.get("SLURMD_NODENAME") != first_node:
         return None
@@ -97,7 +94,7 @@ def free_port(environ: Mapping[str, str], first_node: str, try_number: int) -> i
 
 
 def is_known_host(name: str) -> bool:
-    """Whether a node's name in Slurm is a host's name as well; else the ranks need its address."""
+    """Return whether a node's name in Slurm is a host's name as well; else the ranks need its address."""
     try:
         socket.getaddrinfo(name, None)
     except OSError:
@@ -106,16 +103,7 @@ def is_known_host(name: str) -> bool:
 
 
 class SrunStep:
-    """A running srun.
-
-    Args:
-        command: srun and its words.
-        environ: its environment.
-        on_line: called with each line of its output, from one thread.
-
-    Raises:
-        ClusterError: srun is not there.
-    """
+    """A running srun; `on_line` is called with each line of its output, from one thread."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], on_line: Callable[[str], None]) -> None:
         try:
@@ -134,12 +122,12 @@ class SrunStep:
             on_line(line.rstrip("\n"))
 
     def stop_in_order(self) -> None:
-        """Let every rank save and stop. By USR1, because srun itself ends at TERM."""
+        """Let every rank save and stop, by USR1, because srun itself ends at TERM."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
 
     def wait(self, timeout_s: float) -> int | None:
-        """srun's exit status when all its output has been read (negative: the signal that ended it); None: it runs."""
+        """Return srun's exit status when all its output has been read (negative: a signal); None if it still runs."""
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -159,18 +147,18 @@ def run_on_nodes(
     module: str, words: Sequence[str], tasks: Mapping[str, int], settings: JobSettings, environ: Mapping[str, str],
     limit_s: float, should_stop: Callable[[], bool],
 ) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
-    """Run `python -m MODULE WORDS` as a step of so many tasks a node, for a limited time.
+    """Run `python -m MODULE WORDS` as a step of so many tasks per node, for a limited time.
 
     Returns:
         The records that its tasks print as NODE_MARK and JSON, with `received_unix_s`; all other lines.
     """
     records: list[dict[str, Any]] = []
-    said: list[str] = []
+    other: list[str] = []
 
     def on_line(line: str) -> None:
         _, mark, text = line.partition(NODE_MARK)
         if not mark:
-            said.append(line)
+            other.append(line)
         with contextlib.suppress(ValueError):
             records.append({**json.loads(text), "received_unix_s": time.time()})
 
@@ -185,4 +173,4 @@ def run_on_nodes(
     while step.wait(POLL_S) is None and time.monotonic() < end_s and not should_stop():
         pass
     step.end()
-    return list(records), said
+    return list(records), other

@@ -1,7 +1,7 @@
-"""From the output of all ranks to the job's one readable file.
+"""Filters the output of all ranks into the job's one readable log.
 
-In: lines of `srun --label`. Out: rank 0's lines as they are, other ranks' warnings and errors once each, everything raw
-in a file of the start. What ranks say while they die is held back: evidence.py shows the first one's, last of all.
+In: lines of `srun --label`. Out: rank 0's lines unchanged, other ranks' warnings and errors once each, everything raw
+in a file of the start. The last lines of dying ranks are held back: rank_failures.py shows the first one's at the end.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LINKS = ("The above exception was", "During handling of the above exception")
 
 
 def job_log() -> str | None:
-    """The job's readable file, asked in the job's own process; None where its stdout is no file."""
+    """Return the job's readable log, in the job's process; None if its stdout is no file."""
     path = os.path.realpath("/proc/self/fd/1")
     return path if os.path.isfile(path) else None
 
 
 class LogFilter:
-    """Sorts lines; a context manager, at whose end repeated lines are counted.
+    """Sorts lines; a context manager that counts repeated lines at its end.
 
     Args:
-        raw_path: gets every line; a disk that is full keeps none.
-        show: prints a line of the readable file.
+        raw_path: gets every line, unless the disk is full.
+        show: prints a line of the readable log.
     """
 
     def __init__(self, raw_path: Path, show: Callable[[str], None]) -> None:
@@ -48,9 +48,9 @@ class LogFilter:
         self._seen: Counter[str] = Counter()
         self._first_of: dict[str, str] = {}
         self.slurm_lines: list[str] = []
-        """What srun and slurmstepd said, in order."""
+        """Lines of srun and slurmstepd, in order."""
         self.held: dict[int, list[str]] = {}
-        """By rank: its traceback, or what it said of its end."""
+        """By rank: its traceback, or its message about its end."""
         try:
             self._raw = open(raw_path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
         except OSError as error:
@@ -68,7 +68,7 @@ class LogFilter:
                 raw.close()
         for key, count in self._seen.items():
             if count > 1:
-                self._show(f"the same, or with other numbers, {count - 1} times more: {self._first_of[key][:160]}")
+                self._show(f"the same, or with other numbers, {count - 1} more times: {self._first_of[key][:160]}")
 
     def line(self, text: str) -> None:
         """Take one line of srun's output."""
@@ -93,7 +93,7 @@ class LogFilter:
             self._show(f"the ranks' output is not kept from here on: {error.strerror}")
 
     def _slurm(self, said: str) -> None:
-        """Slurm says some things once for each node, and some that nobody needs."""
+        """Show a line of Slurm's once: it repeats some for each node, and some are noise."""
         if said not in self.slurm_lines and not any(noise in said for noise in _NOISE):
             self._show(said)
         self.slurm_lines.append(said)
@@ -101,7 +101,7 @@ class LogFilter:
     def _rank(self, rank: int, said: str) -> None:
         tagged = _TAGGED.fullmatch(said)
         if tagged is not None and not tagged[1]:
-            # No logger's line: how the rank ended.
+            # Not from the logger: how the rank ended.
             self._hold(rank, tagged[2])
         elif tagged is None and self._in_traceback(rank, said):
             self._hold(rank, said)
@@ -123,7 +123,7 @@ class LogFilter:
             self._show(said)
 
     def _in_traceback(self, rank: int, said: str) -> bool:
-        """Whether a line belongs to a plain traceback, or to one that is linked to it."""
+        """Return whether a line belongs to a traceback, or to one that is linked to it."""
         if said.startswith(_TRACEBACK):
             self._in_frames[rank] = True
             return True

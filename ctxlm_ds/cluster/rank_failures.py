@@ -1,7 +1,7 @@
-"""Why a start failed: the records that failing ranks leave, and what srun says of ranks that could leave none.
+"""Why a start failed: the records of failing ranks, and srun's lines about ranks that could leave none.
 
-The first failing rank is the earliest whose failure does not follow from another's; a rank that was killed before Slurm
-ended the others comes before all, because nothing that a peer does kills a rank so.
+The first failing rank is the earliest whose failure does not follow from another's. A rank that was killed before Slurm
+ended the others comes first of all, because no peer's failure can kill a rank like that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxlm_ds.cluster.logs import OUTPUT_NAME
+from ctxlm_ds.cluster.rank_output import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
 from ctxlm_ds.process.run_history import read_failures
 from ctxlm_ds.process.slurm import expand_numbers
@@ -23,7 +23,7 @@ _SIGNAL_NUMBERS = {
     "Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Illegal instruction": 4,
     "Floating point exception": 8, "Out Of Memory": 9, "Hangup": 1, "User defined signal 1": 10,
 }  # fmt: skip
-# NCCL's and gloo's own watchdogs abort a process whose peers are gone; Slurm ends tasks by 15 and 9.
+# NCCL's and gloo's watchdogs abort a process whose peers are gone; Slurm ends tasks by 15 and 9.
 _PEERS_CANNOT_CAUSE = (9, 11, 7, 4, 8)
 _STEP_ENDS = ("Job step aborted", "CANCELLED AT", "Terminating", "forcing job termination")
 MOST_LINES = 16
@@ -32,18 +32,18 @@ KILLED = "Killed"
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank ended badly, or a node."""
+    """The failure of one rank, or of a node."""
 
     rank: int | None
-    """None: the node itself failed."""
+    """None if the node itself failed."""
     host: str
     exit_status: int | None
-    """None where a signal ended it."""
+    """None if a signal ended it."""
     error: str
     message: str
     traceback: str | None = None
     consequence: bool = False
-    """Another rank's failure brought it down."""
+    """True if it follows from another rank's failure."""
     signal: int | None = None
 
     @property
@@ -60,12 +60,12 @@ class RankFailure:
 
 
 def gather_failures(folder: Path, slurm_lines: Sequence[str], held: Mapping[int, Sequence[str]]) -> list[RankFailure]:
-    """All failing ranks of a start, the first cause first.
+    """Return all failing ranks of a start, the first cause first.
 
     Args:
-        folder: of the start, with the ranks' own records.
+        folder: of the start, with the ranks' records.
         slurm_lines: of srun and slurmstepd, in order.
-        held: what ranks said while they died, for those whose records could not be written.
+        held: last lines of ranks by rank, for those whose records could not be written.
     """
     written = [
         RankFailure(
@@ -81,7 +81,7 @@ def gather_failures(folder: Path, slurm_lines: Sequence[str], held: Mapping[int,
             by_rank.setdefault(None, RankFailure(None, lost[1], None, "", "node failure"))
     for failure in read_srun_lines(slurm_lines, held):
         own = by_rank.get(failure.rank)
-        # Of a killed rank srun knows the signal.
+        # srun knows the signal of a killed rank.
         if own is None or (own.error == KILLED and failure.signal is not None):
             by_rank[failure.rank] = failure
     return sorted(by_rank.values(), key=_order)
@@ -98,7 +98,7 @@ def _order(failure: RankFailure) -> int:
 
 
 def read_srun_lines(lines: Sequence[str], held: Mapping[int, Sequence[str]] | None = None) -> list[RankFailure]:
-    """Ranks that srun reports as ended badly, in its order."""
+    """Return the ranks that srun reports as failed, in its order."""
     found: dict[int, RankFailure] = {}
     step_ended = False
     for line in lines:
@@ -124,22 +124,22 @@ def _reported(rank: int, host: str, how: str, said: Sequence[str], step_ended: b
 
 
 def report(failures: Sequence[RankFailure], folder: Path) -> list[str]:
-    """The end of the readable file: other ranks in short, where everything is, then the first failing rank."""
+    """Return the end of the readable log: other ranks in short, where everything is, then the first failing rank."""
     where = f"output of all ranks: {folder / OUTPUT_NAME}"
     if not failures:
         return [where]
     first = failures[0]
     if first.exit_status in (EXIT_USER_ERROR, EXIT_TRAINING_ERROR) and not first.traceback:
-        # Ranks without a word of their own end with this one.
+        # Ranks without a message end because of this one.
         return [*_others([failure for failure in failures[1:] if failure.error]), where, f"error: {first.message}"]
     lines = [*_others(failures[1:]), where]
     lines.append(f"first failing rank: {first.describe()}" if first.rank is not None else first.describe())
-    # How a rank lost its peers explains nothing.
+    # The traceback of a rank that lost its peers explains nothing.
     return lines if first.consequence or not first.traceback else [*lines, *first.traceback.rstrip().splitlines()]
 
 
 def _others(failures: Sequence[RankFailure]) -> list[str]:
-    """A line for each rank, or for each message where many ranks say the same."""
+    """Return a line for each rank, or one for many ranks with the same message."""
     groups: dict[str, list[RankFailure]] = {}
     for failure in failures:
         groups.setdefault(re.sub(r"\d+", "#", failure.what), []).append(failure)

@@ -13,8 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctxlm_ds.checkpoint import layout_free
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
+from ctxlm_ds.checkpoint import reader as reader_module
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import VOCABULARY, Split, shard_of
@@ -40,14 +42,14 @@ def random_shards(shape: tuple[int, ...], drawn: random.Random) -> list[Shard]:
 def write_shards(folder: Path, values: dict[str, torch.Tensor], seed: int, ranks: int = 3) -> dict[str, Any]:
     """Each shard in random flat pieces, dealt out to ranks."""
     drawn = random.Random(seed)
-    writers = [PieceWriter(folder, rank) for rank in range(ranks)]
+    writers = [ChunkWriter(folder, rank) for rank in range(ranks)]
     for name, value in values.items():
         for shard in random_shards(tuple(value.shape), drawn):
             flat = shard.extract(value)
             bounds = [0, *sorted(drawn.choices(range(flat.numel() + 1), k=drawn.randrange(4))), flat.numel()]
             for start, end in zip(bounds, bounds[1:], strict=False):
                 drawn.choice(writers).add(name, "weight", value.shape, start, flat[start:end], shard)
-    return merge_index(folder, [writer.close() for writer in writers], {})
+    return merge_index(folder, [writer.write().value for writer in writers], {})
 
 
 def numbered() -> dict[str, torch.Tensor]:
@@ -82,11 +84,11 @@ def test_rows_read_in_several_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         original(self, key, length, first, target)
 
     monkeypatch.setattr(TensorFileReader, "read_into", counted)
-    monkeypatch.setattr(layout_free, "READ_ELEMENTS", 64)
+    monkeypatch.setattr(reader_module, "READ_ELEMENTS", 64)
     value = torch.arange(40.0 * 12).reshape(40, 12)
-    writer = PieceWriter(tmp_path, 0)
+    writer = ChunkWriter(tmp_path, 0)
     writer.add("w", "weight", value.shape, 0, value.flatten())
-    merge_index(tmp_path, [writer.close()], {})
+    merge_index(tmp_path, [writer.write().value], {})
     for rank in range(4):
         target = Shard((40, 12), ((0, 40),), (3 * rank, 3 * rank + 3))
         assert torch.equal(CheckpointReader(tmp_path).read("w", shard=target), target.extract(value))
@@ -104,11 +106,11 @@ def test_only_the_bytes_needed_are_read(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(TensorFileReader, "read_into", counted)
     value = torch.arange(24.0 * 4).reshape(24, 4)
-    writers = [PieceWriter(tmp_path, rank) for rank in range(4)]
+    writers = [ChunkWriter(tmp_path, rank) for rank in range(4)]
     for rank, writer in enumerate(writers):
         shard = shard_of("qkv", Split("rows", (8, 8, 8)), value.shape, 4, rank)
         writer.add("w", "weight", value.shape, 0, shard.extract(value), shard)
-    merge_index(tmp_path, [writer.close() for writer in writers], {})
+    merge_index(tmp_path, [writer.write().value for writer in writers], {})
     reader = CheckpointReader(tmp_path)
     for size in (1, 2, 4):
         for rank in range(size):
@@ -124,13 +126,13 @@ def test_only_the_bytes_needed_are_read(tmp_path: Path, monkeypatch: pytest.Monk
 def test_whole_parameters_have_no_shard_entry(tmp_path: Path) -> None:
     """The form of checkpoints from before there were shards."""
     value = torch.arange(6.0).reshape(3, 2)
-    writer = PieceWriter(tmp_path, 0)
+    writer = ChunkWriter(tmp_path, 0)
     writer.add("a", "weight", (3, 2), 0, value.flatten(), Shard.whole((3, 2)))
     writer.add("b", "weight", (3, 2), 0, value[:2].flatten(), Shard((3, 2), ((0, 2),), (0, 2)))
     writer.add("b", "weight", (3, 2), 0, value[2:].flatten(), Shard((3, 2), ((2, 3),), (0, 2)))
     writer.add("c", "weight", (3, 2), 0, value[:, :1].flatten(), Shard((3, 2), ((0, 3),), (0, 1)))
     writer.add("c", "weight", (3, 2), 0, value[:, 1:].flatten(), Shard((3, 2), ((0, 3),), (1, 2)))
-    index = merge_index(tmp_path, [writer.close()], {})
+    index = merge_index(tmp_path, [writer.write().value], {})
     file = "weights-00000.safetensors"
     assert index["parameters"]["a"]["pieces"]["weight"] == [{"file": file, "key": "a", "start": 0, "length": 6}]
     assert index["parameters"]["b"]["pieces"]["weight"] == [
@@ -143,11 +145,11 @@ def test_whole_parameters_have_no_shard_entry(tmp_path: Path) -> None:
 
 
 def test_a_third_piece_of_the_same_start_has_a_key_of_its_own(tmp_path: Path) -> None:
-    writer = PieceWriter(tmp_path, 0)
+    writer = ChunkWriter(tmp_path, 0)
     value = torch.arange(4.0)
     for row in range(4):
         writer.add("a", "weight", (4,), 0, value[row : row + 1], Shard((4,), ((row, row + 1),), (0, 1)))
-    index = merge_index(tmp_path, [writer.close()], {})
+    index = merge_index(tmp_path, [writer.write().value], {})
     assert [p["key"] for p in index["parameters"]["a"]["pieces"]["weight"]] == ["a", "a@0", "a@0+2", "a@0+3"]
     assert torch.equal(CheckpointReader(tmp_path).read_full("a"), value)
 
@@ -155,12 +157,12 @@ def test_a_third_piece_of_the_same_start_has_a_key_of_its_own(tmp_path: Path) ->
 def test_an_empty_shard_writes_nothing(tmp_path: Path) -> None:
     """The last ranks of a padded vocabulary may hold no row of it."""
     value = torch.arange(10.0).reshape(5, 2)
-    writers = [PieceWriter(tmp_path, rank) for rank in range(4)]
+    writers = [ChunkWriter(tmp_path, rank) for rank in range(4)]
     for rank, writer in enumerate(writers):
         shard = shard_of("word_embeddings.weight", VOCABULARY, (5, 2), 4, rank, vocab_multiple=2)
         assert shard.num_rows == [2, 2, 1, 0][rank]
         writer.add("word_embeddings.weight", "weight", (5, 2), 0, shard.extract(value), shard)
-    index = merge_index(tmp_path, [writer.close() for writer in writers], {})
+    index = merge_index(tmp_path, [writer.write().value for writer in writers], {})
     assert len(index["parameters"]["word_embeddings.weight"]["pieces"]["weight"]) == 3
     assert torch.equal(CheckpointReader(tmp_path).read_full("word_embeddings.weight"), value)
     empty = shard_of("word_embeddings.weight", VOCABULARY, (5, 2), 4, 3, vocab_multiple=2)
@@ -178,15 +180,15 @@ LEFT, RIGHT = {"rows": [[0, 4]], "columns": [0, 2]}, {"rows": [[0, 4]], "columns
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        ([piece(LEFT, 0, 8)], "rows 0..4 of columns 2..4 are in no piece"),
-        ([piece(LEFT, 0, 7), piece(RIGHT, 0, 8)], r"rows 0..4 of columns 0..2: elements 7..8 are in no piece"),
-        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 5), piece(RIGHT, 6, 2)], "columns 2..4: elements 5..6 are in no piece"),
-        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 8), piece(RIGHT, 0, 8)], "columns 2..4: pieces overlap at element 0"),
-        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 9)], "elements 8..9 lie outside the shard"),
+        ([piece(LEFT, 0, 8)], "rows 0..4 of columns 2..4 are in no chunk"),
+        ([piece(LEFT, 0, 7), piece(RIGHT, 0, 8)], r"rows 0..4 of columns 0..2: elements 7..8 are in no chunk"),
+        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 5), piece(RIGHT, 6, 2)], "columns 2..4: elements 5..6 are in no chunk"),
+        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 8), piece(RIGHT, 0, 8)], "columns 2..4: chunks overlap at element 0"),
+        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 9)], "elements 8..9 are outside the shard"),
         ([piece(LEFT, 0, 8), piece({"rows": [[0, 4]], "columns": [1, 4]}, 0, 12)], "overlap at row 0, column 1"),
-        ([piece(None, 0, 16), piece(LEFT, 0, 8)], "pieces overlap at row 0, column 0"),
-        ([piece({"rows": [[0, 1], [2, 4]]}, 0, 12)], "rows 1..2 of columns 0..4 are in no piece"),
-        ([piece({"rows": [[1, 4]]}, 0, 12)], "rows 0..1 of columns 0..4 are in no piece"),
+        ([piece(None, 0, 16), piece(LEFT, 0, 8)], "chunks overlap at row 0, column 0"),
+        ([piece({"rows": [[0, 1], [2, 4]]}, 0, 12)], "rows 1..2 of columns 0..4 are in no chunk"),
+        ([piece({"rows": [[1, 4]]}, 0, 12)], "rows 0..1 of columns 0..4 are in no chunk"),
         ([piece({"rows": [[0, 3]]}, 0, 12), piece({"rows": [[2, 4]]}, 0, 8)], "overlap at row 2, column 0"),
         ([piece(LEFT, 0, 8), piece({"rows": [[0, 2]], "columns": [2, 4]}, 0, 4)], "rows 2..4 of columns 2..4"),
         ([piece({"rows": [[0, 5]]}, 0, 20)], "are not ascending ranges of 4 rows"),
@@ -200,15 +202,15 @@ def test_a_broken_covering_by_shards_is_refused(tmp_path: Path, pieces: list[dic
 
 
 def test_pieces_that_do_not_fit_their_shard_are_refused(tmp_path: Path) -> None:
-    writer = PieceWriter(tmp_path, 0)
+    writer = ChunkWriter(tmp_path, 0)
     shard = Shard((4, 4), ((0, 2),), (0, 4))
-    with pytest.raises(CheckpointError, match="elements 2..9 lie outside its shard of 8"):
+    with pytest.raises(CheckpointError, match="elements 2..9 are outside its shard of 8"):
         writer.add("p", "weight", (4, 4), 2, torch.zeros(7), shard)
     with pytest.raises(CheckpointError, match=r"a shard of shape \(4, 4\), the parameter has \(4, 5\)"):
         writer.add("p", "weight", (4, 5), 0, torch.zeros(8), shard)
     writer.add("p", "weight", (4, 4), 0, torch.zeros(8), shard)
     writer.add("p", "weight", (4, 4), 0, torch.ones(8), Shard((4, 4), ((2, 4),), (0, 4)))
-    merge_index(tmp_path, [writer.close()], {})
+    merge_index(tmp_path, [writer.write().value], {})
     reader = CheckpointReader(tmp_path)
     with pytest.raises(CheckpointError, match=r"has shape \(4, 4\), a shard of \(4, 5\) was asked for"):
         reader.read("p", shard=Shard.whole((4, 5)))
@@ -280,9 +282,9 @@ def test_a_mutated_index_is_an_error_or_reads_as_before(
 
 @pytest.mark.parametrize("shape", [[10**12], [10**9, 10**9]])
 def test_no_room_is_made_for_what_the_files_cannot_hold(tmp_path: Path, shape: list[int]) -> None:
-    writer = PieceWriter(tmp_path, 0)
+    writer = ChunkWriter(tmp_path, 0)
     writer.add("p", "weight", (4,), 0, torch.zeros(4))
-    merge_index(tmp_path, [writer.close()], {})
+    merge_index(tmp_path, [writer.write().value], {})
     index = json.loads((tmp_path / "index.json").read_text())
     index["parameters"]["p"]["shape"] = shape
     index["parameters"]["p"]["pieces"]["weight"][0]["length"] = int(np.prod(shape, dtype=object))
@@ -302,9 +304,9 @@ def test_a_mutated_tensor_file_is_an_error_or_reads(
 ) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     value = torch.arange(10.0)
-    writer = PieceWriter(folder, 0, header_room_bytes=64)
+    writer = ChunkWriter(folder, 0)
     writer.add("p", "weight", (10,), 0, value)
-    merge_index(folder, [writer.close()], {})
+    merge_index(folder, [writer.write().value], {})
     path = folder / "weights-00000.safetensors"
     content = bytearray(path.read_bytes())
     header_bytes = 8 + int.from_bytes(content[:8], "little")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxlm_ds.cluster.evidence import gather_failures, report
+from ctxlm_ds.cluster.rank_failures import gather_failures, report
 from ctxlm_ds.process.run_history import FailureRecord, write_record
 
 ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=13.1"

@@ -4,7 +4,7 @@
 #
 #   tokenizer -> preprocess (an array of shards) -> merge -> samples -> pretrain (a job a recipe) -> export -> AFTER
 #
-#   slurm/pipeline.sh RECIPE [RECIPE2 ...] [SETTING=VALUE ...] [--dry-run] [--set a.b=c ...]
+#   slurm/route.sh RECIPE [RECIPE2 ...] [SETTING=VALUE ...] [--dry-run] [--set a.b=c ...]
 #
 # RECIPE2 is a second phase: it starts from the weights of the first. --set goes for all recipes. Run it again if
 # something has failed: every tool goes on at the place where it stopped, and what is finished ends in seconds.
@@ -18,7 +18,7 @@ set -e -f -o pipefail
 INPUT=              # texts: files, globs, hf://NAME; empty: begin at the samples, with tokenizer.path and data.train
 HELDOUT=            # held-out texts; empty: none, or --set data.split=969,30,1
 JSON_KEY=text       # the key or column that holds the text
-OUT=                # folder of everything that is made; empty: pipelines/NAME, NAME being the first recipe's
+OUT=                # folder of everything that is made; empty: routes/NAME, NAME being the first recipe's
 TOKENIZER=          # a finished tokenizer; empty: train one
 TOKENIZER_TYPE=     # empty: the one that the model's family was published with
 VOCAB_SIZE=         # empty: the published model's
@@ -70,7 +70,7 @@ run_command(show)
 END
 )
 read -r name family_tokenizer form form_options <<<"$facts"
-OUT=$(realpath -m "${OUT:-pipelines/$name}")
+OUT=$(realpath -m "${OUT:-routes/$name}")
 train=$OUT/data/train_${JSON_KEY}_$form
 jobs=${name//[^A-Za-z0-9._-]/_}-$(cksum <<<"$OUT" | cut -d' ' -f1)
 makes_tokenizer='' sets=("name=$name" "${sets[@]}")

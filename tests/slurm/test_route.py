@@ -1,4 +1,4 @@
-"""slurm/pipeline.sh on the test cluster: one route from raw text to an exported model, shared by the tests."""
+"""slurm/route.sh on the test cluster: one route from raw text to an exported model, shared by the tests."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Route:
     out: Path
 
     def sh(self, *words: str, check: bool = True, **environ: str) -> Finished:
-        """slurm/pipeline.sh RECIPES WORDS."""
-        return self.cluster.run("slurm/pipeline.sh", *self.recipes, *words, check=check, **environ)
+        """slurm/route.sh RECIPES WORDS."""
+        return self.cluster.run("slurm/route.sh", *self.recipes, *words, check=check, **environ)
 
     def submit(self, *words: str, **environ: str) -> dict[str, str]:
         """Submit the whole route: ids by step."""
@@ -162,7 +162,7 @@ def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> N
     jobs = first.submit("VOCAB_SIZE=380")
     ended = first.wait(jobs)
     assert ended == {"tokenizer": "FAILED", **dict.fromkeys(STEPS[1:], "CANCELLED")}
-    assert "was made otherwise: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
+    assert "was made differently: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
     assert first.made() == before and first.cluster.run("squeue", "-h").stdout == ""
 
 

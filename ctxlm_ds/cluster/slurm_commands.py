@@ -1,6 +1,6 @@
-"""Slurm's commands: run, read, and explained where they fail.
+"""Slurm's commands: run, parsed, and explained if they fail.
 
-Out: Job (what Slurm says of a job), the states of nodes, requeue, submit, cancel; the nodes that a run keeps away from
+Out: Job (as Slurm shows it), the states of nodes, requeue, submit, cancel; the nodes that a run avoids
 (RUN/excluded_nodes.json), in the words of scontrol, sbatch and srun. Not here: when to do which (job.py).
 """
 
@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.errors import ClusterError, ConfigError
 from ctxlm_ds.process.slurm import expand_hostlist
 
@@ -25,9 +24,9 @@ PATIENCE_S = 600.0
 RETRY_DELAY_S = 5.0
 DISABLED = "disabled"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
-# Their values may look like fields: a command's arguments, for one.
+# Their values may look like fields: a command's arguments, for example.
 _WHOLE_LINES = ("Command", "WorkDir", "Comment", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
-# Of sinfo's states, those of a node that runs nothing. The flag * means that it does not answer.
+# sinfo's states of a node that runs nothing. The flag * means that it does not answer.
 _BROKEN = ("down", "unk", "inval", "err", "boot", "pow")
 
 
@@ -50,21 +49,17 @@ class Job:
 
     @property
     def may_requeue(self) -> bool:
-        """Whether Slurm would put it back into the queue."""
+        """Whether Slurm would requeue it."""
         return self.fields.get("Requeue", "1") == "1"
 
     def given(self, name: str) -> str:
-        """A field, empty where Slurm says that there is none."""
+        """Return a field, empty if Slurm has no value for it."""
         value = self.fields.get(name, "")
         return "" if value in ("(null)", "N/A", "None", "UNLIMITED") else value
 
 
 def call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
-    """Run a command of Slurm; its output.
-
-    Raises:
-        ClusterError: it is missing, fails, or does not answer.
-    """
+    """Run a command of Slurm and return its output. Raises ClusterError if it is missing, fails or does not answer."""
     try:
         done = subprocess.run(
             list(words), capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
@@ -75,17 +70,13 @@ def call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise ClusterError(f"{' '.join(words)}: no answer within {TIMEOUT_S:.0f} s") from None
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise ClusterError(f"{' '.join(words)}: status {done.returncode}: {said}")
+        message = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise ClusterError(f"{' '.join(words)}: status {done.returncode}: {message}")
     return done.stdout
 
 
 def insist(words: Sequence[str], patience_s: float = PATIENCE_S) -> str:
-    """call(), again and again where Slurm's controller is away for a while.
-
-    Raises:
-        ClusterError: Slurm refuses, or is away for longer than `patience_s`.
-    """
+    """Repeat call() while Slurm's controller does not answer, for `patience_s`. Raises ClusterError as call()."""
     end_s = time.monotonic() + patience_s
     while True:
         try:
@@ -102,16 +93,12 @@ def _is_passing(message: str) -> bool:
 
 
 def show_job(job_id: str, patience_s: float = PATIENCE_S) -> Job:
-    """What Slurm knows of a job.
-
-    Raises:
-        ClusterError: it knows none of that id (any more), or does not answer.
-    """
+    """Return Slurm's record of a job. Raises ClusterError if it has none (any more), or does not answer."""
     return Job(job_id, parse_fields(insist(["scontrol", "show", "job", job_id], patience_s)))
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """Lines of `A=1 B=x y C=` -> the values by name; a value may hold spaces, the first field of a name counts."""
+    """Parse lines of `A=1 B=x y C=`; a value may hold spaces, the first field of a name counts."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         found = list(_FIELD.finditer(line))
@@ -124,7 +111,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def broken_nodes(nodes: Sequence[str]) -> list[str]:
-    """Those that are down or do not answer, each with its state."""
+    """Return the nodes that are down or do not answer, each with its state."""
     lines = insist(["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %t"]).splitlines()
     states = dict(line.split() for line in lines if len(line.split()) == 2)
     broken = ((node, state) for node, state in sorted(states.items()) if "*" in state or state.startswith(_BROKEN))
@@ -135,13 +122,13 @@ def requeue(job_id: str) -> None:
     """Put a running job back into the queue; Slurm then ends its processes.
 
     Raises:
-        ClusterError: refused; `disabled` stands in the message where this job or cluster allows no requeue.
+        ClusterError: refused; the message contains `disabled` if this job or cluster allows no requeue.
     """
     insist(["scontrol", "requeue", job_id])
 
 
 def cancel(job_id: str) -> None:
-    """Cancel a job; one that is gone is no error."""
+    """Cancel a job, if it still exists."""
     try:
         insist(["scancel", job_id])
     except ClusterError as error:
@@ -150,7 +137,7 @@ def cancel(job_id: str) -> None:
 
 
 def cancel_steps(job_id: str) -> None:
-    """End the steps of a job that live on although their srun is gone; the batch script goes on."""
+    """End the steps of a job whose srun is gone; the batch script continues."""
     shown = insist(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"])
     steps = [step for step in shown.split() if step.rpartition(".")[2].isdigit()]
     for step in steps:
@@ -158,7 +145,7 @@ def cancel_steps(job_id: str) -> None:
 
 
 def node_address(node: str) -> str:
-    """Slurm's address of a node, a name or a number."""
+    """Return Slurm's address of a node, a name or a number."""
     return parse_fields(insist(["scontrol", "show", "node", node])).get("NodeAddr", "") or node
 
 
@@ -172,37 +159,32 @@ exit 1"""
 
 
 def excluded_nodes(run_dir: Path) -> dict[str, str]:
-    """Excluded nodes and why; empty if none are, or the file cannot be read. Removing the file lets all in again."""
-    try:
-        entries = json.loads((run_dir / EXCLUDED_NAME).read_text(encoding="utf-8"))
-        return {str(node): str(entry["why"]) for node, entry in entries.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    """Read the excluded nodes and reasons; empty without a readable file. Removing the file admits all again."""
+    entries = read_object(run_dir / EXCLUDED_NAME) or {}
+    return {node: str(entry.get("why")) for node, entry in entries.items() if isinstance(entry, dict)}
 
 
 def remember_excluded(run_dir: Path, bad: Mapping[str, str], attempt: str) -> None:
-    """Add nodes to RUN/excluded_nodes.json; one that is in it keeps its first reason. Raises OSError."""
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads((run_dir / EXCLUDED_NAME).read_text(encoding="utf-8"))
+    """Add nodes to RUN/excluded_nodes.json; known ones keep their first reason. Raises OSError."""
+    known = read_object(run_dir / EXCLUDED_NAME) or {}
     added = {node: {"why": why, "attempt": attempt, "time_unix_s": round(time.time(), 3)} for node, why in bad.items()}
     write_text(run_dir / EXCLUDED_NAME, json.dumps({**added, **known}, indent=1) + "\n")
 
 
 def requeue_command(job_id: int | str, exclude: Iterable[str]) -> list[str]:
-    """A command for the job itself: back into the queue, to start without the nodes (a plain requeue without any)."""
+    """Return a command that requeues this job without these nodes (a plain requeue if there are none)."""
     nodes = ",".join(sorted(set(exclude)))
     return ["sh", "-c", _REQUEUE, "requeue", str(job_id), nodes] if nodes else ["scontrol", "requeue", str(job_id)]
 
 
 def sbatch_words(exclude: Iterable[str]) -> list[str]:
-    """What a successor's sbatch needs."""
+    """Return sbatch's option to avoid the nodes, if there are any."""
     nodes = ",".join(sorted(set(exclude)))
     return [f"--exclude={nodes}"] if nodes else []
 
 
 def srun_words(tasks: Mapping[str, int], without: Iterable[str]) -> list[str]:
-    """What srun needs inside an allocation of `tasks` by node to leave nodes out; none if it has none of them."""
+    """Return srun's options to leave nodes out of an allocation of `tasks` by node, if it has any of them."""
     left_out = [node for node in tasks if node in set(without)]
     counts = [count for node, count in tasks.items() if node not in left_out]
     if not left_out:
@@ -212,7 +194,7 @@ def srun_words(tasks: Mapping[str, int], without: Iterable[str]) -> list[str]:
 
 
 def partition_nodes(partition: str | None) -> list[str]:
-    """Names of a partition's nodes (of all partitions without a name); empty if Slurm does not say."""
+    """Return the names of a partition's nodes (without a name: of all); empty if Slurm does not answer."""
     options = [] if partition is None else ["--partition", partition]
     with contextlib.suppress(ClusterError, ConfigError):
         lines = call(["sinfo", "--noheader", *options, "--format=%N"]).split()
@@ -221,7 +203,7 @@ def partition_nodes(partition: str | None) -> list[str]:
 
 
 def job_exclusions(job_id: str) -> list[str]:
-    """Nodes that the job was submitted to keep away from; empty if Slurm does not say."""
+    """Return the nodes that the job was submitted to avoid; empty if Slurm does not answer."""
     with contextlib.suppress(ClusterError, ConfigError):
         return expand_hostlist(show_job(job_id, patience_s=0).given("ExcNodeList"))
     return []

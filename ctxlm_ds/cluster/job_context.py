@@ -1,6 +1,6 @@
-"""What a job is and was asked for: its ids, nodes and tasks, the run, the settings; and how it speaks to people.
+"""A job's ids, nodes, tasks, run and settings, and the lines of its log.
 
-In: the batch script's environment and arguments. Out: JobContext, show(), tell().
+In: the batch script's environment and arguments. Out: JobContext, show(), log().
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 
 
 def show(text: str) -> None:
-    """One line of the job's readable log; a disk that is full loses it, and nothing else."""
+    """Print one line of the job's readable log; a full disk loses the line and nothing else."""
     with contextlib.suppress(OSError):
-        # Not through sys.stdout, which would keep what could not be written and end Python with an error.
+        # Not through sys.stdout, which would keep what could not be written and make Python end with an error.
         os.write(1, (text + "\n").encode(errors="replace"))
 
 
-def tell(text: str) -> None:
-    """One line of the job's own, beside the ranks'."""
+def log(text: str) -> None:
+    """Print one line of the job itself, between those of the ranks."""
     show(f"{time.strftime('%H:%M:%S')} job: {text}")
 
 
@@ -39,16 +39,16 @@ class JobContext:
     chain: str
     """Id of the first job in a line of successors."""
     restarts: int
-    """How often Slurm had put the job back into the queue when this life of it began."""
+    """How often Slurm had requeued the job when it began this time."""
     node_list: str
     tasks: Mapping[str, int]
     """Ranks of each node, in the allocation's order."""
     task_words: tuple[str, ...]
-    """What srun must be told to start so many."""
+    """srun's options to start so many."""
     arguments: tuple[str, ...]
-    """As the batch script got them."""
+    """Those of the batch script."""
     words: tuple[str, ...]
-    """The same for ctxlm_ds.pretrain."""
+    """Those of ctxlm_ds.pretrain."""
     run_folder: RunFolder
     settings: JobSettings
     environ: Mapping[str, str]
@@ -87,11 +87,7 @@ def read_context(arguments: Sequence[str]) -> JobContext:
 
 
 def pretrain_words(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The batch script's arguments for ctxlm_ds.pretrain.
-
-    Raises:
-        ConfigError: there is no recipe among them, or nothing to train.
-    """
+    """Return ctxlm_ds.pretrain's arguments from the batch script's. Raises ConfigError without a recipe."""
     named = any(word.startswith("--config") for word in arguments)
     if not arguments or (arguments[0].startswith("-") and not named):
         raise ConfigError("no recipe; it comes first: sbatch slurm/pretrain.sbatch RECIPE.yaml [--set a.b=c ...]")
@@ -105,7 +101,9 @@ def pretrain_words(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Ranks of each node, and srun's options for them: the job's tasks, or one a GPU where it has one task a node.
+    """Return the ranks of each node and srun's options for them.
+
+    They are the job's tasks, or one per GPU if the job has one task per node.
 
     Raises:
         ConfigError: there are more GPUs than tasks, and too few CPUs to start one for each.

@@ -1,7 +1,7 @@
-"""The starts of a run: each one's folder, what came of it, and whether checkpoints move on.
+"""The starts of a run: each one's folder, its outcome, and whether checkpoints make progress.
 
 A start's folder, RUN/attempts/job-<job>-<restart>-<try>, holds start.json from its beginning and end.json from its end;
-one without an end was cut short with the job itself. What came of a start is also an event of RUN/history.jsonl.
+one without an end was cut short with the job itself. The outcome is also an event of RUN/history.jsonl.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
-from ctxlm_ds.cluster.logs import job_log
+from ctxlm_ds.cluster.rank_output import job_log
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 START_FILE = "start.json"
 END_FILE = "end.json"
 CANCELLED = "the job has been cancelled"
-"""`how` of the FAILURE event of a start whose job a person ended; its exit status is 0 where the ranks saved first."""
+"""`how` of the FAILURE event of a start whose job was cancelled; its exit status is 0 if the ranks saved first."""
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One start of the ranks."""
+class StartRecord:
+    """One start of the ranks, as its start.json holds it."""
 
     name: str
     chain: str
@@ -33,37 +33,33 @@ class Attempt:
     job_id: str
     time_unix_s: float
     checkpoint_step: int | None
-    """Newest checkpoint at the beginning; None where there was none."""
+    """Newest checkpoint at the beginning; None if there was none."""
     nodes: str
     log: str | None = None
-    """The job's readable file; known before the ranks' START event has it."""
+    """The job's readable log, known before the ranks' START event."""
 
-    def in_words(self) -> str:
-        """Where the start begins."""
+    def describe(self) -> str:
+        """Describe the checkpoint that the start begins at."""
         step = self.checkpoint_step
         return "no checkpoint yet" if step is None else f"newest checkpoint: step {step}"
 
 
 def newest_checkpoint(run_dir: Path) -> int | None:
-    """Step of the newest complete checkpoint; whether it is intact is for those who load it."""
+    """Return the step of the newest complete checkpoint; whether it is intact is checked when it is loaded."""
     return max(list_checkpoints(run_dir / CHECKPOINTS_DIR), default=None)
 
 
-def begin(run_dir: Path, name: str, chain: str, job_id: str, nodes: str) -> Attempt:
-    """Make a start's folder.
-
-    Raises:
-        OSError: the run directory cannot be written.
-    """
-    attempt = Attempt(name, chain, job_id, round(time.time(), 3), newest_checkpoint(run_dir), nodes, job_log())
+def begin(run_dir: Path, name: str, chain: str, job_id: str, nodes: str) -> StartRecord:
+    """Make a start's folder. Raises OSError if the run directory cannot be written."""
+    attempt = StartRecord(name, chain, job_id, round(time.time(), 3), newest_checkpoint(run_dir), nodes, job_log())
     folder = run_dir / ATTEMPTS_DIR / name
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / START_FILE, json.dumps(asdict(attempt), indent=1) + "\n")
     return attempt
 
 
-def finish(run_dir: Path, attempt: Attempt, event: str, why: str, **details: Any) -> None:
-    """Note what came of a start; `event` is FAILURE, REQUEUE, or empty for one that is complete."""
+def finish(run_dir: Path, attempt: StartRecord, event: str, why: str, **details: Any) -> None:
+    """Record the outcome of a start; `event` is FAILURE, REQUEUE, or empty for a complete one."""
     values = {
         "why": why, "attempt": attempt.name, "chain": attempt.chain, "job_id": attempt.job_id,
         "checkpoint_before": attempt.checkpoint_step, "checkpoint_after": newest_checkpoint(run_dir), **details,
@@ -73,21 +69,21 @@ def finish(run_dir: Path, attempt: Attempt, event: str, why: str, **details: Any
     try:
         write_text(run_dir / ATTEMPTS_DIR / attempt.name / END_FILE, json.dumps({"event": event, **values}) + "\n")
     except OSError:
-        return  # a full disk: the event may have got through; at worst this start counts as cut short
+        return  # a full disk: the event may have been written; at worst this start counts as cut short
 
 
-def cut_short(run_dir: Path, chain: str) -> list[Attempt]:
-    """Starts of a chain of jobs that have no end, oldest first: their jobs ended with them."""
+def cut_short(run_dir: Path, chain: str) -> list[StartRecord]:
+    """Return the starts of a chain of jobs that have no end, oldest first: their jobs ended with them."""
     found = []
     for path in sorted((run_dir / ATTEMPTS_DIR).glob(f"job-*/{START_FILE}")):
-        attempt = read_attempt(path)
+        attempt = read_start_record(path)
         if attempt is not None and attempt.chain == chain and not path.with_name(END_FILE).exists():
             found.append(attempt)
     return sorted(found, key=lambda attempt: attempt.time_unix_s)
 
 
-def note_cut_short(run_dir: Path, attempt: Attempt) -> str:
-    """Note what came of a start whose job could not do so; in words."""
+def note_cut_short(run_dir: Path, attempt: StartRecord) -> str:
+    """Record the outcome of a start whose job could not do so, and return the reason."""
     ends = [event for event in read_history(run_dir) if event["event"] == END and event.get("attempt") == attempt.name]
     if ends and not ends[-1].get("failed", False):
         why = str(ends[-1].get("reason"))
@@ -98,18 +94,18 @@ def note_cut_short(run_dir: Path, attempt: Attempt) -> str:
     return why
 
 
-def read_attempt(path: Path) -> Attempt | None:
-    """A start.json; None where it is missing or damaged."""
+def read_start_record(path: Path) -> StartRecord | None:
+    """Read a start.json; None if it is missing or damaged."""
     try:
-        return Attempt(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return StartRecord(**(read_object(path) or {}))
+    except TypeError:
         return None
 
 
-def fruitless_starts(run_dir: Path, attempt: Attempt) -> list[dict[str, Any]]:
-    """Starts in a row before this one that left no new checkpoint, oldest first; this one, if it left one, ends them.
+def fruitless_starts(run_dir: Path, attempt: StartRecord) -> list[dict[str, Any]]:
+    """Return the starts in a row before this one that left no new checkpoint, oldest first; none if this one left one.
 
-    Counted over a chain of jobs, whatever ended the starts, and anew after the chain gave up.
+    Counted over a chain of jobs, whatever ended the starts, and from zero after the chain gave up.
     """
     newest = newest_checkpoint(run_dir)
     found: dict[str, dict[str, Any]] = {}
@@ -123,6 +119,6 @@ def fruitless_starts(run_dir: Path, attempt: Attempt) -> list[dict[str, Any]]:
     return [] if attempt.checkpoint_step != newest else list(found.values())[::-1]
 
 
-def is_fruitless(run_dir: Path, attempt: Attempt) -> bool:
-    """Whether a start has left no new checkpoint."""
+def is_fruitless(run_dir: Path, attempt: StartRecord) -> bool:
+    """Return whether a start has left no new checkpoint."""
     return attempt.checkpoint_step == newest_checkpoint(run_dir)

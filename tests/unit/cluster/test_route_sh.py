@@ -1,4 +1,4 @@
-"""slurm/pipeline.sh --dry-run, which needs no Slurm: what each step is told, and what it waits for."""
+"""slurm/route.sh --dry-run, which needs no Slurm: what each step is told, and what it waits for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ("INPUT=corpus/*.jsonl more.txt", "HELDOUT=heldout.jsonl")
 
 def dry_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": os.environ["PATH"], "CTXLM_PYTHON": sys.executable}
-    command = [str(ROOT / "slurm" / "pipeline.sh"), *words, "--dry-run"]
+    command = [str(ROOT / "slurm" / "route.sh"), *words, "--dry-run"]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 

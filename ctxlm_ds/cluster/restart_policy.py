@@ -1,4 +1,4 @@
-"""What a job does when its ranks have ended: the whole table on one screen. Pure: no Slurm, no files."""
+"""What a job does when its ranks have ended: the decision table, without Slurm and files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """A start's outcome, in words too, and the status that tells it best."""
+    """The outcome of one start, its reason, and the exit status to return."""
 
     outcome: Outcome
     why: str
     exit_status: int
 
+    def describe(self) -> str:
+        """Describe the outcome and its reason."""
+        return f"{self.outcome.value}: {self.why}"
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the checks ahead of the ranks found, for all starts in this allocation."""
+    """Results of the checks before the ranks, for all starts in this allocation."""
 
     ended: Ended | None = None
-    """Why the ranks do not start at all."""
+    """Set if the ranks do not start at all."""
     exclude: tuple[str, ...] = ()
-    """Nodes to keep away from when the job is put back."""
+    """Nodes to avoid when the job is put back."""
     left_out: tuple[str, ...] = ()
-    """Nodes of this allocation that the ranks do without."""
+    """Nodes of this allocation that the ranks do not use."""
     srun_words: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     """`a.b=c` for --set."""
@@ -54,13 +58,13 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Situation:
-    """What the decision rests on."""
+    """The facts that the decision depends on."""
 
     outcome: Outcome
     still_ours: bool
-    """False where the job has been cancelled or requeued already: whoever did that has decided."""
+    """False if the job has been cancelled or requeued already."""
     time_is_up: bool
-    """The job itself was told to stop (ahead of its limit, preemption), or too little time is left."""
+    """The job itself was asked to stop (ahead of its limit, preemption), or too little time is left."""
     broken_nodes: bool
     fruitless_starts: int
     max_restarts: int
@@ -69,15 +73,13 @@ class Situation:
 
 
 def decide(situation: Situation) -> Action:
-    """The first row that fits."""
+    """Return the action of the first row that fits."""
     outcome = situation.outcome
     if outcome in (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD):
         return Action.DONE
     if not situation.still_ours:
         return Action.LEAVE
-    if outcome in (Outcome.USER_ERROR, Outcome.TRAINING_ERROR):
-        return Action.STOP
-    if not situation.may_continue:
+    if outcome in (Outcome.USER_ERROR, Outcome.TRAINING_ERROR) or not situation.may_continue:
         return Action.STOP
     if situation.fruitless_starts >= situation.max_restarts:
         return Action.GIVE_UP
