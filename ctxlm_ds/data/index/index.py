@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import SequenceTemplate
-from ctxlm_ds.data.formats.loops.framing import WHOLE
+from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import open_array, read_meta
 from ctxlm_ds.data.sample import Example, Examples, Sample, Samples, empty_examples, empty_samples, starts_of
@@ -73,7 +73,7 @@ class SampleReader:
     def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
         damaged = self._fill(samples, slots, self.records, numbers)
-        if damaged != WHOLE:
+        if damaged != INTACT:
             raise self._damaged(int(numbers[damaged]))
 
     def _require(self, is_valid: NDArray[np.bool_], numbers: NDArray[np.int64]) -> None:

@@ -2,7 +2,7 @@
 
 A blend decides in two steps: a SourceOrder gives the source of a position and its number among all rows of that source.
 That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by (seed,
-source, epoch). So all rows of a source come once before any comes again, whatever its share, and their masks change
+source, epoch). So all rows of a source come once before any comes again, and their masks change
 with the source's epoch. Every position is computed on its own, so that a resume needs one number.
 """
 

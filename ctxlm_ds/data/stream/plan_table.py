@@ -32,7 +32,7 @@ def plan_lines(
 
     Args:
         steps_done: steps of the run before this start.
-        rows_read: rows that these steps read, with whatever global batch size they had.
+        rows_read: rows that these steps read; their global batch size may have been another.
 
     Raises:
         DataError: a source that must have a share has no row.
