@@ -29,7 +29,7 @@ from ctxlm_ds.data.sources.types import (
     KEY_HINT,
     LINE_FORMATS,
     MAX_RECORD_BYTES,
-    INTACT,
+    WHOLE,
     BadRecord,
     Chunk,
     Document,
@@ -162,7 +162,7 @@ def _guess_format(path: str, stem: str, compression: str) -> str:
     return _EXTENSIONS.get(os.path.splitext(name)[1].lower(), "text")
 
 
-def total_bytes(sources: Iterable[Source], shard: InputShard = INTACT) -> int:
+def total_bytes(sources: Iterable[Source], shard: InputShard = WHOLE) -> int:
     """Size on disk of all sources, or of a shard of them."""
     span = _shard_span(sum(source.num_bytes for source in sources), shard)
     return span.end - span.start
@@ -175,7 +175,7 @@ def _shard_span(num_bytes: int, shard: InputShard) -> Span:
 def read_chunks(
     sources: Sequence[Source],
     json_keys: Sequence[str] = ("text",),
-    shard: InputShard = INTACT,
+    shard: InputShard = WHOLE,
     after: Position | None = None,
 ) -> Iterator[Chunk]:
     """All records of a shard of the sources, in order; behind the chunk whose position `after` is, where given.

@@ -58,7 +58,7 @@ class InputShard:
         return cls(int(match[1]), int(match[2]))
 
 
-INTACT = InputShard()
+WHOLE = InputShard()
 """All of the input."""
 
 

@@ -16,12 +16,12 @@ from tests.sections import model_section
 MODEL = model_section(
     vocab_size=61, hidden_size=16, num_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=8
 )
-INTACT = describe_model(MODEL, OUTPUTS)
-SPLITS = {name: facts.split for name, facts in INTACT.facts.items()}
+WHOLE = describe_model(MODEL, OUTPUTS)
+SPLITS = {name: facts.split for name, facts in WHOLE.facts.items()}
 
 
 def parameters() -> dict[str, torch.Tensor]:
-    return {name: torch.randn(shape) for name, shape in INTACT.shapes.items()}
+    return {name: torch.randn(shape) for name, shape in WHOLE.shapes.items()}
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
