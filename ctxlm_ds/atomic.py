@@ -85,8 +85,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def output_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` on success and is removed on failure."""
+def output_folder(path: Path, replace: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` on success and is removed on failure.
+
+    An existing folder is replaced. With `replace` false it stays, and FileExistsError is raised: of several processes
+    that write one path, the first to finish wins.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     report_leftovers(path)
     partial = partial_path(path)
@@ -95,9 +99,14 @@ def output_folder(path: Path) -> Iterator[Path]:
         yield partial
         fsync_tree(partial)
         replaced = path.with_name(f"{path.name}.replaced-{_own_mark()}")
-        if path.exists():
+        if path.exists() and replace:
             os.rename(path, replaced)
-        os.rename(partial, path)
+        try:
+            os.rename(partial, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise FileExistsError(errno.EEXIST, "exists already", str(path)) from error
         fsync_path(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     finally:

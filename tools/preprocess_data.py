@@ -47,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     add("--append-eod", action="store_true", help=eod_help)
+    split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
+    add("--split-special-tokens", action="store_true", help=split_help)
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
     add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
@@ -98,6 +100,7 @@ def main() -> None:
         keep_newlines=args.keep_newlines,
         leading_space=args.leading_space,
         append_eod=args.append_eod,
+        split_special_tokens=args.split_special_tokens,
         workers=args.workers,
         max_bad_records=parse_max_bad_records(args.max_bad_records),
         input_format=args.input_format,

@@ -35,7 +35,7 @@ def check_run(run_dir: Path) -> None:
 
 
 def list_batches(run_dir: Path, events: list[dict[str, Any]]) -> None:
-    """A line for each bad batch."""
+    """Return a line for each bad batch."""
     for event in events:
         first, last = event["rows"]["first"], event["rows"]["first"] + event["rows"]["count"] - 1
         print(f"{event['event']} step {event['step']}, rows {first} to {last}: {event['why']}")

@@ -156,7 +156,9 @@ def build_deepspeed_config(
     problems += _settle_optimizer(result, config)
     if result.pop("scheduler", AUTO) != AUTO:
         problems.append(Problem("scheduler", "the recipe's schedule section sets the learning rate; remove it here"))
-    problems += [*find_conflicts(config, result, world_size), *batch_problems(config, world_size)]
+    known = {problem.path for problem in problems}
+    problems += [one for one in find_conflicts(config, result, world_size) if one.path not in known]
+    problems += batch_problems(config, world_size)
     problems += monitor_problems(result)
     _fill_hints(result, config)
     problems += _settle_autos(result, ())
@@ -251,7 +253,7 @@ def _hand_over_optimizer(section: Any, values: dict[str, Owned]) -> Iterator[Pro
             'add {"type": …, "params": {…}}, or set optimizer.name to adamw or lamb',
         )
         return
-    params = section["params"] = section.get("params") or {}
+    params = section["params"] = {} if section.get("params", AUTO) in (AUTO, None) else section["params"]
     if not isinstance(params, dict):
         yield Problem("optimizer.params", f"{show_value(params)}: expected a section")
         return

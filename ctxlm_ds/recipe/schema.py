@@ -15,6 +15,7 @@ from ctxlm_ds.recipe.section import (
     NonNegativeFloat,
     NonNegativeSteps,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     PositiveSteps,
     Probability,
@@ -46,7 +47,7 @@ class OptimizerConfig(Section):
     """Peak learning rate."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     """Decay rates of the two moments."""
-    eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    eps: PositiveFraction = 1e-6
     """Added to the square root of the second moment."""
     weight_decay: LearningRate = 0.01
     """Decoupled weight decay."""

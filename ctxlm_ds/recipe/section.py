@@ -16,6 +16,7 @@ Width = Annotated[int, Field(ge=1, le=2**20)]
 SmallInt = Annotated[int, Field(ge=1, le=10_000)]
 """Number of layers, ranks, passes, and other things that a person can count."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,7 @@ class Tokenizer(Protocol):
     """Text to ids and back, with the facts that samples, masking and the model need."""
 
     kind: str
-    """`wordpiece`, `byte_bpe`, `sentencepiece`, `characters` or `huggingface` (any other local one)."""
+    """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
     pad_id: int
     unk_id: int
     cls_id: int
@@ -39,6 +40,8 @@ class Tokenizer(Protocol):
     """RoBERTa: `</s>`, GPT: `<|endoftext|>`; also the end-of-document token."""
     special_ids: frozenset[int]
     """Every id that stands for no text."""
+    split_special_tokens: bool
+    """True if the name of a special token inside a text is ordinary text, False if it is that token's id."""
     double_separator: bool
     """The pair template has two separators between A and B (RoBERTa)."""
 
@@ -56,14 +59,14 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides the ids; equal fingerprints give equal ids."""
+        """sha256 (hex) of everything that decides the ids of text without names of special tokens."""
 
     @property
     def sentence_prefix(self) -> str:
         """What stands before a sentence that follows another one: a space for byte-level BPE, else nothing."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, no special tokens; a special token's name inside a text is ordinary text."""
+        """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; special tokens appear by name."""
@@ -100,6 +103,12 @@ def _without_empty(value: Any) -> Any:
     return value
 
 
+def special_names(backend: Any) -> re.Pattern[str]:
+    """Return a pattern of the names of all special tokens; one that never matches if there are none."""
+    names = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
     """What stands beside a tokenizer.json in a tokenizer folder."""
@@ -126,8 +135,8 @@ class FastTokenizer:
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         backend.no_truncation()
         backend.no_padding()
-        # The name of a special token inside raw text (`<s>` in HTML, `[MASK]` in a paper) is text, as in the originals.
-        backend.encode_special_tokens = True
+        self.split_special_tokens = bool(facts.config.get("split_special_tokens", False))
+        backend.encode_special_tokens = self.split_special_tokens  # the library's name for splitting them
         self.backend = backend
         self.facts = facts
         self.kind = facts.kind
@@ -173,7 +182,7 @@ class FastTokenizer:
     def fingerprint(self) -> str:
         content = json.loads(self.backend.to_str())
         deciding = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model")}
-        # A special token's matching rules decide nothing here: its name in a text is text.
+        # How names of special tokens are matched in a text is left out: transformers changes it when it saves.
         deciding["added_tokens"] = [
             [token["id"], token["content"]] if token["special"] else token for token in content["added_tokens"]
         ]

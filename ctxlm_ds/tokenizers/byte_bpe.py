@@ -6,7 +6,9 @@ RoBERTa: <s> <pad> </s> <unk> as ids 0 to 3 and <mask> the last id. GPT-2: <|end
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import logging
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,28 @@ GPT2_ROLES = dict.fromkeys(DECODER_ROLES, END_OF_TEXT)
 DEFAULT_VOCAB_SIZE = 50_265
 GPT2_DEFAULT_VOCAB_SIZE = 50_257
 NORMALIZATIONS = ("none", "nfc", "nfd", "nfkc", "nfkd")
+MAX_WORD_CHARACTERS = 1000
+_LONG_RUN = re.compile(rf"\S{{{MAX_WORD_CHARACTERS}}}|\s{{{MAX_WORD_CHARACTERS}}}")
+_MARKS = r"!-/:-@\[-`{-~。，、！？；：「」『』（）…"  # what separates words in text without spaces, too
+_LONG_WORD = re.compile(rf"[^\s{_MARKS}]{{{MAX_WORD_CHARACTERS}}}|[{_MARKS}]{{{MAX_WORD_CHARACTERS}}}")
+_LONG_SPACE = re.compile(rf"(\s{{{MAX_WORD_CHARACTERS}}})\s+")
+logger = logging.getLogger("ctxlm_ds")
+
+
+def cut_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts whose words and runs of white space have at most 1,000 characters.
+
+    The library's trainer takes quadratic time in the length of a word. Logs a warning with the number of cuts.
+    """
+    cuts = 0
+    for text in texts:
+        if _LONG_RUN.search(text):
+            text, words = _LONG_WORD.subn(r"\g<0>\n", text)
+            text, spaces = _LONG_SPACE.subn(r"\1", text)
+            cuts += words + spaces
+        yield text
+    if cuts:
+        logger.warning("words of over %d characters were cut for the training, in %d places", MAX_WORD_CHARACTERS, cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +103,7 @@ def _learn(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    draft.train_from_iterator(iter(texts), trainer)
+    draft.train_from_iterator(cut_long_words(texts), trainer)
     model = json.loads(draft.to_str())["model"]
     return model["vocab"], [(left, right) for left, right in model["merges"]]
 

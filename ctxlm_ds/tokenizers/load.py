@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers import characters, sentence_piece
+from ctxlm_ds.tokenizers import characters, gpt1, sentence_piece
 from ctxlm_ds.tokenizers.base import (
     DECODER_ROLES,
     SPECIAL_ROLES,
@@ -37,12 +37,14 @@ _STAND_INS = {"cls": "bos", "sep": "eos"}
 _GPT_END_OF_TEXT = "<|endoftext|>"
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a local folder.
+def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
+    """Return the tokenizer in a local folder.
 
-    A tokenizer without a mask token (GPT) needs an end-of-document token alone, which stands in for the others.
+    A tokenizer without a mask token (GPT) only needs an end-of-document token, which stands in for the others.
+    `split_special_tokens` as in transformers: encode the name of a special token inside a text as ordinary text, not
+    as that token. None takes the folder's own setting (False if it has none).
 
-    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
+    Raises TokenizerError if the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
     file in it cannot be read, or the folder was never finished.
     """
     folder = Path(path)
@@ -59,6 +61,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )
     backend = _load_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
+    if split_special_tokens is not None:
+        config["split_special_tokens"] = split_special_tokens
     special_map = _read_json(folder / "special_tokens_map.json")
     content = json.loads(backend.to_str())
     training = training_record(folder)
@@ -162,7 +166,8 @@ def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str,
         role: _configured(role, settings) or _stand_in(role, settings) or _usual(role, backend)
         for role in DECODER_ROLES
     }
-    end = found["sep"] or (_GPT_END_OF_TEXT if backend.token_to_id(_GPT_END_OF_TEXT) is not None else None)
+    known = (name for name in (_GPT_END_OF_TEXT, gpt1.LINE_END) if backend.token_to_id(name) is not None)
+    end = found["sep"] or next(known, None)
     if end is None:
         raise TokenizerError(
             f"{folder}: the tokenizer has no mask token, which masked language models need, and no end-of-document "
@@ -185,13 +190,15 @@ def _stand_in(role: str, settings: Settings) -> str | None:
 
 
 def detect_kind(content: dict[str, Any]) -> str:
-    """`wordpiece` or `byte_bpe` where tokenizer.json is what BERT's or RoBERTa's class rebuilds, else `huggingface`."""
+    """Return the kind whose transformers class rebuilds tokenizer.json as it is, `huggingface` for any other."""
     model = content["model"]
     normalizer = (content.get("normalizer") or {}).get("type")
     pre_tokenizer = content.get("pre_tokenizer") or {}
     parts = (model["type"], normalizer, pre_tokenizer.get("type"))
     if parts == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
         return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
+    if parts == ("BPE", "BertNormalizer", "BertPreTokenizer") and content["normalizer"]["lowercase"]:
+        return gpt1.KIND if model.get("end_of_word_suffix") == gpt1.WORD_END else "huggingface"
     if parts[::2] == ("BPE", "ByteLevel") and normalizer in _UNICODE_FORMS:
         return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"
     return "huggingface"

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, special_names
 
 KIND = "sentencepiece"
 MODEL_FILE = "spiece.model"
@@ -80,6 +80,7 @@ class SentencePieceTokenizer(FastTokenizer):
         super().__init__(backend, facts)
         from sentencepiece import SentencePieceProcessor
 
+        self._named = special_names(backend).search
         try:
             self._processor = SentencePieceProcessor(model_proto=facts.files[MODEL_FILE])
         except RuntimeError as error:
@@ -94,7 +95,12 @@ class SentencePieceTokenizer(FastTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
-        return self._processor.encode(list(texts), num_threads=threads)
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=threads)
+        # sentencepiece itself never finds special tokens in a text.
+        named = [] if self.split_special_tokens else [place for place, text in enumerate(texts) if self._named(text)]
+        for place, found in zip(named, super().encode_batch([texts[place] for place in named]), strict=True):
+            ids[place] = found
+        return ids
 
     @cached_property
     def fingerprint(self) -> str:

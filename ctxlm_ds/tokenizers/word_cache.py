@@ -6,7 +6,7 @@ BERT's WordPiece and byte-level BPE tokenize the pieces of a text apart from eac
 pieces. So the text is cut at its spaces, and a word's ids are looked up. An unknown word is cut once more, at the
 punctuation in it; a part still unknown goes through the `tokenizers` library, plain ASCII straight to its model.
 Every other tokenizer (a normalizer that sees across spaces, added tokens with spaces in them) goes through the library
-text by text. Not here: which texts (data/preprocess/job.py).
+text by text, and so does a text with the name of a special token. Not here: which texts (data/preprocess/job.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
+from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer, special_names
 
 FlatIds = tuple[NDArray[np.int32], NDArray[np.int64]]
 """[tokens] ids one text after another, [texts] the number of each."""
@@ -50,15 +50,16 @@ def flat_encoder(tokenizer: Tokenizer) -> Callable[[Sequence[str]], FlatIds]:
     if backend is None or not isinstance(tokenizer, FastTokenizer):
         return lambda texts: flatten(tokenizer.encode_batch(texts))
     content = json.loads(backend.to_str())
-    if not _only_special_tokens_added(content):
+    if not _finds_only_exact_names(content):
         return lambda texts: flatten(tokenizer.encode_batch(texts))
     normalizer, layers, model = content["normalizer"], content["pre_tokenizer"] or {}, content["model"]
-    bert = (normalizer or {}).get("type", "BertNormalizer") == "BertNormalizer" and model["type"] == "WordPiece"
+    words = model["type"] == "WordPiece" or bool(model.get("end_of_word_suffix") and not model.get("dropout"))
+    bert = (normalizer or {}).get("type", "BertNormalizer") == "BertNormalizer" and words
     if bert and layers.get("type") == "BertPreTokenizer":
-        return BertWords(content)
+        return BertWords(content, tokenizer)
     byte_level = normalizer is None and model["type"] == "BPE" and not model.get("dropout")
     if byte_level and layers.get("type") == "ByteLevel" and layers.get("use_regex", True):
-        return ByteLevelWords(content)
+        return ByteLevelWords(content, tokenizer)
     return lambda texts: flatten(tokenizer.encode_batch(texts))
 
 
@@ -69,9 +70,10 @@ def flatten(ids: Sequence[Sequence[int]]) -> FlatIds:
     return tokens, lengths
 
 
-def _only_special_tokens_added(content: dict[str, Any]) -> bool:
-    """Special tokens' names are text here; any other added token is found in the text before it is cut."""
-    return all(token["special"] for token in content["added_tokens"])
+def _finds_only_exact_names(content: dict[str, Any]) -> bool:
+    """Return whether a text without the exact name of a special token contains no added token."""
+    exact = content["normalizer"] is None
+    return all(token["special"] and (exact or not token["normalized"]) for token in content["added_tokens"])
 
 
 class _Encoder:
@@ -135,7 +137,9 @@ class _Words(dict[str, bytes]):
 class _CachedEncoder(ABC):
     """Words looked up, and forgotten when they are too many."""
 
-    def __init__(self, encoder: _Encoder, *tables: _Words) -> None:
+    def __init__(self, tokenizer: FastTokenizer, encoder: _Encoder, *tables: _Words) -> None:
+        self._tokenizer = tokenizer
+        self._names = special_names(tokenizer.backend)
         self._encoder = encoder
         self._tables = tables
 
@@ -144,7 +148,7 @@ class _CachedEncoder(ABC):
         """The ids of a text."""
 
     def __call__(self, texts: Sequence[str]) -> FlatIds:
-        encoded = [self._look_up(text) for text in texts]
+        encoded = [self._with_names(text) if self._names.search(text) else self._look_up(text) for text in texts]
         if self._encoder.num_characters > MAX_CACHED_CHARACTERS:
             self._encoder.forget()
             for table in self._tables:
@@ -152,11 +156,15 @@ class _CachedEncoder(ABC):
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // _ID_BYTES
         return np.frombuffer(b"".join(encoded), dtype=np.int32), lengths
 
+    def _with_names(self, text: str) -> bytes:
+        (ids,) = self._tokenizer.encode_batch([text])
+        return array("i", ids).tobytes()
+
 
 class BertWords(_CachedEncoder):
     """BertNormalizer, BertPreTokenizer, WordPiece: every space divides, and leaves no trace."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content: dict[str, Any], tokenizer: FastTokenizer) -> None:
         normalizer = content["normalizer"] or {}
         is_lowercase = bool(normalizer.get("lowercase"))
 
@@ -169,7 +177,7 @@ class BertWords(_CachedEncoder):
             content, _BERT_IDEOGRAPH_PARTS if normalizer.get("handle_chinese_chars") else _BERT_PARTS, to_token
         )
         self._words = _Words(encoder, "")
-        super().__init__(encoder, self._words)
+        super().__init__(tokenizer, encoder, self._words)
 
     def _look_up(self, text: str) -> bytes:
         return b"".join(map(self._words.__getitem__, text.split(" ")))
@@ -178,11 +186,11 @@ class BertWords(_CachedEncoder):
 class ByteLevelWords(_CachedEncoder):
     """ByteLevel with GPT-2's pattern: a space behind text begins a piece, which may be the word behind the space."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content: dict[str, Any], tokenizer: FastTokenizer) -> None:
         self._add_prefix_space = bool(content["pre_tokenizer"].get("add_prefix_space"))
         encoder = _Encoder(content, _BYTE_LEVEL_PARTS, _byte_level_token)
         self._spaced, self._whole = _Words(encoder, " "), _Words(encoder, "")
-        super().__init__(encoder, self._spaced, self._whole)
+        super().__init__(tokenizer, encoder, self._spaced, self._whole)
 
     def _look_up(self, text: str) -> bytes:
         if self._add_prefix_space and text and not text.startswith(" "):

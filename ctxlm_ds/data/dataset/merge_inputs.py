@@ -30,7 +30,7 @@ logger = logging.getLogger("ctxlm_ds")
 _SHARD = re.compile(r"_shard(\d+)-of-(\d+)")
 _SAME = (
     "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "keep_newlines",
-    "append_eod",
+    "append_eod", "split_special_tokens",
 )  # fmt: skip
 """Settings that the parts of one dataset have in common; they decide what its tokens mean."""
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")

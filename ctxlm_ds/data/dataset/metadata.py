@@ -44,6 +44,7 @@ class _Fields(BaseModel):
     split_sentences: bool | None = None
     keep_newlines: bool | None = None
     append_eod: bool | None = None
+    split_special_tokens: bool | None = None
     inputs: list[str] | None = None
     sources: list[str] | None = None
     json_keys: list[str] | None = None

@@ -32,6 +32,8 @@ class PreprocessConfig:
     """Sentences that follow another one are encoded with the space before them (byte-level BPE)."""
     append_eod: bool = False
     """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
+    split_special_tokens: bool = False
+    """Encode the name of a special token inside a text as ordinary text (the name is transformers')."""
     workers: int = 1
     """Worker processes; the result does not depend on it."""
     max_bad_records: int | float = 0

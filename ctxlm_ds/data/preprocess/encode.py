@@ -102,7 +102,7 @@ class ChunkEncoder:
 
 def build_encoder(tokenizer_path: str, config: PreprocessConfig) -> ChunkEncoder:
     """Build a ChunkEncoder in a worker process."""
-    return ChunkEncoder(load_tokenizer(tokenizer_path), config)
+    return ChunkEncoder(load_tokenizer(tokenizer_path, config.split_special_tokens or None), config)
 
 
 def encoded_prefix(config: PreprocessConfig, tokenizer: Tokenizer) -> str:

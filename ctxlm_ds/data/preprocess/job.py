@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ def preprocess(
     start_s = time.monotonic()
     sources = find_sources(inputs, config.input_format)
     check_keys(sources, config.json_keys)
-    tokenizer = load_tokenizer(tokenizer_path)
+    tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
+    config = replace(config, split_special_tokens=tokenizer.split_special_tokens)
     prefixes = [dataset_prefix(output_prefix, key, config) for key in config.json_keys]
     signature = source_signature(sources)
     key = build_key(signature, tokenizer.fingerprint, config)
@@ -269,6 +270,7 @@ class _Job:
             "split_sentences": config.split_sentences,
             "keep_newlines": config.keep_newlines,
             "append_eod": config.append_eod,
+            "split_special_tokens": config.split_special_tokens,
             "shard": [config.shard.index, config.shard.count],
             "build_key": key,
             "empty_documents": self.counts["empty_documents"],

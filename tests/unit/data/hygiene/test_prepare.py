@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
+from ctxlm_ds import atomic
 from ctxlm_ds.data.hygiene.command_line import empty_warnings
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, PrepareResult, prepare_corpus
@@ -284,24 +285,21 @@ def test_a_held_out_file_is_refused_by_its_own_flag(tmp_path: Path, content: str
     assert "--input" not in str(caught.value) and "--json-keys" not in str(caught.value)
 
 
-def test_a_named_part_stands_beside_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between any two renames, a run leaves what no reader takes: named parts only where all is written."""
-    seen: list[set[str]] = []
-    rename = Path.rename
+def test_no_tool_reads_a_folder_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed before its last rename leaves a folder that globs pass over and that is refused by name."""
+    written: list[str] = []
 
-    def watched(path: Path, target: Path) -> Path:
-        seen.append({entry.name for entry in path.parent.iterdir()})
+    def killed(folder: Path) -> None:
+        written.extend(path.name for path in folder.iterdir())
         with pytest.raises(DataError, match="no file matches"):
-            find_sources([str(path.parent.parent / "out*/*")])
+            find_sources([str(tmp_path / "out*/*")])
         with pytest.raises(DataError, match="never finished"):
-            find_sources([str(path)])
-        return rename(path, target)
+            find_sources([str(folder / "part-00000.jsonl.zst")])
 
-    monkeypatch.setattr(Path, "rename", watched)
+    monkeypatch.setattr(atomic, "fsync_tree", killed)
     recipe = _recipe(_source("part", _write(tmp_path / "in.jsonl", make_documents(30))))
     prepare_corpus(recipe, tmp_path / "out", PrepareOptions(part_bytes=4000))
-    assert len(seen) > 2 and all({"corpus.json", "dropped.jsonl", "blend.yaml"} < names for names in seen)
-    assert not [name for name in seen[0] if name.endswith(".zst")]
+    assert {"corpus.json", "dropped.jsonl", "blend.yaml", "part-00001.jsonl.zst"} < set(written)
     assert find_sources([str(tmp_path / "out*/*.zst")])
 
 
@@ -329,7 +327,7 @@ def test_what_was_done_travels_with_the_files(corpus: tuple[CorpusRecipe, list[s
         cleaning_record([str(tmp_path / "out/one-00000.jsonl.zst")])
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     rng_texts = [hashlib.sha512(str(number).encode()).hexdigest() for number in range(6000)]
     path = _write(tmp_path / "in.jsonl", rng_texts)
     recipe = _recipe(_source("part", path))
@@ -358,7 +356,7 @@ def test_a_killed_run_leaves_nothing_that_is_taken_for_a_corpus(tmp_path: Path) 
         process.wait()
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    assert list(tmp_path.glob("out.partial-*/part-*")) and not list(tmp_path.glob("**/*.zst"))
+    assert list(tmp_path.glob("out.partial-*/part-*"))
     assert not list(tmp_path.glob("**/corpus.json"))
 
 

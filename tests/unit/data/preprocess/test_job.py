@@ -82,6 +82,21 @@ def test_byte_level_sentences_add_up_to_the_paragraph(tmp_path: Path, tokenizers
     assert _read(alone) == [tokenizer.encode_batch(split_sentences(text))]
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_names_of_special_tokens_are_encoded_as_transformers_does(
+    tmp_path: Path, tokenizers: dict[str, Path], split: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    text = "The old <unk> river </s> opened.<mask> It was <s> quiet"
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": text}))
+    dataset = _run(tmp_path / "corpus.jsonl", tokenizers["bpe"], split_special_tokens=split)
+    loaded = AutoTokenizer.from_pretrained(tokenizers["bpe"])
+    expected = loaded(text, add_special_tokens=False, split_special_tokens=split)
+    assert _read(dataset) == [[expected["input_ids"]]]
+    assert dataset.metadata is not None and dataset.metadata["split_special_tokens"] is split
+
+
 def test_metadata(corpus: Path, tokenizers: dict[str, Path]) -> None:
     dataset = _run(corpus, tokenizers["wordpiece"], split_sentences=True, append_eod=True)
     tokenizer = load_tokenizer(tokenizers["wordpiece"])

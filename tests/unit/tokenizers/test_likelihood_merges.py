@@ -1,4 +1,4 @@
-"""The compiled merges beside the plain algorithm in exact fractions, and beside the `tokenizers` library."""
+"""WordPiece's merges by both scores equal the plain algorithm in exact fractions and the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -7,33 +7,28 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.tokenizers import pair_merges
+from ctxlm_ds.tokenizers import likelihood_merges
 from ctxlm_ds.tokenizers.base import count_words
-from ctxlm_ds.tokenizers.pair_merges import MergeCorpus, learn_merges
 from ctxlm_ds.tokenizers.train import train_tokenizer
+from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, _frequent_tokens, _likely_tokens
 from tests.text import make_documents
 
 TEXTS = make_documents(120, seed=11)
 
 
-def _corpus(words: dict[str, int]) -> MergeCorpus:
+def _first_names(words: dict[str, int]) -> list[str]:
     letters = sorted(set("".join(words)))
-    names = letters + [f"##{letter}" for letter in letters]
-    numbers = {name: number for number, name in enumerate(names)}
-    symbols = [numbers[f"##{letter}" if place else letter] for word in words for place, letter in enumerate(word)]
-    starts = np.cumsum([0, *map(len, words)])
-    return MergeCorpus(np.array(symbols, np.int32), starts, np.array(list(words.values()), np.int64), names)
+    return letters + [f"##{letter}" for letter in letters]
 
 
 def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
     """The new tokens: all counted anew before each merge, scores as fractions."""
-    names = _corpus(words).names
+    names = _first_names(words)
     given = len(names)
     split = {word: [letter if not place else f"##{letter}" for place, letter in enumerate(word)] for word in words}
     while len(names) < given + num_new:
@@ -66,12 +61,10 @@ def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int, likel
     return names[given:]
 
 
-def _compiled_merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
-    corpus = _corpus(words)
-    names = list(corpus.names)
-    for left, right in learn_merges(corpus, num_new, min_frequency, likelihood).tolist():
-        names.append(names[left] + names[right].removeprefix("##"))
-    return names[len(corpus.names) :]
+def _merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
+    names = _first_names(words)
+    settings = WordPieceSettings(len(names) + num_new, min_frequency=min_frequency)
+    return (_likely_tokens if likelihood else _frequent_tokens)(words, names, settings)[len(names) :]
 
 
 def _random_words(seed: int) -> dict[str, int]:
@@ -88,14 +81,14 @@ def test_merges_are_those_of_the_plain_algorithm(seed: int, likelihood: bool) ->
     words = _random_words(seed)
     for min_frequency in (1, 2, 7):
         expected = _plain_merges(words, 60, min_frequency, likelihood)
-        assert _compiled_merges(words, 60, min_frequency, likelihood) == expected
+        assert _merges(words, 60, min_frequency, likelihood) == expected
 
 
-def test_room_grows_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     words = count_words(TEXTS, None, pre_tokenizers.BertPreTokenizer())
-    before = {likelihood: _compiled_merges(words, 300, 2, likelihood) for likelihood in (False, True)}
-    monkeypatch.setattr(pair_merges, "_FIRST_CAPACITY", 64)
-    assert {likelihood: _compiled_merges(words, 300, 2, likelihood) for likelihood in (False, True)} == before
+    before = _merges(words, 300, 2, True)
+    monkeypatch.setattr(likelihood_merges, "_FIRST_CAPACITY", 64)
+    assert _merges(words, 300, 2, True) == before
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
