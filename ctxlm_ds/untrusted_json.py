@@ -86,7 +86,7 @@ def read_json_object(path: Path, error: type[Exception] = ValueError, max_bytes:
 
 
 def check_regular_files(folder: Path, error: type[Exception]) -> None:
-    """Raise `error` if a folder holds a FIFO, a device or a socket, which would block whoever reads it."""
+    """Raise `error` if a folder holds a FIFO, a device or a socket, which would block its reader."""
     for path in sorted(folder.iterdir()):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise error(f"{path}: not a regular file; remove it")

@@ -1,13 +1,13 @@
 #!/bin/bash
-# shellcheck disable=SC2086,SC2206 # what a setting holds is several words
-# From raw text to an exported model as Slurm jobs, each behind those that it needs (docs/route.md):
+# shellcheck disable=SC2086,SC2206 # settings may hold several words
+# From raw text to an exported model as Slurm jobs that wait for each other (docs/route.md):
 #
-#   tokenizer -> preprocess (an array of shards) -> merge -> samples -> pretrain (a job a recipe) -> export -> AFTER
+#   tokenizer -> preprocess (an array of shards) -> merge -> samples -> pretrain (a job per recipe) -> export -> AFTER
 #
 #   slurm/route.sh RECIPE [RECIPE2 ...] [SETTING=VALUE ...] [--dry-run] [--set a.b=c ...]
 #
-# RECIPE2 is a second phase: it starts from the weights of the first. --set goes for all recipes. Run it again if
-# something has failed: every tool goes on at the place where it stopped, and what is finished ends in seconds.
+# RECIPE2 is a second phase: it starts from the weights of the first. --set holds for all recipes. Run it again if a job
+# has failed: every tool resumes, and finished steps end in seconds.
 
 CTXLM_HOME=${CTXLM_HOME:-$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)}
 # shellcheck source=slurm/common.sh
@@ -18,14 +18,14 @@ set -e -f -o pipefail
 INPUT=              # texts: files, globs, hf://NAME; empty: begin at the samples, with tokenizer.path and data.train
 HELDOUT=            # held-out texts; empty: none, or --set data.split=969,30,1
 JSON_KEY=text       # the key or column that holds the text
-OUT=                # folder of everything that is made; empty: routes/NAME, NAME being the first recipe's
+OUT=                # output folder; empty: routes/NAME, NAME being the first recipe's
 TOKENIZER=          # a finished tokenizer; empty: train one
 TOKENIZER_TYPE=     # empty: the one that the model's family was published with
 VOCAB_SIZE=         # empty: the published model's
 TOKENIZER_OPTIONS=  # further options of tools/train_tokenizer.py
 PREPROCESS_OPTIONS= # further options of tools/preprocess_data.py
 EXPORT_OPTIONS=     # further options of tools/convert_checkpoint.py to-hf
-SHARDS=1            # jobs that preprocess side by side
+SHARDS=1            # jobs that preprocess in parallel
 WORKERS=4           # processes of each of them, and threads that build samples
 NODES=1             # of a pretraining job
 RANKS=1             # of each of its nodes: GPUs, or CPU ranks
@@ -42,7 +42,7 @@ while [ $# -gt 0 ]; do
         --dry-run) dry_run=1 ;;
         --set) while [[ ${2:-} == [a-z]*=* ]]; do sets+=("$2") && shift; done ;;
         [A-Z]*=*)
-            [[ -v ${1%%=*} ]] || die "${1%%=*}: no such setting; they stand at the top of $0"
+            [[ -v ${1%%=*} ]] || die "${1%%=*}: no such setting; they are listed at the top of $0"
             given+=("$1")
             ;;
         -*) die "$1: no such option; usage at the top of $0" ;;
@@ -55,7 +55,7 @@ done
 [ ! -r "${recipes[0]%.yaml}.env" ] || source "${recipes[0]%.yaml}.env"
 [ ${#given[@]} -eq 0 ] || declare "${given[@]}"
 
-# ---- what follows from the first recipe: its name, the tokenizer of its family, the form of its documents ----
+# ---- facts of the first recipe: its name, its family's tokenizer, the form of its documents ----
 facts=$("$CTXLM_PYTHON" - "${recipes[0]}" "${sets[@]}" <<'END'
 import sys
 from ctxlm_ds.console import run_command
@@ -79,7 +79,7 @@ makes_tokenizer='' sets=("name=$name" "${sets[@]}")
 [ -z "$INPUT" ] || sets=("data.train=[$train]" "${sets[@]}")
 [ -z "$HELDOUT" ] || [ -n "$TOKENIZER" ] || die "HELDOUT without INPUT needs TOKENIZER"
 [ -z "$HELDOUT" ] || sets=("data.validation=[{name: heldout, path: $OUT/data/heldout_${JSON_KEY}_$form}]" "${sets[@]}")
-for recipe in "${recipes[@]}"; do # what is wrong with a recipe is told before anything is submitted
+for recipe in "${recipes[@]}"; do # a mistake in a recipe is reported before anything is submitted
     "$CTXLM_PYTHON" -m ctxlm_ds.pretrain --config "$recipe" --check --world-size $((NODES * RANKS)) --set "${sets[@]}" \
         >/dev/null
 done
@@ -91,7 +91,7 @@ fi
 
 # ---- a job ----
 submitted=() extra=()
-submit() { # STEP IDS WORDS...: sbatch behind the jobs IDS (between blanks), with the options `extra`; ID is the new id
+submit() { # STEP IDS WORDS...: sbatch after the jobs IDS (separated by blanks), with the options `extra`; sets ID
     local step=$1 after words
     read -r -a after <<<"$2"
     words=(sbatch --parsable "--job-name=$jobs-$step" "--output=$OUT/logs/$step-%j.log" $OPTIONS "${extra[@]}")
@@ -129,7 +129,7 @@ preprocess() { # STEP PATTERNS PREFIX WORDS...
 if [ -n "$INPUT" ] && [ "$SHARDS" -eq 1 ]; then
     preprocess preprocess "$INPUT" train
 elif [ -n "$INPUT" ]; then
-    # step.sbatch puts the number of a job of the array in place of %a
+    # step.sbatch replaces %a by the job's number in the array
     extra=("--array=0-$((SHARDS - 1))" "--output=$OUT/logs/preprocess-%A_%a.log")
     preprocess preprocess "$INPUT" shards/train --shard "%a/$SHARDS"
     parts=$(seq -f "$OUT/data/shards/${train##*/}_shard%05g-of-$(printf %05d "$SHARDS")" 0 $((SHARDS - 1)))

@@ -55,7 +55,7 @@ def _parts_of_choice(choice: Choice) -> list[str]:
     for name, section in choice.classes().items():
         own = {key: field for key, field in section.model_fields.items() if key not in base.model_fields}
         parts += [f"### `{choice.path}: {name}`\n", f"{_sentence(section.__doc__)}\n"]
-        parts += [_table(own, prefix)] if own else ["No settings of its own.\n"]
+        parts += [_table(own, prefix)] if own else ["No additional settings.\n"]
         parts += [_table_below(below, places) for below, places in _sections_below(section, prefix).items()
                   if below not in _sections_below(base, prefix)]  # fmt: skip
     return parts + [_table_below(below, places) for below, places in _sections_below(base, prefix).items()]

@@ -193,7 +193,7 @@ class CheckpointManager:
         """Do the next collective part of a save.
 
         Raises:
-            CheckpointError: the save failed; the same on every rank. The partial folder is gone and the older
+            CheckpointError: the save failed; the same on every rank. The partial folder is removed and the older
                 checkpoints are untouched.
         """
         pending.advance()

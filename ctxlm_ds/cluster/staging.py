@@ -63,24 +63,22 @@ def settings_of(answers: Sequence[Mapping[str, Any]], into: Path, say: Callable[
         say(f"staging: {note}")
     settings = []
     for name in ("train", "validation"):
-        moved = [{**one, "path": _moved(one["path"], failed, into)} for one in plan[name]]
+        copies = {one["path"]: str(copy_of(one["path"], into)) for one in plan[name] if one["path"] not in failed}
+        moved = [{**one, "path": copies.get(one["path"], one["path"])} for one in plan[name]]
         if moved != plan[name]:
             settings.append(f"data.{name}={json.dumps(moved)}")
     if plan["tokenizer"] and plan["tokenizer"] not in failed:
-        settings.append(f"tokenizer.path={json.dumps(_moved(plan['tokenizer'], failed, into))}")
+        settings.append(f"tokenizer.path={json.dumps(str(copy_of(plan['tokenizer'], into)))}")
     if plan["has_index_dir"] and not any(one["path"] in failed for one in plan["train"] + plan["validation"]):
         settings.append("data.sample_index_dir=null")
     return settings
 
 
-def _moved(source: str, failed: Mapping[str, Any], into: Path) -> str:
-    return source if source in failed else str(target_of(source, into.resolve()) / Path(source).name)
-
-
-def target_of(source: str, into: Path) -> Path:
-    """Return a folder for a source's copies, different for equal names in different folders."""
+def copy_of(source: str, into: Path) -> Path:
+    """Return the place of a source's copy, different for equal names in different folders."""
     path = Path(source).resolve()
-    return into / ROOT_NAME / f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    folder = f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return into.resolve() / ROOT_NAME / folder / Path(source).name
 
 
 def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
 
 def _stage(answer: dict[str, Any], source: str, paths: list[Path], proof: str, into: Path) -> None:
     """Copy what is new, and everything once more if the copy does not match `proof`, lines of sha256sum."""
-    target, check = target_of(source, into), ["sha256sum", "--check", "--quiet", "-"]
+    target, check = copy_of(source, into).parent, ["sha256sum", "--check", "--quiet", "-"]
     files = [(path, file) for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
     copies = {file: target / file.relative_to(path.parent) for path, file in files if file.is_file()}
     try:

@@ -1,7 +1,7 @@
-"""What a family of models is to the rest of the system, and the settings that transformers share.
+"""A family of models, and the settings that transformers share.
 
-A family is a folder: config.py (this file's classes, no torch), layers.py (its list of layers), export.py (Hugging
-Face). One line of registry.py names it. docs/extending.md shows how one is added.
+A family is a folder: config.py (subclasses of this file's classes, no torch), layers.py (its list of layers), export.py
+(Hugging Face). One line of registry.py names it. docs/extending.md shows how to add one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Family:
     """One family of models."""
 
     name: str
-    """As recipes name it."""
+    """Name in recipes."""
     title: str
-    """For people: name and publication."""
+    """Name and publication, for people."""
     section: type[ModelSection]
     """Settings of the recipe's `model` section."""
     layers: str
@@ -31,20 +31,30 @@ class Family:
     outputs: frozenset[str]
     """Tensors that an objective may ask the model for."""
     objective: str
-    """Objective that it was published with: the default for imported models."""
+    """Published objective, the default for imported models."""
     sample_format: str
-    """Sample format that it was published with."""
+    """Published sample format."""
     tokenizer: str
-    """Type of tokenizer that it was published with (tools/train_tokenizer.py)."""
+    """Published type of tokenizer (tools/train_tokenizer.py)."""
     tiny: Callable[[], dict[str, Any]]
     """Makes the `model`, `objective` and `data` sections of a recipe small enough for tests."""
     vocab_size: int | None = None
-    """Words of the tokenizer that it was published with: what a plan counts if the recipe leaves the size open."""
+    """Published size of the vocabulary, which a plan takes if the recipe sets none."""
     export: str | None = None
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
     frozen: str | None = None
-    """`module:function` from the section to a function from the name of a parameter that no step changes (a teacher's)
-    to its whole fp32 value; None draws initial values."""
+    """`module:function` from the section to a function from a teacher's parameter name to its complete fp32 value; None
+    draws initial values."""
+
+
+def tiny_transformer(family: str, objective: str, sample_format: str, **model: Any) -> dict[str, Any]:
+    """Return the sections of a transformer's recipe small enough for tests; `model` are further settings."""
+    shape = {"hidden_size": 32, "num_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    return {
+        "model": {"family": family, **shape, "max_position_embeddings": 64, **model},
+        "objective": {"name": objective},
+        "data": {"sample_format": sample_format, "seq_length": 32},
+    }
 
 
 class TransformerSection(ModelSection):
@@ -122,7 +132,7 @@ class TransformerSection(ModelSection):
         if heads % size:
             yield Problem(
                 path,
-                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds whole heads; "
+                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds complete heads; "
                 f"{fitting}",
                 ("model.num_attention_heads",),
             )
@@ -132,6 +142,15 @@ class TransformerSection(ModelSection):
                 f"{size} does not divide model.intermediate_size {inner}, whose rows the ranks share; {fitting}",
                 ("model.intermediate_size",),
             )
+
+
+class EncoderSection(TransformerSection):
+    """The shape of an encoder."""
+
+    same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
+
+    pre_layer_norm: bool = False
+    """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

@@ -35,7 +35,7 @@ def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
         x: any shape, floating.
         p: probability, rounded to a multiple of 2^-16.
         key: 0-d int64 on x's device; two keys must be hashes themselves (parallel/random.py), not neighbours.
-        first: place of x's first element in the whole tensor, if x is a share of one.
+        first: place of x's first element in the complete tensor, if x is a share of one.
     """
     threshold = round(p * LANE_VALUES)
     keep = _lanes(x.numel(), key, first).view(x.shape) >= threshold - LANE_VALUES // 2
@@ -46,7 +46,7 @@ def keyed_uniform(places: Tensor, key: Tensor) -> Tensor:
     """Draw an fp32 number in (0, 1) for each place, of which any rank may hold any.
 
     Args:
-        places: any shape, int64: numbers of the elements in the whole tensor.
+        places: any shape, int64: numbers of the elements in the complete tensor.
         key: as of keyed_dropout.
     """
     return (_shift_right(_hash(places, key), 40).float() + 0.5) * 2.0**-24

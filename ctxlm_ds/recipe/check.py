@@ -111,17 +111,11 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if max(optimizer.betas) >= 1.0:
         yield Problem("optimizer.betas", f"{list(optimizer.betas)}: with 1 a moment never changes; expected below 1")
     if optimizer.name == "lamb" and kernel in ("torch", "deepspeed"):
-        yield Problem(
-            "kernels.optimizer",
-            f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference",
-            ("optimizer.name",),
-        )
+        text = f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference"
+        yield Problem("kernels.optimizer", text, ("optimizer.name",))
     if optimizer.name == "from_ds_config" and kernel != "auto":
-        yield Problem(
-            "kernels.optimizer",
-            f"{kernel} has no effect if optimizer.name is from_ds_config; set auto",
-            ("optimizer.name",),
-        )
+        text = f"{kernel} has no effect if optimizer.name is from_ds_config; set auto"
+        yield Problem("kernels.optimizer", text, ("optimizer.name",))
 
 
 def _check_schedule(config: RunConfig) -> Iterator[Problem]:
@@ -129,19 +123,17 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
     total, warmup = total_schedule_steps(config), warmup_schedule_steps(config)
     steps = ("schedule.total_steps", "schedule.start_step", "training.max_steps")
     if schedule.warmup_steps is not None and schedule.warmup_fraction is not None:
-        yield Problem(
-            "schedule.warmup_fraction",
+        text = (
             f"{schedule.warmup_fraction:g} and schedule.warmup_steps {schedule.warmup_steps} are both given; "
-            "keep one (set the other to null)",
-            ("schedule.warmup_steps",),
+            "keep one (set the other to null)"
         )
+        yield Problem("schedule.warmup_fraction", text, ("schedule.warmup_steps",))
     elif warmup > total:
-        yield Problem(
-            "schedule.warmup_steps",
+        text = (
             f"a warmup of {warmup} steps does not end within the schedule's {total} steps; "
-            "shorten it or raise schedule.total_steps or training.max_steps",
-            ("schedule.warmup_fraction", *steps),
+            "shorten it or raise schedule.total_steps or training.max_steps"
         )
+        yield Problem("schedule.warmup_steps", text, ("schedule.warmup_fraction", *steps))
     elif schedule.name == "wsd" and warmup + (decay := round(schedule.decay_fraction * total)) > total:
         yield Problem(
             "schedule.decay_fraction",
@@ -149,12 +141,11 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
             ("schedule.warmup_steps", "schedule.warmup_fraction", "schedule.name", *steps),
         )
     if schedule.final_learning_rate > config.optimizer.learning_rate:
-        yield Problem(
-            "schedule.final_learning_rate",
+        text = (
             f"{schedule.final_learning_rate:g} is above the peak, optimizer.learning_rate "
-            f"{config.optimizer.learning_rate:g}",
-            ("optimizer.learning_rate",),
+            f"{config.optimizer.learning_rate:g}"
         )
+        yield Problem("schedule.final_learning_rate", text, ("optimizer.learning_rate",))
     yield from _check_steps(config, total)
 
 
@@ -162,31 +153,26 @@ def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
     schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps
     dead = schedule.name in DECAYS_TO_THE_END and schedule.final_learning_rate == 0.0
     if dead and last > total:
-        yield Problem(
-            "schedule.total_steps",
+        text = (
             f"{total} is before the run's last schedule step {last} (start_step {schedule.start_step} + "
             f"training.max_steps {config.training.max_steps}): the steps after it would run at learning rate 0; "
-            "raise it, lower training.max_steps, or set schedule.final_learning_rate",
-            ("schedule.start_step", "training.max_steps", "schedule.name"),
+            "raise it, lower training.max_steps, or set schedule.final_learning_rate"
         )
+        yield Problem("schedule.total_steps", text, ("schedule.start_step", "training.max_steps", "schedule.name"))
     profiler = config.profiler
     if profiler.num_steps and profiler.start_step >= config.training.max_steps:
-        yield Problem(
-            "profiler.start_step",
-            f"{profiler.start_step} is never reached: training.max_steps is {config.training.max_steps}",
-            ("training.max_steps", "profiler.num_steps"),
-        )
+        text = f"{profiler.start_step} is never reached: training.max_steps is {config.training.max_steps}"
+        yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
 
 
 def _check_precision(config: RunConfig) -> Iterator[Problem]:
     training = config.training
     if training.grad_accum_dtype not in ("fp32", training.precision):
-        yield Problem(
-            "training.grad_accum_dtype",
+        text = (
             f"{training.grad_accum_dtype} does not fit training.precision {training.precision}; "
-            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}",
-            ("training.precision",),
+            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}"
         )
+        yield Problem("training.grad_accum_dtype", text, ("training.precision",))
 
 
 def fit_problems(config: RunConfig) -> Iterator[Problem]:

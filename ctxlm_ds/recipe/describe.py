@@ -16,51 +16,35 @@ from ctxlm_ds.recipe.schema import RunConfig
 Path = tuple[str | int, ...]
 
 KNOWN_ELSEWHERE = {
-    "lr": "optimizer.learning_rate",
-    "adam_epsilon": "optimizer.eps",
-    "max_grad_norm": "optimizer.gradient_clipping",
-    "clip_grad": "optimizer.gradient_clipping",
-    "clip_norm": "optimizer.gradient_clipping",
-    "num_hidden_layers": "model.num_layers",
-    "num_heads": "model.num_attention_heads",
-    "n_layers": "model.num_layers",
-    "hidden_dropout_prob": "model.hidden_dropout",
-    "attention_probs_dropout_prob": "model.attention_dropout",
-    "ffn_hidden_size": "model.intermediate_size",
-    "hidden_act": "model.hidden_activation",
-    "max_seq_length": "data.seq_length",
-    "max_seq_len": "data.seq_length",
-    "dupe_factor": "data.num_duplicates",
-    "data_path": "data.train",
-    "train_data_path": "data.train",
-    "valid_data_path": "data.validation",
-    "sampling_alpha": "data.temperature",
-    "multilang_sampling_alpha": "data.temperature",
-    "epochs": "training.max_steps",
-    "num_train_epochs": "training.max_steps",
-    "mlm_probability": "objective.mask_prob",
-    "masked_lm_prob": "objective.mask_prob",
-    "whole_word_masking": "objective.whole_word",
-    "max_predictions_per_seq": "objective.max_predictions",
-    "train_batch_size": "training.global_batch_size",
-    "batch_size": "training.global_batch_size",
-    "train_micro_batch_size_per_gpu": "training.micro_batch_size",
-    "per_device_train_batch_size": "training.micro_batch_size",
-    "gradient_accumulation_steps": "training.global_batch_size",
-    "train_iters": "training.max_steps",
-    "num_train_steps": "training.max_steps",
-    "bf16": "training.precision",
-    "fp16": "training.precision",
-    "gradient_checkpointing": "training.activation_checkpointing",
-    "lr_decay_style": "schedule.name",
-    "lr_scheduler_type": "schedule.name",
-    "warmup_ratio": "schedule.warmup_fraction",
-    "warmup_proportion": "schedule.warmup_fraction",
-    "zero_stage": "deepspeed",
-    "save_interval": "checkpoint.interval_steps",
-    "eval_interval": "evaluation.interval_steps",
+    "optimizer.learning_rate": "lr",
+    "optimizer.eps": "adam_epsilon",
+    "optimizer.gradient_clipping": "max_grad_norm clip_grad clip_norm",
+    "model.num_layers": "num_hidden_layers n_layers",
+    "model.num_attention_heads": "num_heads",
+    "model.hidden_dropout": "hidden_dropout_prob",
+    "model.attention_dropout": "attention_probs_dropout_prob",
+    "model.intermediate_size": "ffn_hidden_size",
+    "model.hidden_activation": "hidden_act",
+    "data.seq_length": "max_seq_length max_seq_len",
+    "data.num_duplicates": "dupe_factor",
+    "data.train": "data_path train_data_path",
+    "data.validation": "valid_data_path",
+    "data.temperature": "sampling_alpha multilang_sampling_alpha",
+    "training.max_steps": "epochs num_train_epochs train_iters num_train_steps",
+    "objective.mask_prob": "mlm_probability masked_lm_prob",
+    "objective.whole_word": "whole_word_masking",
+    "objective.max_predictions": "max_predictions_per_seq",
+    "training.global_batch_size": "train_batch_size batch_size gradient_accumulation_steps",
+    "training.micro_batch_size": "train_micro_batch_size_per_gpu per_device_train_batch_size",
+    "training.precision": "bf16 fp16",
+    "training.activation_checkpointing": "gradient_checkpointing",
+    "schedule.name": "lr_decay_style lr_scheduler_type",
+    "schedule.warmup_fraction": "warmup_ratio warmup_proportion",
+    "deepspeed": "zero_stage",
+    "checkpoint.interval_steps": "save_interval",
+    "evaluation.interval_steps": "eval_interval",
 }
-"""Names used by other systems, and the setting that each means."""
+"""Each setting with its names in other systems."""
 
 
 def dotted(path: Path) -> str:
@@ -165,8 +149,9 @@ def _meant_setting(path: Path, data: Mapping[str, Any]) -> str | None:
 
 def _setting_elsewhere(key: str, section: str) -> str | None:
     """Return the setting of any section that a name means; `section` goes first."""
-    if key in KNOWN_ELSEWHERE:
-        return KNOWN_ELSEWHERE[key]
+    for setting, names in KNOWN_ELSEWHERE.items():
+        if key in names.split():
+            return setting
     by_leaf: dict[str, str] = {}
     for path in sorted(all_settings(), key=lambda path: not path.startswith(f"{section}.")):
         by_leaf.setdefault(path.rsplit(".", 1)[-1], path)

@@ -47,12 +47,11 @@ def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from config.model.tensor_parallel_problems(size)
     if config.optimizer.name == "lamb" and config.kernels.optimizer == "apex":
-        yield Problem(
-            "kernels.optimizer",
+        text = (
             f"apex's LAMB would compute its trust ratios over the part of each rank ({TENSOR} {size}); "
-            "set auto or reference, which compute them over complete parameters",
-            ("optimizer.name", TENSOR),
+            "set auto or reference, which compute them over complete parameters"
         )
+        yield Problem("kernels.optimizer", text, ("optimizer.name", TENSOR))
 
 
 def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
@@ -61,46 +60,37 @@ def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
     size, micro = config.parallel.tensor_parallel_size, config.training.micro_batch_size
     length = config.data.seq_length
     if size == 1:
-        yield Problem(
-            "parallel.sequence_parallel",
+        text = (
             f"true, but {TENSOR} is 1: it splits positions over tensor-parallel ranks; set it to false, or {TENSOR} "
-            "to 2 or more",
-            (TENSOR,),
+            "to 2 or more"
         )
+        yield Problem("parallel.sequence_parallel", text, (TENSOR,))
     elif micro * length % size:
         nearest = next(rows for rows in range(micro, micro + size + 1) if rows * length % size == 0)
-        yield Problem(
-            "parallel.sequence_parallel",
+        text = (
             f"training.micro_batch_size {micro} x data.seq_length {length} = {micro * length} positions do not split "
-            f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false",
-            (TENSOR, "training.micro_batch_size", "data.seq_length"),
+            f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false"
         )
+        yield Problem("parallel.sequence_parallel", text, (TENSOR, "training.micro_batch_size", "data.seq_length"))
 
 
 def _pipeline_problems(config: RunConfig) -> Iterator[Problem]:
     blocks, stages = config.model.num_blocks, config.parallel.pipeline_parallel_size
     if stages > blocks:
-        yield Problem(
-            PIPELINE,
-            f"{stages} stages for a model of {blocks} layers: every stage needs one; set it to {blocks} or less",
-            ("model",),
-        )
+        text = f"{stages} stages for a model of {blocks} layers: every stage needs one; set it to {blocks} or less"
+        yield Problem(PIPELINE, text, ("model",))
     by_hand = config.parallel.pipeline_layers
     if by_hand is None:
         return
     if len(by_hand) != stages:
-        yield Problem(
-            "parallel.pipeline_layers",
+        text = (
             f"{by_hand} has {len(by_hand)} stages, but {PIPELINE} is {stages}; give one number per stage, or null to "
-            "let parallel.pipeline_partition decide",
-            (PIPELINE,),
+            "let parallel.pipeline_partition decide"
         )
+        yield Problem("parallel.pipeline_layers", text, (PIPELINE,))
     if sum(by_hand) != blocks:
-        yield Problem(
-            "parallel.pipeline_layers",
-            f"{by_hand} adds up to {sum(by_hand)}, but the model has {blocks} layers; change one",
-            ("model",),
-        )
+        text = f"{by_hand} adds up to {sum(by_hand)}, but the model has {blocks} layers; change one"
+        yield Problem("parallel.pipeline_layers", text, ("model",))
 
 
 def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Problem]:
@@ -114,13 +104,12 @@ def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Proble
         if world_size % together:
             below = world_size // together * together
             choices = f"{below} or {below + together}" if below else str(together)
-            yield Problem(
-                "parallel",
+            text = (
                 f"{world_size} ranks do not split into groups of tensor_parallel_size "
                 f"{config.parallel.tensor_parallel_size} x pipeline_parallel_size "
-                f"{config.parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes",
-                (TENSOR, PIPELINE),
+                f"{config.parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes"
             )
+            yield Problem("parallel", text, (TENSOR, PIPELINE))
             return
         ranks = world_size // together
     unit = micro * ranks
@@ -134,11 +123,8 @@ def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Proble
         of = f"training.micro_batch_size {micro}" + (f" x {ranks} {kind} = {unit}" if world_size is not None else "")
         fitting = next((size for size in range(micro, 0, -1) if rows % (size * ranks) == 0), None)
         other = f", or training.micro_batch_size to {fitting}" if fitting else ""
-        yield Problem(
-            "training.global_batch_size",
-            f"{rows} is not a multiple of {of}; set it to {choices}{other}",
-            ("training.micro_batch_size",),
-        )
+        text = f"{rows} is not a multiple of {of}; set it to {choices}{other}"
+        yield Problem("training.global_batch_size", text, ("training.micro_batch_size",))
 
 
 def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:
@@ -150,9 +136,8 @@ def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:
             if zero_stage == 2
             else "each stage would gather its weights for every micro-batch"
         )
-        yield Problem(
-            "zero_optimization.stage",
+        text = (
             f"{zero_stage} does not work with {PIPELINE} {stages}: DeepSpeed's pipeline supports stages 0 and 1 only "
-            f"({reason}); use stage 1, or set {PIPELINE} to 1",
-            (PIPELINE,),
+            f"({reason}); use stage 1, or set {PIPELINE} to 1"
         )
+        yield Problem("zero_optimization.stage", text, (PIPELINE,))

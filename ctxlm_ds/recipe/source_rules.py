@@ -78,25 +78,18 @@ def _blend_problems(config: RunConfig) -> Iterator[Problem]:
     for setting, wanted in (("weight", BLENDS_BY_WEIGHT), ("epochs", ("concatenate",))):
         given = [index for index, source in enumerate(sources) if getattr(source, setting) is not None]
         if given and blend not in wanted:
-            yield Problem(
-                f"data.train[{given[0]}].{setting}",
+            text = (
                 f"{getattr(sources[given[0]], setting):g} has no effect with data.blend {blend}; set data.blend to "
-                f"{' or '.join(wanted)}, or leave {setting} out",
-                ("data.train", "data.blend"),
+                f"{' or '.join(wanted)}, or leave {setting} out"
             )
+            yield Problem(f"data.train[{given[0]}].{setting}", text, ("data.train", "data.blend"))
     without = [index for index, source in enumerate(sources) if source.weight is None]
     if blend == "weighted" and without:
-        yield Problem(
-            f"data.train[{without[0]}].weight",
-            "missing: data.blend weighted needs a weight for every source",
-            ("data.train", "data.blend"),
-        )
+        text = "missing: data.blend weighted needs a weight for every source"
+        yield Problem(f"data.train[{without[0]}].weight", text, ("data.train", "data.blend"))
     if blend == "megatron" and without and len(without) < len(sources):
-        yield Problem(
-            f"data.train[{without[0]}].weight",
-            "missing: data.blend megatron takes a weight for every source, or for none (then their rows are weights)",
-            ("data.train", "data.blend"),
-        )
+        text = "missing: data.blend megatron takes a weight for every source, or for none (then their rows are weights)"
+        yield Problem(f"data.train[{without[0]}].weight", text, ("data.train", "data.blend"))
 
 
 def _split_problems(config: RunConfig) -> Iterator[Problem]:
@@ -113,9 +106,8 @@ def _split_problems(config: RunConfig) -> Iterator[Problem]:
             text = f"{held_out.part}: there are no parts without data.split; set data.split, or part to all"
             yield Problem(where, text, involved)
         elif data.split is not None and held_out.part == "all" and os.path.realpath(held_out.path) in trained:
-            yield Problem(
-                where,
+            text = (
                 f"all of {held_out.path} includes the documents that data.split assigns to training; set part to valid "
-                "or test (or train, to evaluate on the training documents)",
-                involved,
+                "or test (or train, to evaluate on the training documents)"
             )
+            yield Problem(where, text, involved)

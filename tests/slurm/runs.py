@@ -60,7 +60,7 @@ class Job:
 
     def ranks(self) -> list[Rank]:
         """Its live ranks."""
-        return self.cluster.rank_start(self.id)
+        return self.cluster.ranks(self.id)
 
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written (or was, by a rank that died)."""

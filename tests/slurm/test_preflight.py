@@ -90,7 +90,7 @@ def test_a_job_ends_where_no_other_nodes_are_left(runs: Runs, full_disk_of_n2: P
     job = runs.submit(tmp_path, nodes=3, environment=environment, training=SHORT)
     assert job.end() == "FAILED"
     assert runs.cluster.job(job.id)["ExitCode"] == "2:0"
-    assert "without n2 partition main has 2 nodes where the job needs 3" in job.text()
+    assert "without n2 partition main has 2 nodes, the job needs 3" in job.text()
     assert job.events(START) == []
 
 

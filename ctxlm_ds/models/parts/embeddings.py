@@ -1,4 +1,4 @@
-"""From token ids to vectors and back: the tied word embedding, positions and token types.
+"""Token ids to vectors and back: the tied word embedding, positions and token types.
 
 Shape letters: b rows, s positions, p prediction slots, h width, v vocabulary of this rank, t tokens (b·s), n
 tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelism this rank's tokens [t / n, h].
@@ -23,7 +23,7 @@ WORD_EMBEDDINGS = "word_embeddings"
 
 
 class WordTable:
-    """Describes the word embedding as it is looked up, and as the decoder tied to it (Press & Wolf 2017)."""
+    """Describes the layers of one word embedding: the look-up, and the decoder tied to it (Press & Wolf 2017)."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class WordTable:
         layer: type[WordEmbeddings] | None = None,
         name: str = WORD_EMBEDDINGS,
     ) -> None:
-        """`layer` is a subclass that puts the table to further uses (`use`); `name` tells several tables apart."""
+        """`layer` is a subclass with further uses of the table (`use`); `name` distinguishes several tables."""
         self._layer = layer or WordEmbeddings
         self._name = name
         self._kwargs = {
@@ -47,9 +47,9 @@ class WordTable:
         return self.use((ids,), (into,))
 
     def decode(self, hidden: str, into: str, split_tokens: bool = False) -> LayerDescription:
-        """Describe the layer that reads `hidden` [..., h] and writes its scores of the words, [..., v].
+        """Describe the layer that reads `hidden` [..., h] and writes `into`, the scores of the words [..., v].
 
-        `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; the scores are of all, [t, v].
+        `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; scores are those of all, [t, v].
         """
         return self.use((hidden,), (into,), decode=True, split_tokens=split_tokens)
 
@@ -59,7 +59,7 @@ class WordTable:
 
 
 class WordEmbeddings(VocabParallelEmbedding):
-    """The word table as a layer, called through forward for both uses, so that hooks which gather its weight run."""
+    """The word table as a layer. Both uses call forward, so that hooks which gather its weight run."""
 
     def forward(self, x: Tensor, decode: bool = False, split_tokens: bool = False) -> Tensor:
         """Map ids [b, s] to vectors, or with `decode` vectors [..., h] to scores of this rank's words [..., v]."""
@@ -67,7 +67,7 @@ class WordEmbeddings(VocabParallelEmbedding):
 
 
 class VocabularyBias(VocabParallelBias):
-    """The decoder's bias, one number a word, as a layer."""
+    """The decoder's bias, one number per word, as a layer."""
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map scores [..., v] to logits [..., v]."""

@@ -110,8 +110,8 @@ def transformer_blocks(
 ) -> list[LayerDescription]:
     """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`.
 
-    `scores` names a tensor for the attention scores of each layer that must write them (distillation): the products
-    [b, n, s, s] of queries and keys over sqrt(d), before mask and softmax.
+    `scores` maps a layer's number to the tensor for its attention scores (distillation): the products [b, n, s, s] of
+    queries and keys over sqrt(d), before mask and softmax.
     """
     names = scores or {}
     kwargs = {"settings": settings, "kernels": build.kernels, "parallel": build.parallel}
@@ -144,7 +144,7 @@ class LayerNorm(nn.Module):
     """LayerNorm over the width, computed by a kernel."""
 
     def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
-        """`parallel` is given if the tokens may be split over ranks; None if every rank sees them all."""
+        """`parallel` is None if every rank has all tokens."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
@@ -202,7 +202,7 @@ class FeedForward(nn.Module):
 
 
 class HiddenDropout(nn.Module):
-    """Dropout of hidden states, which drops the same elements whichever share of them a rank holds."""
+    """Dropout of hidden states. It drops the same elements for every split of the tokens over ranks."""
 
     def __init__(self, p: float, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()

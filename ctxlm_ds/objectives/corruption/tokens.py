@@ -5,7 +5,7 @@ Sources: google-research/bert create_pretraining_data.py (Devlin 2018), fairseq 
 k of a sample's n tokens (special ones counted, as both originals do) are predicted: max(1, round(p·n)) or, rounding
 `probabilistic`, max(1, floor(p·n + U)), and at most the sample's budget. Each becomes the mask token, itself, or a
 random token (80/10/10). `special_tokens` chooses the original to follow: `never` neither masks special tokens nor draws
-them as random ones, `bert` draws from the whole vocabulary, `roberta` also masks special tokens.
+them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens.
 
 Whole words are drawn in random order and taken while they fit: a word that would exceed k is skipped (BERT). If no word
 fits, the first drawn is predicted in part, so that every sample has a prediction.

@@ -24,6 +24,8 @@ from ctxlm_ds.planning.ready_runs import (
 from ctxlm_ds.process.run_history import END, START, append_event, is_completed
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "slurm" / "published"
@@ -104,6 +106,15 @@ def test_scripts_differ_only_in_name_recipes_and_resources(run: ReadyRun) -> Non
     for name in ("signal", "requeue", "open-mode", "output"):
         pattern = re.compile(rf"^#SBATCH --{name}.*$", re.MULTILINE)
         assert pattern.findall(text) == pattern.findall((ROOT / "slurm" / "pretrain.sbatch").read_text())
+
+
+@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
+def test_the_example_names_a_tokenizer_that_the_recipe_accepts(run: ReadyRun) -> None:
+    """tokenizers/TYPE as tools/train_tokenizer.py makes it, with as many words as the recipe has by default."""
+    model = load_config(run.recipes[0]).model
+    family = FAMILIES.get(model.family)
+    assert f" tokenizer.path=tokenizers/{family.tokenizer}\n" in (FOLDER / f"{run.script}.sbatch").read_text()
+    assert TOKENIZER_TYPES[family.tokenizer].default_vocab_size == model.vocab_size == family.vocab_size
 
 
 def shell(command: str, **environment: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.cluster import staging
-from ctxlm_ds.cluster.staging import ROOT_NAME, settings_of, stage_here, target_of
+from ctxlm_ds.cluster.staging import ROOT_NAME, copy_of, settings_of, stage_here
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_config
@@ -198,7 +198,7 @@ def test_what_one_node_lacks_is_read_from_the_shared_disk_by_all(tmp_path: Path)
     lines: list[str] = []
     settings = settings_of(answers(n1={}, n2={"/d/b": "No space left on device"}), tmp_path, lines.append)
     assert lines == ["staging: n2: No space left on device; /d/b is read from where the recipe says"]
-    copy_of_a = str(target_of("/d/a", tmp_path) / "a")
+    copy_of_a = str(copy_of("/d/a", tmp_path))
     assert settings[0] == "data.train=" + json.dumps([{"path": copy_of_a, "name": "a"}, {"path": "/d/b", "name": "b"}])
     assert [setting.partition("=")[0] for setting in settings] == ["data.train", "data.validation", "tokenizer.path"]
 

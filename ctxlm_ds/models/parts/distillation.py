@@ -1,7 +1,7 @@
-"""A model beside the model: the layers of a family, none of them trained, in front of those that learn from them.
+"""Layers that learn from a teacher: the teacher's frozen layers in the same list, and copies of tensors for loss terms.
 
-Its layers stand in the same list, so they are split, partitioned and cut into stages as all others; their parameters
-are no part of checkpoints (Family.frozen gives their values). Its outputs have the prefix: `teacher.logits`.
+A teacher's layers are split, partitioned and cut into stages like all others. Checkpoints do not contain its
+parameters; Family.frozen gives their values. Its outputs have its prefix: `teacher.logits`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor, nn
+
 from ctxlm_ds.models.layers import LayerDescription
 
 
 def teacher_layers(descriptions: Sequence[LayerDescription], prefix: str = "teacher") -> list[LayerDescription]:
     """Freeze the layers and put `prefix.` before their names and every tensor that they write.
 
-    Fields of the batch keep their names: both models read the same.
+    Fields of the batch keep their names: both models read the same ones.
     """
     written: set[str] = set()
     layers = []
@@ -34,3 +36,18 @@ def teacher_layers(descriptions: Sequence[LayerDescription], prefix: str = "teac
             )
         )
     return layers
+
+
+def tap(name: str, into: str) -> LayerDescription:
+    """Describe the layer that keeps the current value of `name` as `into`, before later layers overwrite `name`.
+
+    transformer_blocks(scores=...) writes attention scores.
+    """
+    return LayerDescription(f"tap_{into}", Tap, (name,), (into,))
+
+
+class Tap(nn.Module):
+    """Returns its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
