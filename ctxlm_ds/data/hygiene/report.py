@@ -1,6 +1,6 @@
 """corpus.json: counts of each source and stage, published counts, a sample of what was dropped.
 
-In: StagedChunks with the duplicates among them. Out: the objects and lines of the files (without times: the same command
+In: StagedChunks with the duplicates among them. Out: the objects and lines of the files, without times (the same command
 gives the same bytes), and for preprocessing the stages of corpora that it reads. Imports no compiled code.
 """
 
