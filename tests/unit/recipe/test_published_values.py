@@ -71,13 +71,13 @@ LAMB: Values = {
     "schedule.name": "polynomial",  # schedulers.py: PolyWarmUpScheduler
     "schedule.power": 0.5,  # schedulers.py: degree
     "schedule.warmup_steps": None,
-    "schedule.start_step": 1,  # schedulers.py: last_epoch = step + 1; each phase begins again
+    "schedule.total_steps": None,  # run_pretraining.py: args.max_steps of the phase
+    "schedule.start_step": 0,  # run_pretraining.py: each phase begins again
 }
 LAMB_PHASE_1: Values = BERT_PHASE_1 | LAMB | {
     "optimizer.learning_rate": 6e-3,  # scripts/run_pretraining.sh
     "schedule.warmup_fraction": 0.2843,  # scripts/run_pretraining.sh
     "training.global_batch_size": 65_536,  # scripts/run_pretraining.sh: 8 x 8,192
-    "schedule.total_steps": 7038,  # scripts/run_pretraining.sh
     "training.max_steps": 7038,  # scripts/run_pretraining.sh
 }  # fmt: skip
 LAMB_PHASE_2: Values = BERT_PHASE_2 | LAMB | {
@@ -85,7 +85,6 @@ LAMB_PHASE_2: Values = BERT_PHASE_2 | LAMB | {
     "optimizer.learning_rate": 4e-3,  # scripts/run_pretraining.sh
     "schedule.warmup_fraction": 0.128,  # scripts/run_pretraining.sh
     "training.global_batch_size": 32_768,  # scripts/run_pretraining.sh: 8 x 4,096
-    "schedule.total_steps": 1563,  # scripts/run_pretraining.sh
     "training.max_steps": 1563,  # scripts/run_pretraining.sh
 }  # fmt: skip
 # Liu 2019 = arXiv:1907.11692; code = fairseq.
