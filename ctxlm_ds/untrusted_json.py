@@ -43,7 +43,7 @@ def read_text(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
     """
     try:
         with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+            content = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     except FileNotFoundError:
         raise error(f"{path}: missing") from None
     except (OSError, ValueError) as problem:

@@ -79,6 +79,13 @@ def _empty(data: bytes, rng: random.Random) -> bytes:
     return b""
 
 
+def _boundary(data: bytes, rng: random.Random) -> bytes:
+    """Move the boundary of a document by one sequence: the .idx still fits."""
+    place = len(data) - 8 * rng.randrange(2, 7)
+    (first,) = struct.unpack_from("<q", data, place)
+    return data[:place] + struct.pack("<q", first + rng.choice((-1, 1))) + data[place + 8 :]
+
+
 def _json_value(data: bytes, rng: random.Random) -> bytes:
     """Another value for one of the fields."""
     try:
@@ -106,6 +113,8 @@ def mutate(content: Content, other: Content, rng: random.Random) -> Content:
     elif kind < 0.11:
         second = rng.choice(list(content))
         changed[extension], changed[second] = content[second], content[extension]
+    elif extension == "idx" and kind < 0.15:
+        changed["idx"] = _boundary(content["idx"], rng)
     elif extension == "json" and kind < 0.5:
         changed["json"] = _json_value(content["json"], rng)
     else:
@@ -116,8 +125,8 @@ def mutate(content: Content, other: Content, rng: random.Random) -> Content:
 def contents(dataset: IndexedDataset) -> tuple[list[list[int]], list[int]]:
     """Everything that a sample can be made of, read sequence by sequence."""
     sequences = [dataset.sequence(number).tolist() for number in range(len(dataset))]
-    assert [len(sequence) for sequence in sequences] == dataset.sequence_lengths.tolist()
-    assert sum(map(len, sequences)) == dataset.num_tokens == dataset.sequence_starts[-1]
+    assert [len(sequence) for sequence in sequences] == dataset.lengths(0, len(dataset)).tolist()
+    assert sum(map(len, sequences)) == dataset.num_tokens
     assert sum(1 for i in range(dataset.num_documents) for _ in dataset.document(i)) == len(dataset)
     return sequences, dataset.document_indices.tolist()
 

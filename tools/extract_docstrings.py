@@ -14,7 +14,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output-dir", required=True, metavar="DIR", help="new folder for train.jsonl and heldout.jsonl"
     )
     parser.add_argument(
-        "--packages", nargs="*", default=["numpy", "torch"], metavar="NAME", help="besides the standard library"
+        "--packages", nargs="*", default=["numpy", "torch"], metavar="NAME", help="in addition to the standard library"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: one a core")
     return parser

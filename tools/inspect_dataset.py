@@ -1,4 +1,4 @@
-"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is whole."""
+"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="read every byte and prove sizes, offsets, ids, checksums, tokenizer and text",
+        help="read every byte and check sizes, offsets, ids, checksums, tokenizer and text",
     )
     parser.add_argument(
         "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show_objective(args: argparse.Namespace) -> None:
-    """Print rows of this dataset as training makes them; nothing is left beside it."""
+    """Print rows of this dataset as training makes them, without leaving files."""
     from rich.console import Console
 
     from ctxlm_ds.data.dataset.inspection import open_tokenizer
@@ -53,8 +53,8 @@ def show_objective(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
     objective = build_objective(config.objective, tokenizer)
     console, count = Console(soft_wrap=True), args.show or ROWS_SHOWN
-    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, told):
-        print(told)
+    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, source):
+        print(source)
         for text in preview_rows(rows, objective, tokenizer, config, count):
             console.print(text)
 

@@ -1,7 +1,7 @@
 """Turn documents into Megatron's indexed dataset (.bin/.idx) with a tokenizer's ids.
 
 Writes OUTPUT_PREFIX_KEY_{sentence,document}.{bin,idx,json,sha256}, complete or not at all. An interrupted run leaves
-OUTPUT_PREFIX_KEY_….partial/, from which the same command goes on. Nothing is downloaded but an hf:// data set.
+OUTPUT_PREFIX_KEY_….partial/, from which the same command resumes. Only hf:// data sets are downloaded.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.preprocess.config import parse_max_bad_records
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-    from ctxlm_ds.data.sources.reading import InputShard
+    from ctxlm_ds.data.sources.types import InputShard
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),

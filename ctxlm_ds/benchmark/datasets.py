@@ -18,7 +18,9 @@ from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import dataset_file
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, total_bytes
+from ctxlm_ds.data.sources.types import BadRecord
 
 _TEXTS_A_CALL = 1000
 

@@ -21,6 +21,8 @@ from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+NAME_BYTES = 255
+"""Longest name of a file."""
 DTYPE_CODES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -153,8 +155,8 @@ def _indexed_files(index: Path) -> list[str]:
     if not names or not all(isinstance(name, str) for name in names):
         raise ExportError(f"{index} is not an index of safetensors files (no weight_map of file names): copy it again")
     for name in names:
-        if Path(name).name != name or "\0" in name or name == "..":
-            raise ExportError(f"{index}: the file {name!r} is not in the model's folder; give a folder you trust")
+        if Path(name).name != name or "\0" in name or name == ".." or len(name.encode(errors="replace")) > NAME_BYTES:
+            raise ExportError(f"{index}: the file {name!r:.80} is not in the model's folder; give a folder you trust")
     return sorted(set(names))
 
 

@@ -241,6 +241,8 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path}: not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror})") from error
 
 
 def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], YamlSource]:

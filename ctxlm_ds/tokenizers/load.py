@@ -80,8 +80,8 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
     if recorded is not None and recorded != tokenizer.fingerprint:
         raise TokenizerError(
             f"{folder}: tokenizer.json is not the one that {TRAINING_FILE} describes (fingerprint "
-            f"{tokenizer.fingerprint[:12]}, recorded {recorded[:12]}); restore it, or delete {TRAINING_FILE} to accept "
-            "the change as a new tokenizer"
+            f"{tokenizer.fingerprint[:12]}, recorded {recorded!s:.12}); restore it, or delete {TRAINING_FILE} to "
+            "accept the change as a new tokenizer"
         )
     return tokenizer
 

@@ -18,15 +18,9 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
 from ctxlm_ds.data.numba_random import compiled, mix
-from ctxlm_ds.data.sources.reading import (
-    KEY_HINT,
-    BadRecord,
-    Source,
-    check_keys,
-    find_sources,
-    parse_chunk,
-    read_chunks,
-)
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks
+from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Source
 from ctxlm_ds.errors import DataError
 
 SIGNATURE_SEED = 42

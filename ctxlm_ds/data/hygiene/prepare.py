@@ -31,7 +31,8 @@ from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, active
 from ctxlm_ds.data.hygiene.stages import ChunkStager, Judged, StagedChunk
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.preprocess.records import BadRecords
-from ctxlm_ds.data.sources.reading import Chunk, check_keys, find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.types import Chunk
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")

@@ -27,7 +27,8 @@ from ctxlm_ds.data.hygiene.quality import (
 )
 from ctxlm_ds.data.hygiene.report import EMPTY_STAGE, active_stages
 from ctxlm_ds.data.hygiene.words import Hashes, word_hashes
-from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Document, parse_chunk
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, Document
 
 EXCERPT_CHARACTERS = 200
 _WORD_STAGES = {"decontamination", "exact_duplicates", "near_duplicates"}

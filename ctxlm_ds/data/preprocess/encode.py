@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.dataset.reader import token_dtype
 from ctxlm_ds.data.preprocess.config import PreprocessConfig
 from ctxlm_ds.data.preprocess.sentences import split_sentences
-from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Position, parse_chunk
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, Position
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder

@@ -253,10 +253,14 @@ def test_a_roberta_whose_padding_is_zero_has_its_own_offset(tmp_path: Path, word
     from_hf(tmp_path / "hf", tmp_path / "back")
 
 
-def test_a_non_zero_token_type_row_is_folded_into_the_positions(tmp_path: Path, byte_bpe_folder: Path) -> None:
+def test_a_non_zero_token_type_row_is_folded_into_the_positions(
+    tmp_path: Path, byte_bpe_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
     original = hf_folder("roberta", byte_bpe_folder, tmp_path / "original")
     change_weights(original, lambda t: t["roberta.embeddings.token_type_embeddings.weight"].normal_(0.0, 0.5))
     imported = from_hf(original, tmp_path / "ours")
+    assert "is added to every position of the position table" in caplog.text
     assert all(c.relative < 1e-5 for c in imported.comparisons)
     tensors = load_file(original / "model.safetensors")
     table = CheckpointReader(tmp_path / "ours").read_full("embeddings.position_embeddings.weight")

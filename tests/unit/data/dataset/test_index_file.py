@@ -85,9 +85,7 @@ def test_reads_as_any_other_dataset(tmp_path: Path, dtype: str) -> None:
     dataset = IndexedDataset(_write(tmp_path / "old", DOCUMENTS, dtype))
     assert dataset.dtype == np.dtype(dtype)
     assert _read(dataset) == DOCUMENTS
-    assert dataset.sequence_lengths.tolist() == [3, 1, 2, 4, 1, 2]
-    assert dataset.sequence_lengths.dtype == np.int32
-    assert dataset.sequence_starts.tolist() == [0, 3, 4, 6, 10, 11, 13]
+    assert dataset.lengths(0, 6).tolist() == [3, 1, 2, 4, 1, 2]
     assert dataset.document_indices.tolist() == [0, 2, 2, 3, 6]
     assert dataset.document_sizes(1, 4)[1].tolist() == [0, 2, 7]
     assert dataset.tokens.tolist() == list(range(5, 18))
@@ -111,7 +109,7 @@ def test_samples_are_made_from_it(tmp_path: Path) -> None:
 
 
 def test_fairseqs_original_is_named(tmp_path: Path) -> None:
-    _expect(_write(tmp_path / "old", DOCUMENTS, document_index=False), "fairseq's old dataset format")
+    _expect(_write(tmp_path / "old", DOCUMENTS, document_index=False), "fairseq's dataset format")
 
 
 def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
         (8, 2, "version 2"),
         (16, 7, "float32 values"),
         (16, 77, "dtype code 77"),
-        (24, 2, "tokens of 2 bytes where int32 has 4"),
+        (24, 2, "tokens of 2 bytes, int32 has 4"),
         (32, 2**62, "header asks for"),
         (32, -1, "header asks for"),
         (40, 2**40, "header asks for"),
@@ -157,4 +155,4 @@ def test_cut_index(tmp_path: Path, size: int) -> None:
 def test_cut_tokens(tmp_path: Path) -> None:
     prefix = _write(tmp_path / "old", DOCUMENTS)
     Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-4])
-    _expect(prefix, "48 bytes where the index asks for 52")
+    _expect(prefix, "48 bytes, but the index asks for 52")

@@ -35,7 +35,7 @@ def test_documents_come_back_as_text_sentence_by_sentence(made: tuple[IndexedDat
     sentences = split_sentences(documents[3])
     assert lines[1] == f"document 3: {len(sentences)} sequences"
     for number, (line, sentence) in enumerate(zip(lines[2:], sentences, strict=False), start=1):
-        length = dataset.sequence_lengths[dataset.document_indices[3] + number - 1]
+        length = len(dataset.sequence(dataset.document_indices[3] + number - 1))
         assert line == f"  [{number}] ({length}) {sentence}"
     assert sum(line.startswith("document ") for line in lines) == 2
     with pytest.raises(DataError, match="has documents 0 to 39, not 40"):

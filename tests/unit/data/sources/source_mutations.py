@@ -24,15 +24,9 @@ import zstandard
 from pyarrow import ipc, parquet
 
 from ctxlm_ds.data.sources import compression, reading
-from ctxlm_ds.data.sources.reading import (
-    BadRecord,
-    Chunk,
-    InputShard,
-    find_sources,
-    parse_chunk,
-    read_chunks,
-    source_signature,
-)
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard
 from ctxlm_ds.errors import DataError
 
 ROOM_BYTES = 1 << 30

@@ -15,7 +15,9 @@ from pyarrow import parquet
 
 from ctxlm_ds.data.sources import reading
 from ctxlm_ds.data.sources.corpus import Corpus
-from ctxlm_ds.data.sources.reading import BadRecord, InputShard, find_sources, parse_chunk, read_chunks
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks
+from ctxlm_ds.data.sources.types import BadRecord, InputShard
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents, write_corpus
 
