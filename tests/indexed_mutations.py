@@ -24,7 +24,7 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
-from tests.sample_data import random_documents, write_dataset
+from tests.sample_data import ends_of, random_documents, starts_of, write_dataset
 
 MEMORY_BEYOND_IMPORTS_BYTES = 256 << 20
 SECONDS_EACH = 10.0
@@ -189,7 +189,11 @@ def sentence_table_or_error(dataset: IndexedDataset) -> None:
         table = sentence_table(dataset, 3)
     except DataError:
         return
-    assert (table.starts >= 0).all() and (table.ends <= dataset.num_tokens).all() and (table.starts < table.ends).all()
+    assert (
+        (starts_of(table) >= 0).all()
+        and (ends_of(table) <= dataset.num_tokens).all()
+        and (starts_of(table) < ends_of(table)).all()
+    )
 
 
 def try_joining(good: Path, damaged: Path, output: Path, expected: list[list[int]]) -> str:

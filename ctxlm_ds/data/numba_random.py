@@ -1,4 +1,4 @@
-"""Keyed random words inside compiled loops (numba): counter-based, at a nanosecond per word.
+"""Keyed random words inside compiled loops (numba), counter-based at a nanosecond per word, and keyed orders.
 
 A stream belongs to (seed, purpose) and three integers. Its word j is splitmix64's output function of state + j·gamma
 (Steele 2014), so any word is computed by itself, in any order, on any rank. The same function folds the three integers
@@ -19,11 +19,11 @@ from typing import Any
 
 import numba
 import numpy as np
-
-from ctxlm_ds.data.randomness import hash_words
+from numpy.typing import NDArray
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 FLOAT_SCALE = 2.0**-53
+FEISTEL_ROUNDS = 6
 
 CACHE_PREFIX = "compiled-"
 
@@ -59,6 +59,13 @@ def _compile(**options: Any) -> Callable[[Any], Any]:
 
 compiled = _compile()
 inlined = _compile(inline="always")
+
+
+def hash_words(count: int, *parts: int | str) -> NDArray[np.uint64]:
+    """Return [count] 64-bit words of a hash over typed parts (1 and "1" differ, as do ("ab", "c") and ("a", "bc"))."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    digest = hashlib.shake_256(text.encode()).digest(8 * count)
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
 def stream_key(seed: int, *purpose: int | str) -> np.uint64:
@@ -102,7 +109,7 @@ def below(word: np.uint64, bound: int) -> np.int64:
 
 @compiled
 def permute(values: Any, size: int, half_bits: int, round_keys: Any) -> None:
-    """Replace each value, 0..size-1, by its image under a Feistel network (randomness.Permutation)."""
+    """Replace each value, 0..size-1, by its image under a Feistel network (Permutation)."""
     half = np.uint64(half_bits)
     mask = (np.uint64(1) << half) - np.uint64(1)
     for position in range(len(values)):
@@ -115,3 +122,22 @@ def permute(values: Any, size: int, half_bits: int, round_keys: Any) -> None:
             if value < np.uint64(size):
                 break
         values[position] = value
+
+
+class Permutation:
+    """A pseudo-random order of 0..size-1 that needs no memory: each position is computed by itself.
+
+    A Feistel network over the next even power of two, walked until it falls inside (Black and Rogaway 2002), keyed by
+    (seed, key...). An array of the order would take 3 GB per process for bert-large's ten duplicates.
+    """
+
+    def __init__(self, size: int, seed: int, *key: int | str) -> None:
+        self.size = size
+        self._half_bits = max(1, (max(1, size - 1).bit_length() + 1) // 2)
+        self._round_keys = hash_words(FEISTEL_ROUNDS, seed, *key, size)
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the elements at `positions` (any shape, each in 0..size-1)."""
+        values = np.array(positions, dtype=np.int64, order="C")
+        permute(values.reshape(-1), self.size, self._half_bits, self._round_keys)
+        return values

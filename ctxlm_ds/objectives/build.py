@@ -1,4 +1,4 @@
-"""From the recipe's objective section to the objective."""
+"""Building the objective of a recipe."""
 
 from __future__ import annotations
 

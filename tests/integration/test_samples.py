@@ -108,8 +108,8 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
 def test_append_eod_changes_nothing(roberta: Route, sample_format: str) -> None:
     config = run_config(data={"sample_format": sample_format}, objective={"name": "masked_lm"})
     plain, ended = roberta.rows(config)[0].indexes[0], roberta.rows(config, roberta.ended)[0].indexes[0]
-    assert plain.num_samples == ended.num_samples
-    for number in range(plain.num_samples):
+    assert len(plain.records) == len(ended.records)
+    for number in range(len(plain.records)):
         assert np.array_equal(plain.sample(number).input_ids, ended.sample(number).input_ids)
 
 
@@ -118,7 +118,7 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     index = roberta.rows(config, roberta.documents)[0].indexes[0]
     lengths = index.records["num_tokens"]
     assert (lengths[:-1] >= 63).all()  # 63 where a separator would have been the last token
-    ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(index.num_samples)])
+    ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(len(index.records))])
     text = roberta.tokenizer.decode(ids)
     first = json.loads((roberta.folder / "text" / "train.jsonl").read_text().splitlines()[0])["text"]
     assert text.startswith(first[:200])

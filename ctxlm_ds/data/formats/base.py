@@ -126,7 +126,7 @@ class SampleFormat(ABC):
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         """Return the function that writes samples into their places: (samples, slots [c], records, numbers [c]).
 
-        It fills everything of samples.Samples except `starts` and `keys` and returns WHOLE, or the place in `numbers`
+        It fills everything of samples.Samples except `starts` and `keys` and returns INTACT, or the place in `numbers`
         of a damaged sample (loops/framing.py).
         """
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.hygiene.corpora import FilterConfig
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
+from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.errors import DataError
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
@@ -165,26 +166,32 @@ def repetition_reason(text: str) -> str | None:
     return None
 
 
+@compiled
 def top_ngram_characters(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
     """Return the characters in all copies of the most frequent n-gram (at least 2; the longest of several)."""
-    _, first, counts = np.unique(grams, return_index=True, return_counts=True)
-    most = counts.max(initial=0)
-    if most < 2:
-        return 0
-    return int(most * max(int(lengths[start : start + size].sum()) for start in first[counts == most]))
+    counts = {np.uint64(0): 0}
+    for gram in grams:
+        counts[gram] = counts.get(gram, 0) + 1
+    most, characters = 2, 0
+    for start in range(len(grams)):
+        count = counts[grams[start]]
+        if count >= most:
+            held = count * lengths[start : start + size].sum()
+            characters = held if count > most else max(held, characters)
+            most = count
+    return characters
 
 
+@compiled
 def repeated_ngram_characters(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
     """Return the characters in n-grams that occurred before, without counting any twice."""
-    if len(np.unique(grams)) == len(grams):
-        return 0
-    seen: set[int] = set()
-    characters, skip_to = 0, 0
-    for index, gram in enumerate(grams.tolist()):
-        if index < skip_to:
-            continue
-        if gram in seen:
-            characters += int(lengths[index : index + size].sum())
-            skip_to = index + size
-        seen.add(gram)
+    seen = {np.uint64(0)}
+    characters, start = 0, 0
+    while start < len(grams):
+        if grams[start] in seen:
+            characters += lengths[start : start + size].sum()
+            start += size
+        else:
+            seen.add(grams[start])
+            start += 1
     return characters

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 INDEX_FORMAT = "ctxlm_ds-samples"
-BUILD_COMMAND = "tools/build_samples.py --config RECIPE.yaml"
 FEWEST_DOCUMENTS = 300
 DOCUMENTS_PER_ROW = 10
 
@@ -101,29 +100,6 @@ def open_dataset(prefix: str | Path, tokenizer: Tokenizer) -> IndexedDataset:
             f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run tools/preprocess_data.py again"
         )
     return dataset
-
-
-def open_rows(parts: Sequence[Source], tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> RowSource:
-    """Open the indexes of sources, which must have been built, as one row space.
-
-    Raises:
-        DataError: an index is missing or damaged, a dataset does not fit the tokenizer, or no source is named.
-    """
-    if not parts:
-        raise DataError("no dataset is named; set data.train to one or more prefixes made by tools/preprocess_data.py")
-    return RowSource([open_sample_index(part, tokenizer, config, held_out) for part in parts])
-
-
-def open_sample_index(part: Source, tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> SampleIndex:
-    """Open the index of one source that `build_sample_index` has built, in this process or in another.
-
-    Raises:
-        DataError: it does not exist or is damaged, or the dataset does not fit the tokenizer.
-    """
-    place = IndexPlace.of(part, tokenizer, config, held_out)
-    if not place.is_built:
-        raise DataError(f"{place.directory}: no sample index for this recipe; build it with {BUILD_COMMAND}")
-    return place.open(tokenizer)
 
 
 def build_rows(
@@ -309,7 +285,7 @@ def excerpt(
     place = IndexPlace.of(prefix, tokenizer, config)
     total = place.dataset.num_documents
     if place.is_built:
-        yield open_rows([prefix], tokenizer, config), f"rows of all {total:,} documents, from {place.directory}"
+        yield RowSource([place.open(tokenizer)]), f"rows of all {total:,} documents, from {place.directory}"
         return
     count = min(total, max(FEWEST_DOCUMENTS, DOCUMENTS_PER_ROW * rows_wanted))
     title = f"rows of all {total:,} documents"

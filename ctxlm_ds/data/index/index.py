@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import SequenceTemplate
-from ctxlm_ds.data.formats.loops.framing import WHOLE
+from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import open_array, read_meta
 from ctxlm_ds.data.sample import Example, Examples, Sample, Samples, empty_examples, empty_samples, starts_of
@@ -73,7 +73,7 @@ class SampleReader:
     def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
         damaged = self._fill(samples, slots, self.records, numbers)
-        if damaged != WHOLE:
+        if damaged != INTACT:
             raise self._damaged(int(numbers[damaged]))
 
     def _require(self, is_valid: NDArray[np.bool_], numbers: NDArray[np.int64]) -> None:
@@ -120,10 +120,6 @@ class SampleIndex:
     def __len__(self) -> int:
         """Return the rows of one epoch."""
         return len(self._row_starts) - 1 if self.is_packed else len(self.records)
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.records)
 
     def samples_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return [c] numbers of the samples in `rows` [b], row after row, and [b] how many each row has."""

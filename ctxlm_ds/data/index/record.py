@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,9 @@ class SampleSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in the form of meta.json and of the key."""
-        shared: dict[str, Any] = {
-            "sample_format": self.sample_format,
-            "seq_length": self.seq_length,
-            "short_seq_prob": 0.0,  # part of the key of every index since version 3
-            "num_duplicates": self.num_duplicates,
-            "seed": self.seed,
-            "packing": self.packing,
-            "max_sequences_per_row": self.max_sequences_per_row,
-            "static_masking": self.static_masking,
-        }
-        return shared | self.own
+        shared = {name: value for name, value in asdict(self).items() if name != "own"}
+        # Part of the key of every index since version 3.
+        return {"short_seq_prob": 0.0} | shared | self.own
 
     def key(self, dataset_fingerprint: str, documents: tuple[int, int], tokenizer_fingerprint: str) -> str:
         """Return 64 hexadecimal digits that name the index of these documents of a dataset."""

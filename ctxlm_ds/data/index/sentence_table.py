@@ -1,4 +1,4 @@
-"""The sentences of an indexed dataset as token ranges, grouped by document, without end-of-document tokens.
+"""The sentences of an indexed dataset as token ranges by document; end-of-document tokens are left out.
 
 A dataset built with --append-eod ends each document with one token that is not text. It is left out here, and the
 sample formats put separators, so that it is never doubled and never masked. Empty sentences and documents are left out.
@@ -46,19 +46,6 @@ class SentenceTable(NamedTuple):
     @property
     def num_sentences(self) -> int:
         return len(self.offsets)
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """[N] first token of each sentence in the flat token stream (a copy)."""
-        starts: NDArray[np.int64] = self.offsets["value"] >> self.shift
-        return starts
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """[N] the token after each sentence's last (a copy)."""
-        ends = np.append(self.starts[1:], 0)
-        ends[self.documents[1:] - 1] = self.document_ends
-        return ends
 
 
 @inlined
@@ -212,8 +199,8 @@ def require_pairs_possible(table: SentenceTable, prefix: object, sample_format: 
     """
     if not table.is_split:
         raise DataError(
-            f"{prefix}: data.sample_format {sample_format} needs sentences, but each sequence of this dataset is a "
-            "whole document; preprocess it again with --split-sentences, or use full_sentences or doc_sentences"
+            f"{prefix}: data.sample_format {sample_format} needs sentences, but each sequence of this dataset is "
+            "a document; preprocess it again with --split-sentences, or use full_sentences or doc_sentences"
         )
     if table.num_documents < 2:
         raise DataError(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import Objective
-from ctxlm_ds.data.formats.loops.framing import WHOLE, copy_tokens
+from ctxlm_ds.data.formats.loops.framing import INTACT, copy_tokens
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
 from ctxlm_ds.data.numba_random import compiled, stream_key
 from ctxlm_ds.data.sample import Examples
@@ -121,7 +121,7 @@ class MaskedCopies:
             DataError: the files are damaged.
         """
         damaged = copy_examples(examples, slots, self._stored, numbers, self._vocab_size)
-        if damaged != WHOLE:
+        if damaged != INTACT:
             raise self._damaged(int(numbers[damaged]))
 
     def _damaged(self, number: int) -> DataError:
@@ -135,7 +135,7 @@ class MaskedCopies:
 def copy_examples(
     examples: Examples, slots: NDArray[np.int64], stored: StoredCopies, numbers: NDArray[np.int64], vocab_size: int
 ) -> int:
-    """Copy stored sequences and predictions; return the place in `numbers` of the first damaged one, else WHOLE."""
+    """Copy stored sequences and predictions; return the place in `numbers` of the first damaged one, else INTACT."""
     for place in range(len(numbers)):
         number, slot = numbers[place], slots[place]
         begin, end = examples.starts[slot], examples.starts[slot + 1]
@@ -160,4 +160,4 @@ def copy_examples(
             )
         ):
             return place
-    return WHOLE
+    return INTACT

@@ -41,6 +41,7 @@ LONGEST_POLL_S = 5.0
 POLL_GROWTH = 1.5
 HANDOVER_S = 0.01
 HASHING_THREADS = 8
+NPY_HEADER_BYTES = 128
 LOGGED_BYTES = 1 << 30
 REMEDY = "delete the folder and build the samples again (tools/build_samples.py)"
 
@@ -82,19 +83,11 @@ def open_array(directory: Path, name: str) -> NDArray[Any]:
     """
     path = directory / f"{name}.npy"
     try:
-        return np.asarray(np.load(path, mmap_mode="r"))
+        # An array without elements cannot be mapped.
+        is_empty = path.stat().st_size <= NPY_HEADER_BYTES
+        return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))
     except (OSError, ValueError) as error:
-        if path.exists() and path.stat().st_size > 0 and _is_empty_array(path):
-            return np.load(path)
         raise DataError(f"{path}: not readable ({error}); delete the folder and build the samples again") from error
-
-
-def _is_empty_array(path: Path) -> bool:
-    """Return whether a .npy file holds an array without elements, which cannot be mapped."""
-    try:
-        return np.load(path).size == 0
-    except (OSError, ValueError):
-        return False
 
 
 def build_once(final: Path, fill: Callable[[Path], None]) -> bool:

@@ -2,20 +2,20 @@
 
 A blend decides in two steps: a SourceOrder gives the source of a position and its number among all rows of that source.
 That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by (seed,
-source, epoch). So all rows of a source come once before any comes again, whatever its share, and their masks change
+source, epoch). So all rows of a source come once before any comes again, and their masks change
 with the source's epoch. Every position is computed on its own, so that a resume needs one number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.numba_random import compiled
-from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.data.numba_random import Permutation, compiled
 from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder, RowStream
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
@@ -78,7 +78,7 @@ class WeightedOrder:
         self._quotas = quotas_of(weights, self._cycle)
         self._starts = np.cumsum(self._quotas) - self._quotas
         self._seed = seed
-        self._turns = _Recent(self._turns_of)
+        self._turns = lru_cache(BLOCKS_KEPT)(self._turns_of)
         self.shares = self._quotas / self._cycle
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
@@ -111,7 +111,7 @@ class MegatronOrder:
     def __init__(self, weights: NDArray[np.float64]) -> None:
         self.shares = weights
         self._before = [np.zeros(len(weights), dtype=np.int64)]
-        self._turns = _Recent(self._turns_of)
+        self._turns = lru_cache(BLOCKS_KEPT)(self._turns_of)
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
         blocks, within = np.divmod(positions, BLOCK)
@@ -125,21 +125,6 @@ class MegatronOrder:
             if walked + 1 == len(self._before):
                 self._before.append(taken)
         return sources, numbers
-
-
-class _Recent:
-    """A cache of the last few blocks of turns."""
-
-    def __init__(self, compute: Callable[[int], Turns]) -> None:
-        self._compute = compute
-        self._kept: dict[int, Turns] = {}
-
-    def __call__(self, block: int) -> Turns:
-        if block not in self._kept:
-            while len(self._kept) >= BLOCKS_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[block] = self._compute(block)
-        return self._kept[block]
 
 
 def _by_block(blocks: NDArray[np.int64], within: NDArray[np.int64], turns: Callable[[int], Turns]) -> Turns:

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.data.numba_random import Permutation
 from ctxlm_ds.errors import ConfigError
 
 PURPOSE = "row_order"

@@ -7,8 +7,8 @@ k of a sample's n tokens (special ones counted, as both originals do) are predic
 random token (80/10/10). `special_tokens` chooses the original to follow: `never` neither masks special tokens nor draws
 them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens.
 
-Whole words are drawn in random order and taken while they fit: a word that would exceed k is skipped (BERT). If no word
-fits, the first drawn is predicted in part, so that every sample has a prediction.
+With `whole_word`, words are drawn in random order and taken while they fit: a word that would exceed k is skipped
+(BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction.
 
 The words of a sample's stream (data/numba_random.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate
 (token or word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i:

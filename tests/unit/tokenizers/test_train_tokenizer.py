@@ -411,7 +411,7 @@ def test_a_finished_folder_is_recognised_and_another_is_refused_by_name(tmp_path
         with pytest.raises(TokenizerError, match=told):
             is_trained(*asked)
     train_tokenizer("wordpiece", TEXTS, 600, tmp_path / "unsaid")
-    with pytest.raises(TokenizerError, match="does not say what it was made of"):
+    with pytest.raises(TokenizerError, match="already exists without a record of how it was made"):
         is_trained("wordpiece", 600, tmp_path / "unsaid", source)
 
 

@@ -1,7 +1,7 @@
 """From records of a sample index to token ids: the ranges of a record with the special tokens around them.
 
 Every range and every token is checked as it is copied: a damaged file is an error, never a wrong sample. Each loop
-writes samples `numbers` [c] into the places `slots` [c] of Samples, which has their lengths, and returns WHOLE, or the
+writes samples `numbers` [c] into the places `slots` [c] of Samples, which has their lengths, and returns INTACT, or the
 place in `numbers` of the first damaged sample.
 """
 
@@ -18,7 +18,7 @@ from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL, Samples
 
 Numbers = NDArray[np.int64]
-WHOLE = -1
+INTACT = -1
 MOST_SEPARATORS = 2
 
 
@@ -49,7 +49,7 @@ def frame_pairs(
         special[second_begin:second_end] = False
         samples.second_starts[slot] = first_end + 1
         samples.sequence_labels[slot] = record.is_random
-    return WHOLE
+    return INTACT
 
 
 @compiled
@@ -96,7 +96,7 @@ def frame_sentences(
         if not after + (not separated) <= len(ids) <= after + (MOST_SEPARATORS if separated else 1):
             return place
         samples.second_starts[slot], samples.sequence_labels[slot] = len(ids), NO_LABEL
-    return WHOLE
+    return INTACT
 
 
 @compiled
@@ -111,7 +111,7 @@ def copy_blocks(
             return place
         samples.special_mask[samples.starts[slot] : samples.starts[slot + 1]] = False
         samples.second_starts[slot], samples.sequence_labels[slot] = len(ids), NO_LABEL
-    return WHOLE
+    return INTACT
 
 
 @compiled

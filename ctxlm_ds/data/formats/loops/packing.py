@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.loops.ranges import in_order
-from ctxlm_ds.data.numba_random import compiled
-from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.data.numba_random import Permutation, compiled
 
 WINDOW_SAMPLES = 1 << 16
 PURPOSE = "packing"
@@ -52,7 +51,7 @@ def _choose_rows(lengths: Any, seq_length: int, max_sequences: int) -> tuple[Any
     """Return [n] the row of each item, in the items' order, and the number of rows.
 
     `newest[r]` is the row with room for r tokens that was touched last, `below[row]` the one beneath it on that stack;
-    bit r of `rooms` says that there is one, so that finding the fullest row skips 64 rooms at once.
+    bit r of `rooms` says that there is one, so that finding the fullest row skips 64 rooms at a time.
     """
     row_of = np.empty(len(lengths), dtype=np.int64)
     counts = np.zeros(len(lengths), dtype=np.int64)

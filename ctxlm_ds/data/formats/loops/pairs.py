@@ -99,7 +99,9 @@ def choose_segment_pairs(
                 drawn = choose_segment(choice, table, document, state, drawn)
                 num_random += 1
                 last = a_last
-            write_choice(records[count], start, a_end, b_end, is_random)
+            record = records[count]
+            record.a_start, record.a_end, record.b_start, record.b_end = start, a_end, a_end, b_end
+            record.is_random = is_random
             sentence = last + 1
             count += 1
     return count, num_random
@@ -135,7 +137,9 @@ def choose_sentence_pairs(
             else:
                 b_end = end_of(table, sentence + 1, document)
                 sentence += 2
-            write_choice(records[count], start, a_end, b_end, is_random)
+            record = records[count]
+            record.a_start, record.a_end, record.b_start, record.b_end = start, a_end, a_end, b_end
+            record.is_random = is_random
             count += 1
     return count, num_random
 
@@ -160,16 +164,6 @@ def choose_segment(choice: Any, table: SentenceTable, document: int, state: np.u
     choice.document = other
     choice.word = word_at(state, drawn)
     return drawn + 1
-
-
-@inlined
-def write_choice(record: Any, a_start: int, a_end: int, b_end: int, is_random: bool) -> None:
-    """Write A, and the text behind it as B (fetch_segments replaces a random B)."""
-    record.a_start = a_start
-    record.a_end = a_end
-    record.b_start = a_end
-    record.b_end = b_end
-    record.is_random = is_random
 
 
 @compiled

@@ -13,7 +13,7 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
-from tests.sample_data import write_dataset
+from tests.sample_data import ends_of, starts_of, write_dataset
 
 Documents = list[list[list[int]]]
 DOCUMENTS: Documents = [[[5, 6, 7], [8]], [], [[9, 10]], [[11, 12, 13, 14], [15], [16, 17]]]
@@ -104,8 +104,8 @@ def test_samples_are_made_from_it(tmp_path: Path) -> None:
     write_dataset(tmp_path / "new", DOCUMENTS)
     table = sentence_table(IndexedDataset(_write(tmp_path / "old", DOCUMENTS)), 3)
     expected = sentence_table(IndexedDataset(tmp_path / "new"), 3)
-    assert table.starts.tolist() == expected.starts.tolist()
-    assert table.ends.tolist() == expected.ends.tolist()
+    assert starts_of(table).tolist() == starts_of(expected).tolist()
+    assert ends_of(table).tolist() == ends_of(expected).tolist()
 
 
 def test_fairseqs_original_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ctxlm_ds.data.formats.loops.sentences import sentence_rows
 from ctxlm_ds.data.index.sentence_table import SentenceTable
-from tests.sample_data import Documents, numbered_documents, random_documents, table_of
+from tests.sample_data import Documents, ends_of, numbered_documents, random_documents, starts_of, table_of
 
 SEPARATOR = -1
 
@@ -68,12 +68,12 @@ def test_long_sentences_are_cut_without_losing_a_token(room: int) -> None:
     table = table_of(documents)
     records = full_sentences(table, room)
     assert all(record[4] <= room + 2 for record in records)
-    assert records[0][0] == 0 and records[-1][1] == table.ends[-1]
+    assert records[0][0] == 0 and records[-1][1] == ends_of(table)[-1]
     assert all(left[1] == right[0] for left, right in zip(records, records[1:], strict=False))
-    long_ones = table.ends - table.starts > room
-    allowed = {0, *table.ends.tolist()}
+    long_ones = ends_of(table) - starts_of(table) > room
+    allowed = {0, *ends_of(table).tolist()}
     for start, *_ in records:
-        sentence = int(np.searchsorted(table.ends, start, side="right"))
+        sentence = int(np.searchsorted(ends_of(table), start, side="right"))
         assert start in allowed or long_ones[sentence]
 
 
@@ -112,7 +112,7 @@ def test_doc_sentences_never_cross_and_cover_everything() -> None:
     document_of = np.repeat(np.arange(100), [sum(map(len, d)) for d in documents])
     records = doc_sentences(table, 100)
     assert all(document_of[start] == document_of[end - 1] for start, end, *_ in records)
-    assert sum(end - start for start, end, *_ in records) == table.ends[-1]
+    assert sum(end - start for start, end, *_ in records) == ends_of(table)[-1]
     assert all(length == end - start + 2 for start, end, _, _, length, _ in records)
 
 

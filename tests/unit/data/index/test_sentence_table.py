@@ -21,7 +21,7 @@ from ctxlm_ds.data.index.record import SampleSettings, SourcePart
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS as REGISTERED
-from tests.sample_data import FakeTokenizer, random_documents, run_config, table_of, write_dataset
+from tests.sample_data import FakeTokenizer, ends_of, random_documents, run_config, starts_of, table_of, write_dataset
 
 TOKENIZER = FakeTokenizer()
 SEP = TOKENIZER.sep_id
@@ -60,12 +60,12 @@ def test_table_is_what_a_plain_reading_finds(
             sentence_table(dataset, SEP, (first, after))
         return
     table = sentence_table(dataset, SEP, (first, after))
-    assert table.starts.tolist() == starts and table.ends.tolist() == ends
+    assert starts_of(table).tolist() == starts and ends_of(table).tolist() == ends
     assert table.documents.tolist() == documents
 
 
 def tokens_of(index: SampleIndex) -> list[list[int]]:
-    return [index.sample(number).input_ids.tolist() for number in range(index.num_samples)]
+    return [index.sample(number).input_ids.tolist() for number in range(len(index.records))]
 
 
 @pytest.mark.parametrize("sample_format", [*FORMATS, "blocks"])
