@@ -18,7 +18,8 @@ from tests.integration.route import call, kill_group, launcher, metrics, pretrai
 STEPS = 24
 BATCH = 8
 SPIKES = (
-    "anomalies.spike_threshold=2", "anomalies.spike_window_steps=5", "anomalies.max_rollbacks=99", "anomalies.max_skips=99",
+    "anomalies.spike_threshold=2", "anomalies.spike_window_steps=5", "anomalies.max_rollbacks=99",
+    "anomalies.max_skips=99",
     "optimizer.learning_rate=0.01", "schedule.warmup_steps=0", "schedule.name=constant",
 )  # fmt: skip
 
