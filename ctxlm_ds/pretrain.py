@@ -177,14 +177,14 @@ def run(
 ) -> None:
     """Build the run, train, and print DeepSpeed's summary."""
     from ctxlm_ds.run_builder import build_run
-    from ctxlm_ds.training.history import HistoryHook
-    from ctxlm_ds.training.runtime import leave_waiting_to_watchdog, print_communication
-    from ctxlm_ds.training.watchdog_hook import WatchdogHook
+    from ctxlm_ds.training.history import HistoryHook, WatchdogHook
+    from ctxlm_ds.training.runtime import explain_out_of_memory, leave_waiting_to_watchdog, print_communication
 
     watchdog = context.watchdog
     if topology.is_main:
         watchdog.clear_old_evidence()
-    trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
+    with explain_out_of_memory(config):
+        trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
     leave_waiting_to_watchdog()
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.watch_writing(trainer.saves.pending_age_s)
@@ -192,7 +192,8 @@ def run(
         trainer.hooks.append(HistoryHook(lock.run_dir, context.ranks))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     try:
-        trainer.run()
+        with explain_out_of_memory(config):
+            trainer.run()
         print_communication(deepspeed_config)
     except TrainingError as error:
         good = trainer.saves.last_good()

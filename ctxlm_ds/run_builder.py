@@ -38,10 +38,9 @@ from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.anomalies import AnomalyPolicy
-from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.hooks import build_hooks
-from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.hooks import Hooks, build_hooks
+from ctxlm_ds.training.recovery import AnomalyLog, Recovery
 from ctxlm_ds.training.runtime import device_type
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
@@ -89,7 +88,7 @@ def build_run(
     state = load(newest)
     for line in plan_lines(config, rows.train, rows.validation, state.step, state.rows_consumed):
         logger.info("%s", line)
-    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
+    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir, state.step))
     steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
     return Trainer(
         config=config,
@@ -104,10 +103,11 @@ def build_run(
             load_last_good=load_last_good,
             steps_from=steps.restart,
         ),
-        hooks=build_hooks(config, run_dir, topology),
+        hooks=Hooks(build_hooks(config, run_dir, topology)),
         topology=topology,
         stop_signal=stop_signal,
         state=state,
+        changed_settings=checkpoints.changed_settings,
     )
 
 
@@ -263,8 +263,11 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     engine.load_weights(values)
 
 
-def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path) -> None:
-    """Write config.yaml (resolved) and tokenizer/ to the run directory."""
-    atomic.write_text(run_dir / "config.yaml", dump_config(config))
+def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:
+    """Write config.yaml (resolved) and tokenizer/; keep a config.yaml that differs as config-until-step-STEP.yaml."""
+    path, kept, text = run_dir / "config.yaml", run_dir / f"config-until-step-{step:08d}.yaml", dump_config(config)
+    if step and path.is_file() and path.read_text(encoding="utf-8") != text and not kept.exists():
+        path.rename(kept)
+    atomic.write_text(path, text)
     with atomic.output_folder(run_dir / "tokenizer") as folder:
         tokenizer.save(folder)

@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
     add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
-    add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one a core)")
+    add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one per core)")
     return parser
 
 

@@ -38,13 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def find_runs(patterns: list[str]) -> list[Path]:
-    """Return run directories, each once: a pattern's matches, and the runs in a folder that is none itself."""
+    """Return run directories, each once: a pattern's matches, and the runs in a folder that is not a run."""
     from ctxlm_ds.cluster.run_files import is_run
 
     found: dict[Path, None] = {}
     for pattern in patterns:
         matches = [Path(path) for path in sorted(glob.glob(pattern))] or [Path(pattern)]
-        # A pattern may match other files; a path that was named is shown whatever it is.
+        # A pattern may match other files; a named path is always shown.
         for path in [path for path in matches if path.is_dir()] if len(matches) > 1 else matches:
             below = [] if is_run(path) else [child for child in sorted(path.glob("*")) if is_run(child)]
             found.update(dict.fromkeys(below or [path]))

@@ -205,15 +205,9 @@ def _read_header(file: BufferedReader) -> dict[str, Any]:
 
 
 def _flat_range(entry: Any, data_start: int) -> tuple[int, int] | None:
-    if not isinstance(entry, dict) or entry.get("dtype") != "F32":
+    try:
+        (length,), (first, last) = entry["shape"], entry["data_offsets"]
+        is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
+    except (KeyError, TypeError, ValueError):
         return None
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not _are_integers(shape, 1) or not _are_integers(offsets, 2):
-        return None
-    (length,), (first, last) = shape, offsets
-    return (data_start + first, length) if first >= 0 and last - first == length * FP32_BYTES else None
-
-
-def _are_integers(values: Any, count: int) -> bool:
-    return isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
+    return (data_start + first, length) if is_flat and 0 <= first == last - length * FP32_BYTES else None

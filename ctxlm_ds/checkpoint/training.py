@@ -30,6 +30,7 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.changed_settings import report_resume
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 
@@ -66,6 +67,8 @@ class TrainingCheckpoints:
         self._topology: Topology = engine.topology
         self._pending: PendingSave | None = None
         self._states = RankStates(engine)
+        self.changed_settings: list[str] = []
+        """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
     # Saving; this class is the Saver of training/saves.py.
 
@@ -188,8 +191,11 @@ class TrainingCheckpoints:
         self._load_chunks(reader, int(scalars.get("optimizer_updates", 0)))
         self._engine.restore_scalars(scalars)
         load_carried(self._engine, reader, described["environment"])
-        self._say_if_not_bitwise(described["environment"])
-        return TrainState.from_dict(described["train_state"])
+        state = TrainState.from_dict(described["train_state"])
+        saved_config = load_saved_config(folder / "config.yaml")
+        differences = self._changed_environment(described["environment"])
+        self.changed_settings = report_resume(saved_config, self._config, state.step, differences)
+        return state
 
     def _load_chunks(self, reader: CheckpointReader, updates: int) -> None:
         kinds = reader.moment_kinds()
@@ -203,14 +209,14 @@ class TrainingCheckpoints:
                 view.copy_(reader.read(fragment.name, kind, *held))
         self._engine.weights_changed()
 
-    def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:
+    def _changed_environment(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return what keeps the resume from being bitwise, as `name old -> new`."""
         now = self._environment()
         before = {**UNSPLIT, **saved}
         different = [f"{key} {before.get(key)} -> {value}" for key, value in now.items() if before.get(key) != value]
         if now["device"] == "cuda" and not self._config.training.deterministic:
             different.append("training.deterministic is false on CUDA")
-        if different:
-            logger.info("resuming exactly, but not bitwise: %s", ", ".join(different))
+        return different
 
 
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:

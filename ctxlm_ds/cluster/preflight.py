@@ -1,7 +1,7 @@
 """Checks an allocation before training, names bad nodes with the reason, and decides how the job continues.
 
-In: a JobContext. Out: Prepared; RUN/attempts/ATTEMPT/preflight/report.json; RUN/excluded_nodes.json. One step of srun
-runs preflight_rank.py on all nodes; a node that hangs or is cut off is named when its time is up.
+Out: Prepared; RUN/attempts/ATTEMPT/preflight/report.json; RUN/excluded_nodes.json. One step of srun runs
+preflight_rank.py on all nodes; a node that hangs or is cut off is named when its time is up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
@@ -38,16 +37,11 @@ Ranks = dict[str, dict[int, dict[str, Any]]]  # records by node and local rank
 def run_preflight(
     context: JobContext, attempt: str, environ: Mapping[str, str], should_stop: Callable[[], bool]
 ) -> Prepared:
-    """Check the nodes, log the results, and decide.
-
-    Raises:
-        ConfigError: a setting is impossible.
-        ClusterError: srun is missing, or starts a task on no node.
-    """
+    """Check the nodes, log the results, and decide. Raises ClusterError if srun can start a task on no node."""
     settings, file = read_preflight(environ), context.run_dir / slurm_commands.EXCLUDED_NAME
     folder = context.run_dir / ATTEMPTS_DIR / attempt / "preflight"
-    folder.mkdir(parents=True, exist_ok=True)
-    _keep(folder / "token", "every node must see this\n")
+    with contextlib.suppress(OSError):  # the job must survive a bad disk
+        write_text(folder / "token", "every node must see this\n")
     known = slurm_commands.excluded_nodes(context.run_dir)
     bad = {node: f"excluded earlier: {known[node]} ({file})" for node in context.tasks if node in known}
     found: dict[str, Any] = {}
@@ -65,7 +59,8 @@ def run_preflight(
         )  # fmt: skip
         if should_stop():
             return Prepared(Ended(Outcome.STOPPED, "a signal came during the preflight", 0))
-        _keep(folder / "output.log", "\n".join(output) + "\n")
+        with contextlib.suppress(OSError):
+            write_text(folder / "output.log", "\n".join(output) + "\n")
         refused = {m[1]: m[0] for m in map(_REFUSAL.search, output) if m and m[1] in tasks}
         if len(refused) == len(tasks) or not (refused or records):
             raise ClusterError(f"srun cannot start a task on any node: {(output or ['no answer'])[-1]}")
@@ -77,15 +72,10 @@ def run_preflight(
     for node, why in bad.items():
         log(f"preflight: {node} is bad: {why}")
     prepared = decide(context, bad, least)
-    _keep(folder / "report.json", json.dumps({**found, "bad": bad, "exclude": prepared.exclude}, indent=1))
     with contextlib.suppress(OSError):
+        write_text(folder / "report.json", json.dumps({**found, "bad": bad, "exclude": prepared.exclude}, indent=1))
         slurm_commands.remember_excluded(context.run_dir, bad, attempt)
     return prepared
-
-
-def _keep(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):  # the job must survive a bad disk
-        write_text(path, text)
 
 
 def decide(context: JobContext, bad: Mapping[str, str], least: int) -> Prepared:
@@ -111,10 +101,7 @@ def decide(context: JobContext, bad: Mapping[str, str], least: int) -> Prepared:
 
 
 def judge(tasks: Mapping[str, int], records: list[dict[str, Any]], settings: Mapping[str, float]) -> dict[str, Any]:
-    """Collect each node's faults, then compare it with the others; the first is the batch script's.
-
-    Returns `bad`, the reasons by node, and `clock_s`, `gb_per_s`, `ranks` for the report.
-    """
+    """Collect each node's faults and compare it with the others; return `bad`, the reasons by node, and figures."""
     ranks: Ranks = {node: {} for node in tasks}
     clock_s: dict[str, float] = {}
     for record in records:
@@ -152,10 +139,7 @@ def judge(tasks: Mapping[str, int], records: list[dict[str, Any]], settings: Map
 
 
 def speeds_of(ranks: Ranks, within: bool) -> dict[str, float]:
-    """Return each node's GB/s among its own ranks, or with its better neighbour: the slowest rank's, 0 if one failed.
-
-    A good node is slow only with a bad neighbour: that is why it has two.
-    """
+    """Return each node's GB/s among its own ranks, or with its better neighbour: the slowest rank's, or 0."""
     speeds: dict[str, float] = {}
     for node, own in ranks.items():
         by_partner: dict[str, list[float]] = {}

@@ -1,7 +1,7 @@
 """One task of a preflight: `srun python -m ctxlm_ds.cluster.preflight_rank RUN_DIR TOKEN`.
 
-In: srun's variables, CTXLM_PREFLIGHT_*. Out: this task's record as lines of its output, each replacing the last (by
-Slurm's connection, which works if storage or network fails). Not here: comparisons (preflight.py).
+Out: the task's record as lines of its output, each replacing the last (by Slurm's connection, which works if storage or
+network fails). Not here: comparisons (preflight.py).
 """
 
 from __future__ import annotations
@@ -115,10 +115,7 @@ def _ask(command: str, limit_s: float) -> str:
 
 
 def measure_reductions(record: dict[str, Any], settings: Mapping[str, float], task: SlurmTask) -> None:
-    """Time all-reduces among this node's ranks, and with the equal local rank of each neighbour in a ring.
-
-    They meet at a store of rank 0; a failing group costs its own time only.
-    """
+    """Time all-reduces among this node's ranks, and with the equal local rank of each neighbour in a ring."""
     groups = groups_of(task, int(os.environ["SLURM_NODEID"]), expand_tasks(os.environ["SLURM_STEP_TASKS_PER_NODE"]))
     record["errors"] = {partner: "no answer" for _, partner, *_ in groups}
     publish(record)

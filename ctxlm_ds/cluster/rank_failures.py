@@ -23,7 +23,7 @@ _SIGNAL_NUMBERS = {
     "Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Illegal instruction": 4,
     "Floating point exception": 8, "Out Of Memory": 9, "Hangup": 1, "User defined signal 1": 10,
 }  # fmt: skip
-# NCCL's and gloo's watchdogs abort a process whose peers are gone; Slurm ends tasks by 15 and 9.
+# NCCL's and gloo's watchdogs abort a process whose peers have ended; Slurm ends tasks by 15 and 9.
 _PEERS_CANNOT_CAUSE = (9, 11, 7, 4, 8)
 _STEP_ENDS = ("Job step aborted", "CANCELLED AT", "Terminating", "forcing job termination")
 MOST_LINES = 16

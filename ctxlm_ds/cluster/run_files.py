@@ -275,7 +275,7 @@ def is_cancelled_in_order(event: dict[str, Any]) -> bool:
 
 
 def newest_log(run_dir: Path, starts: Sequence[Start], begun: StartRecord | None) -> str | None:
-    """Return the log of the newest start; `begun` may be one that has not reached training."""
+    """Return the log of the newest start; `begun` may be one that did not reach training."""
     last = starts[-1] if starts else None
     if begun is None or (last is not None and (last.attempt == begun.name or last.time_unix_s > begun.time_unix_s)):
         return last.log if last is not None else None

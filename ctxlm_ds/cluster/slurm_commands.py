@@ -137,7 +137,7 @@ def cancel(job_id: str) -> None:
 
 
 def cancel_steps(job_id: str) -> None:
-    """End the steps of a job whose srun is gone; the batch script continues."""
+    """End the steps of a job whose srun has ended; the batch script continues."""
     shown = insist(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"])
     steps = [step for step in shown.split() if step.rpartition(".")[2].isdigit()]
     for step in steps:
@@ -151,7 +151,7 @@ def node_address(node: str) -> str:
 
 EXCLUDED_NAME = "excluded_nodes.json"
 # Slurm takes a new list of excluded nodes for pending jobs alone. A job that has just requeued itself counts as one,
-# but its processes are sent SIGTERM at once, so the command that does both ignores that signal (Slurm 22.05).
+# but its processes are sent SIGTERM immediately, so the command that does both ignores that signal (Slurm 22.05).
 _REQUEUE = """trap '' TERM USR1
 scontrol requeue "$1" || exit
 for _ in 1 2 3 4 5; do scontrol update JobId="$1" ExcNodeList="$2" && exit; sleep 0.5; done

@@ -105,7 +105,7 @@ def read_start_record(path: Path) -> StartRecord | None:
 def fruitless_starts(run_dir: Path, attempt: StartRecord) -> list[dict[str, Any]]:
     """Return the starts in a row before this one that left no new checkpoint, oldest first; none if this one left one.
 
-    Counted over a chain of jobs, whatever ended the starts, and from zero after the chain gave up.
+    Counted over a chain of jobs, for any end of the starts, and from zero after the chain gave up.
     """
     newest = newest_checkpoint(run_dir)
     found: dict[str, dict[str, Any]] = {}

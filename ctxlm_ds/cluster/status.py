@@ -270,7 +270,7 @@ def _only_begun(run_dir: Path) -> str | None:
 def _describe_stale(lock: Lock) -> str:
     holder = lock.record.describe()
     if lock.holder_gone:
-        return f"{holder} is gone and recorded no end"
+        return f"{holder} has ended and recorded no reason"
     minutes = (time.time() - lock.heartbeat_unix_s) / 60
     return f"no heartbeat of {holder} for {minutes:.0f} minutes"
 

@@ -150,7 +150,7 @@ def successor_environment(environ: Mapping[str, str], chain: str) -> dict[str, s
 
 
 def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
-    """Return the job's script, or Slurm's copy of it if it is gone. Raises ClusterError without a copy."""
+    """Return the job's script, or Slurm's copy if it no longer exists. Raises ClusterError without a copy."""
     command = job.given("Command")
     joined = " ".join(arguments)
     script = command[: -len(joined) - 1] if joined and command.endswith(f" {joined}") else command

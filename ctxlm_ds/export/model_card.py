@@ -72,25 +72,17 @@ def read_dataset_metadata(prefixes: Sequence[str]) -> dict[str, dict[str, Any] |
 def write_model_card(facts: CardFacts) -> str:
     """Return the card as Markdown with the Hub's YAML header."""
     sections = [
-        _header(facts),
+        f"---\nlibrary_name: transformers\npipeline_tag: {facts.text.task}\n"
+        f"tags:\n- ctxlm_ds\n- {facts.text.tag}\n- deepspeed\n---",
         f"# {facts.config.name}\n\n{_summary(facts)}",
-        _section("How to load it", _loading(facts)),
-        _section("Training data", _training_data(facts)),
-        _section("Held-out figures", _figures(facts)),
-        _section("Model", _table(_rows(facts.config.model.model_dump()))),
-        _section("Training", _table(_training_rows(facts))),
-        _section("Limits", _limits(facts)),
+        f"## How to load it\n\n{_loading(facts)}",
+        f"## Training data\n\n{_training_data(facts)}",
+        f"## Held-out figures\n\n{_figures(facts)}",
+        f"## Model\n\n{_table(_rows(facts.config.model.model_dump()))}",
+        f"## Training\n\n{_table(_training_rows(facts))}",
+        f"## Limits\n\n{_limits(facts)}",
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _header(facts: CardFacts) -> str:
-    tags = f"tags:\n- ctxlm_ds\n- {facts.text.tag}\n- deepspeed"
-    return f"---\nlibrary_name: transformers\npipeline_tag: {facts.text.task}\n{tags}\n---"
-
-
-def _section(title: str, text: str) -> str:
-    return f"## {title}\n\n{text}"
 
 
 def _summary(facts: CardFacts) -> str:

@@ -54,7 +54,7 @@ LOST_MESSAGES = re.compile(
     r"|ncclremoteerror|remote process exited|communicator was aborted|collective operation timeout",
     re.IGNORECASE,
 )
-"""Messages of gloo, NCCL and torch's store about a peer that is gone."""
+"""Messages of gloo, NCCL and torch's store about a peer that has ended."""
 OWN_MESSAGES = re.compile(r"address already in use|failed to (bind|listen)", re.IGNORECASE)
 
 
@@ -191,6 +191,6 @@ def _message(error: BaseException) -> str:
 
 
 def _bound_teardown(seconds: float) -> None:
-    """Limit the interpreter's shutdown, in which process groups may wait for peers that are gone."""
+    """Limit the interpreter's shutdown, in which process groups may wait for peers that have ended."""
     nowhere: Any = open(os.devnull, "w")  # noqa: SIM115 (kept open: the timer writes there from C)
     faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)

@@ -69,7 +69,7 @@ class GuardFacts:
 
 
 class GuardProcess:
-    """The guard as its rank sees it; every method is safe if the guard is gone."""
+    """The guard as its rank sees it; every method is safe if the guard has ended."""
 
     def __init__(self, facts: GuardFacts) -> None:
         environ = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
@@ -90,7 +90,7 @@ class GuardProcess:
         self._send(GOODBYE)
 
     def dismiss(self) -> None:
-        """Leave, and wait until the guard is gone."""
+        """Leave, and wait until the guard has ended."""
         self.leave()
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             self._process.communicate(timeout=5)

@@ -235,7 +235,7 @@ class StopSignal:
             again = "; Ctrl-C again ends it immediately" if number == signal.SIGINT else ""
             # The terminal's cursor may be behind a live table.
             begin = "\n" if os.isatty(2) else ""
-            # Not through logging: a handler may interrupt the logger itself. The reader may be gone.
+            # Not through logging: a handler may interrupt the logger itself. The reader may have ended.
             with contextlib.suppress(OSError):
                 os.write(2, f"{begin}{self.name}: saving a checkpoint and stopping{again}\n".encode())
 

@@ -38,7 +38,7 @@ def die_with_launcher(watch_grandparent: bool) -> None:
 
     SIGKILL, because a rank that waits in a collective for a dead peer handles no other signal, and because what it
     leaves behind is safe: checkpoints are complete or absent and the run's lock is taken over. With
-    `watch_grandparent` the rank also ends when the `deepspeed` command above the parent is gone.
+    `watch_grandparent` the rank also ends when the `deepspeed` command above the parent ends.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -78,7 +78,7 @@ def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
     while all(parent_of(child) == above for child, above in ties):
         time.sleep(WATCH_INTERVAL_S)
     if os.getppid() == parent and not interrupted.is_set():
-        logger.error("the deepspeed command, or the connection to it, is gone; its ranks stop")
+        logger.error("the deepspeed command, or the connection to it, has ended; its ranks stop")
         os.kill(parent, signal.SIGTERM)
 
 
@@ -151,7 +151,7 @@ def end_processes_with(variable: str, value: str) -> None:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process of this machine; None if it is gone or a zombie."""
+    """Return the parent of a process of this machine; None if it has ended or is a zombie."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
@@ -160,7 +160,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def command_line(pid: int) -> str:
-    """Return a process's words with spaces between; empty if it is gone."""
+    """Return a process's words with spaces between; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

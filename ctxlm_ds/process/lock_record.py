@@ -72,7 +72,7 @@ def this_process() -> LockRecord:
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Return the clock ticks since boot at which a process started; None if it is gone or a zombie."""
+    """Return the clock ticks since boot at which a process started; None if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
             # The command name may hold spaces and brackets; the fields after its last bracket do not.

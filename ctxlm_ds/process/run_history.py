@@ -50,7 +50,7 @@ GIVE_UP = "give_up"
 
 
 def append_event(run_dir: Path, event: str, **values: Any) -> bool:
-    """Append one complete line; return False if the disk is full or gone, which does not end the run."""
+    """Append one complete line; return False if the disk is full or missing, which does not end the run."""
     line = json.dumps({"time_unix_s": round(time.time(), 6), "event": event, **values}) + "\n"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def read_record(path: Path) -> FailureRecord | None:
 
 
 def write_record(folder: Path, record: FailureRecord) -> bool:
-    """Write a record; return False if the disk is full or gone."""
+    """Write a record; return False if the disk is full or missing."""
     try:
         write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
     except OSError:

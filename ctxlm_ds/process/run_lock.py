@@ -2,7 +2,7 @@
 
 RUN/lock.json names the holder (host, process, job); its modification time is the heartbeat. It is created by a hard
 link, which is atomic on every file system, NFS included. A dead holder is replaced: on the same host as soon as its
-process is gone, on another host when its heartbeat stops. A job that Slurm has started again, or its successor,
+process has ended, on another host when its heartbeat stops. A job that Slurm has started again, or its successor,
 replaces its earlier start even if that still runs on a node that Slurm has lost: cut off the network its heartbeat may
 continue. Exactly one of several contenders wins, because the takeover of a lock is itself claimed by a hard link named
 after that lock's token. If record locks work (local disks, NFS) RUN/.lock is locked too: the kernel frees it with the
@@ -188,7 +188,7 @@ class RunLock:
             claims[-1].unlink(missing_ok=True)
             return False
         lives = not self._is_gone(dead)
-        state = "which Slurm has given up" if lives else "which is gone"
+        state = "which Slurm has given up" if lives else "which has ended"
         logger.warning("taking over %s from %s, %s", self.run_dir, dead.record.describe(), state)
         os.replace(claims[-1], self._path)
         for claim in claims:

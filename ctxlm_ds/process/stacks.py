@@ -98,7 +98,7 @@ def _groups(texts: Mapping[int, str]) -> list[tuple[tuple[str, ...], list[int]]]
 
 
 def write_joined(folder: Path, world_size: int) -> Path:
-    """Join what the ranks left into one file. Raises OSError if the disk is full or gone."""
+    """Join what the ranks left into one file. Raises OSError if the disk is full or missing."""
     path = folder / ALL_STACKS_NAME
     write_text(path, join_stacks(read_stacks(folder), world_size))
     return path
@@ -125,7 +125,7 @@ def _suspicion(frames: tuple[str, ...]) -> int:
 
 def _silent_part(ranks: list[int]) -> str:
     return (
-        f"=== {describe_ranks(ranks)} left no stacks: killed, on a node that is gone or cut off, or without the "
+        f"=== {describe_ranks(ranks)} left no stacks: killed, on a lost or disconnected node, or without the "
         "run directory\n"
     )
 

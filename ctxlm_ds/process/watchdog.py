@@ -55,7 +55,7 @@ EVIDENCE_S = 30.0
 POLLS_PER_LIMIT = 20
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 5.0
 SUSPICION = 0.25
-"""Share of its own limit after which a rank follows another that has reached its."""
+"""Share of its limit after which a rank follows another that has reached its."""
 
 
 class Watchdog:

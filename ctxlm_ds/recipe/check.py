@@ -60,6 +60,7 @@ def unused_settings(config: RunConfig) -> list[str]:
     idle = {
         "data.temperature": config.data.blend != "temperature",
         "training.initial_loss_scale_power": config.training.precision != "fp16",
+        "optimizer.trust_ratio": config.optimizer.name != "lamb",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
         "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
@@ -74,7 +75,7 @@ def unused_settings(config: RunConfig) -> list[str]:
     if config.schedule.name == "constant":
         idle["schedule.final_learning_rate"] = True
     if config.optimizer.name == "from_ds_config":
-        idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay")}
+        idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay", "decay_biases")}
     sentences = []
     for path, without_effect in idle.items():
         section, name = path.split(".")

@@ -39,7 +39,7 @@ class TokenizerConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Optimizer of the weights. Biases and LayerNorm weights are never decayed."""
+    """Optimizer of the weights."""
 
     name: Literal["adamw", "lamb", "from_ds_config"] = "adamw"
     """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (that of the DeepSpeed JSON)."""
@@ -51,6 +51,11 @@ class OptimizerConfig(Section):
     """Added to the square root of the second moment."""
     weight_decay: LearningRate = 0.01
     """Decoupled weight decay."""
+    decay_biases: bool = False
+    """Also decay biases and LayerNorm weights, as fairseq does (RoBERTa); BERT's and NVIDIA's code does not."""
+    trust_ratio: Literal["weights", "all"] = "weights"
+    """`lamb` only: parameters whose step is scaled by ||weight|| / ||step||: `weights` (all but biases and LayerNorm,
+    as the authors' code) or `all` (as the paper's algorithm 2). Neither depends on weight_decay."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
 

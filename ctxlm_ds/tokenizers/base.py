@@ -1,4 +1,4 @@
-"""What every tokenizer offers, and the one implementation over the `tokenizers` library.
+"""The interface of all tokenizers, and its implementation over the `tokenizers` library.
 
 In: text. Out: ids without special tokens.
 Not here: special-token templates (samples insert them), files (load.py, save.py).
@@ -22,13 +22,13 @@ from ctxlm_ds.errors import TokenizerError
 
 SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
 DECODER_ROLES = ("pad", "unk", "cls", "sep")
-"""Roles of a tokenizer without a mask token (GPT), each the end-of-document token where it has no other."""
+"""Roles of a tokenizer without a mask token (GPT); the end-of-document token by default."""
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
-"""How byte-level BPE writes a leading space, newline, carriage return and tab."""
+"""Byte-level BPE's characters for a leading space, newline, carriage return and tab."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back, with the facts that samples, masking and the model need."""
+    """A tokenizer and its facts for samples, masking and the model."""
 
     kind: str
     """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
     sep_id: int
     """RoBERTa: `</s>`, GPT: `<|endoftext|>`; also the end-of-document token."""
     special_ids: frozenset[int]
-    """Every id that stands for no text."""
+    """Ids that are not text."""
     split_special_tokens: bool
     """True if the name of a special token inside a text is ordinary text, False if it is that token's id."""
     double_separator: bool
@@ -47,11 +47,11 @@ class Tokenizer(Protocol):
 
     @property
     def has_mask(self) -> bool:
-        """Whether there is a mask token (GPT has none)."""
+        """True if there is a mask token (GPT has none)."""
 
     @property
     def mask_id(self) -> int:
-        """Raises TokenizerError where there is none (GPT)."""
+        """Id of the mask token. Raises TokenizerError if there is none (GPT)."""
 
     @property
     def vocab_size(self) -> int:
@@ -63,26 +63,26 @@ class Tokenizer(Protocol):
 
     @property
     def sentence_prefix(self) -> str:
-        """What stands before a sentence that follows another one: a space for byte-level BPE, else nothing."""
+        """Text before a sentence that follows another one: a space for byte-level BPE, else nothing."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; special tokens appear by name."""
+        """Return the text of ids, with special tokens by name."""
 
     def id_to_token(self, token_id: int) -> str:
-        """Name of one id."""
+        """Return the token of an id."""
 
     def save(self, directory: Path) -> None:
         """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids."""
 
     def word_start_mask(self) -> NDArray[np.bool_]:
-        """[vocab_size], True where a token begins a word (the first token of a sequence always does)."""
+        """Return [vocab_size]: True if a token begins a word (the first token of a sequence always does)."""
 
 
 def missing_role(folder: str | Path, role: str) -> str:
-    """What to say of a tokenizer that lacks a special token."""
+    """Return the message for a tokenizer that lacks a special token."""
     return (
         f"{folder}: the tokenizer has no {role} token, which masked language models need; "
         f"name one as {role}_token in {Path(folder) / 'tokenizer_config.json'}, "
@@ -91,7 +91,7 @@ def missing_role(folder: str | Path, role: str) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and without empty settings, so that a library's new defaults change nothing."""
+    """Return JSON with sorted keys and without empty settings, so that new defaults of a library change nothing."""
     return json.dumps(_without_empty(value), sort_keys=True, separators=(",", ":"))
 
 
@@ -111,7 +111,7 @@ def special_names(backend: Any) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What stands beside a tokenizer.json in a tokenizer folder."""
+    """The content of a tokenizer folder other than its tokenizer.json."""
 
     kind: str
     special_tokens: dict[str, str]
@@ -129,7 +129,7 @@ class TokenizerFacts:
 class FastTokenizer:
     """A Tokenizer over one `tokenizers.Tokenizer`.
 
-    Raises TokenizerError where a role (mask, cls, …) names a token that the vocabulary lacks.
+    Raises TokenizerError if a role (mask, cls, …) names a token that the vocabulary lacks.
     """
 
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
@@ -149,7 +149,7 @@ class FastTokenizer:
 
     @property
     def has_mask(self) -> bool:
-        """Whether masked language models can be trained with it."""
+        """True if masked language models can be trained with it."""
         return "mask" in self.facts.special_tokens
 
     @property
@@ -224,7 +224,7 @@ class FastTokenizer:
 
 
 def _word_start_rule(content: dict[str, Any]) -> Any:
-    """The predicate `token begins a word` for a tokenizer.json's content, or None."""
+    """Return the predicate `token begins a word` for the content of a tokenizer.json, or None."""
     model = content["model"]
     if model["type"] == "WordPiece":
         continuing = model["continuing_subword_prefix"]
@@ -238,9 +238,9 @@ def _word_start_rule(content: dict[str, Any]) -> Any:
 
 
 def count_words(texts: Iterable[str], normalizer: Any, pre_tokenizer: Any) -> dict[str, int]:
-    """Occurrences by word, in code-point order of the words; memory grows with the number of different words.
+    """Return occurrences by word, in code-point order. Memory grows with the number of different words.
 
-    A word is what `pre_tokenizer` cuts out of the normalized text.
+    `pre_tokenizer` cuts the words out of the normalized text.
     """
     from tokenizers import Tokenizer, models, trainers
 

@@ -49,7 +49,7 @@ def cut_long_words(texts: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ByteBpeSettings:
-    """How a byte-level BPE vocabulary is made."""
+    """Settings of a byte-level BPE vocabulary."""
 
     vocab_size: int = DEFAULT_VOCAB_SIZE
     add_prefix_space: bool = False
@@ -59,18 +59,18 @@ class ByteBpeSettings:
     normalization: str = "none"
     """`none`, or a Unicode form: `nfc`, `nfd`, `nfkc`, `nfkd`."""
     special_tokens: tuple[str, ...] = ()
-    """RoBERTa: behind <unk>; GPT-2: before <|endoftext|>."""
+    """Further special tokens. RoBERTa: after <unk>; GPT-2: before <|endoftext|>."""
 
 
 def train_byte_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastTokenizer:
-    """RoBERTa's, trained on `texts` (iterated once)."""
+    """Train RoBERTa's on `texts` (iterated once)."""
     vocab, merges = _learn(texts, settings, (*FIRST_SPECIAL_TOKENS, *settings.special_tokens))
     backend = _roberta_backend(vocab | {MASK_TOKEN: len(vocab)}, merges, settings)
     return FastTokenizer(backend, TokenizerFacts("byte_bpe", dict(ROLES), training=_record(settings)))
 
 
 def train_gpt2_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastTokenizer:
-    """GPT-2's, trained on `texts` (iterated once): 256 bytes, the merges, <|endoftext|>."""
+    """Train GPT-2's on `texts` (iterated once): 256 bytes, the merges, <|endoftext|>."""
     from tokenizers import AddedToken, decoders, models, processors
 
     last = (*settings.special_tokens, END_OF_TEXT)
@@ -87,7 +87,7 @@ def train_gpt2_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> FastToken
 def _learn(
     texts: Iterable[str], settings: ByteBpeSettings, first_tokens: tuple[str, ...], num_last: int = 1
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges, short of the size by the number of the special tokens that come last."""
+    """Return vocabulary and merges, with room for the `num_last` special tokens that come last."""
     if settings.normalization not in NORMALIZATIONS:
         raise ConfigError(
             f"normalization {settings.normalization!r} is not known to byte-level BPE; choose one of "
@@ -137,7 +137,7 @@ def _roberta_backend(vocab: dict[str, int], merges: list[tuple[str, str]], setti
     backend.decoder = decoders.ByteLevel()
     names = (*FIRST_SPECIAL_TOKENS, *settings.special_tokens)
     tokens = [AddedToken(token, normalized=True, special=True) for token in names]
-    # As in the released model, <mask> swallows the space before it: "a <mask>" is "a", "<mask>".
+    # As in the released model, <mask> includes the space before it: "a <mask>" is "a", "<mask>".
     backend.add_special_tokens([*tokens, AddedToken(MASK_TOKEN, lstrip=True, normalized=False, special=True)])
     backend.post_processor = processors.RobertaProcessing(
         ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), trim_offsets=True, add_prefix_space=settings.add_prefix_space

@@ -23,7 +23,7 @@ ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}
 
 @dataclass(frozen=True, slots=True)
 class Gpt1Settings:
-    """How a GPT-1 vocabulary is made."""
+    """Settings of a GPT-1 vocabulary."""
 
     vocab_size: int = DEFAULT_VOCAB_SIZE
     min_frequency: int = 2

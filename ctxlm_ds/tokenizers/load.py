@@ -87,7 +87,7 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
 
 
 def training_record(folder: Path) -> dict[str, Any]:
-    """What ctxlm_tokenizer.json says of how the vocabulary was made; empty for a tokenizer made elsewhere."""
+    """Return the content of ctxlm_tokenizer.json; empty for a tokenizer made by other programs."""
     return _read_json(folder / TRAINING_FILE)
 
 
@@ -139,7 +139,7 @@ def _check_ids(folder: Path) -> None:
 
 
 def _token_name(value: Any) -> str | None:
-    """A special token is written as its text or as an object with a `content`."""
+    """Return the text of a special token, which is written as text or as an object with a `content`."""
     name = value.get("content") if isinstance(value, dict) else value
     return name if isinstance(name, str) and name else None
 
@@ -148,7 +148,7 @@ Settings = tuple[dict[str, Any], ...]
 
 
 def _special_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
-    """Token by role; without a mask token those of a decoder."""
+    """Return the token of each role; those of a decoder if there is no mask token."""
     if (_configured("mask", settings) or _usual("mask", backend)) is None:
         return _decoder_tokens(folder, settings, backend)
     tokens = {}
@@ -161,7 +161,7 @@ def _special_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str,
 
 
 def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
-    """The end-of-document token, and the other roles with it in the place of what is missing."""
+    """Return the token of each role of a decoder, the end-of-document token for those that are missing."""
     found = {
         role: _configured(role, settings) or _stand_in(role, settings) or _usual(role, backend)
         for role in DECODER_ROLES

@@ -79,7 +79,7 @@ def _bert_config(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _special_settings(tokenizer: FastTokenizer) -> dict[str, Any]:
-    """The special tokens under the names that transformers' classes use."""
+    """Return the special tokens under the names of transformers' classes."""
     tokens = tokenizer.facts.special_tokens
     if not tokenizer.has_mask:
         named = {f"{name}_token": tokens[role] for name, role in _DECODER_NAMES.items()}

@@ -26,7 +26,7 @@ from ctxlm_ds.tokenizers.save import save_tokenizer
 logger = logging.getLogger("ctxlm_ds")
 
 _REPORT_BYTES = 2_000_000
-"""Of the training text, for the report in the folder."""
+"""Training text for the report in the folder."""
 
 
 MOST_TOKENS = 10_000_000
@@ -39,7 +39,7 @@ _REMEDY = "choose another --output-dir, or remove it first"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerType:
-    """One way to make a vocabulary."""
+    """A kind of vocabulary."""
 
     train: Callable[[Iterable[str], Any], FastTokenizer]
     settings: type
@@ -48,7 +48,7 @@ class TokenizerType:
     fixed: dict[str, Any] = field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """The settings that a user can name."""
+        """Return the settings that a user can give."""
         return [setting.name for setting in fields(self.settings) if setting.name not in ("vocab_size", *self.fixed)]
 
 
@@ -137,7 +137,7 @@ def is_trained(
     sample_seed: int = 0,
     **settings: Any,
 ) -> bool:
-    """Tell whether `train_tokenizer` has made the folder already, with these settings of this source.
+    """Return whether `train_tokenizer` has made the folder already, from this source with these settings.
 
     Raises:
         ConfigError: an impossible setting.
@@ -229,7 +229,7 @@ def _train(kind: TokenizerType, watched: _Watched, settings: Any) -> FastTokeniz
 
 
 class _Watched:
-    """Passes texts on, keeps a sample of them for the report, and the first error."""
+    """Texts that remember a sample for the report, and their first error."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
@@ -255,9 +255,9 @@ class _Watched:
 
 
 class KeyedSample:
-    """Of all documents added, those with the smallest keys that fit into `max_bytes` (one at least), in their order.
+    """The added documents with the smallest keys that fit into `max_bytes` (at least one), in their order.
 
-    Every document has the same chance, wherever it stands. Memory: about 100 bytes a document kept; the texts lie in a
+    Every document has the same chance. Memory: about 100 bytes per document kept; the texts are in a
     temporary file of at most max_bytes * (1 + ln(corpus / max_bytes)).
     """
 
@@ -277,7 +277,7 @@ class KeyedSample:
         return len(self._kept)
 
     def add(self, fields: Sequence[str]) -> None:
-        """Offer the next document: one or several texts."""
+        """Add the next document: one or several texts."""
         key = int.from_bytes(hashlib.blake2b(f"{self.seed}:{self.num_seen}".encode(), digest_size=8).digest(), "big")
         self.num_seen += 1
         record = json.dumps(list(fields)).encode()
@@ -301,7 +301,7 @@ class KeyedSample:
 
 
 def sampled_texts(texts: Iterable[str], max_bytes: int, seed: int = 0) -> Iterator[str]:
-    """The texts of a KeyedSample; the first one comes when all have been read."""
+    """Yield the texts of a KeyedSample, after all have been read."""
     sample = KeyedSample(max_bytes, seed)
     for text in texts:
         sample.add([text])

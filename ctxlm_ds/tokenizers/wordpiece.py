@@ -26,7 +26,7 @@ _LONGEST_WORD = 100
 
 @dataclass(frozen=True, slots=True)
 class WordPieceSettings:
-    """How a WordPiece vocabulary is made."""
+    """Settings of a WordPiece vocabulary."""
 
     vocab_size: int = DEFAULT_VOCAB_SIZE
     lowercase: bool = True
@@ -34,10 +34,10 @@ class WordPieceSettings:
     min_frequency: int = 2
     """Least number of occurrences of a pair to be merged."""
     limit_alphabet: int = 1000
-    """Most characters of the alphabet; rarer ones become [UNK]."""
+    """Largest number of different characters; rarer ones become [UNK]."""
     merge_score: str = "frequency"
     special_tokens: tuple[str, ...] = ()
-    """Behind [MASK]."""
+    """Further special tokens, after [MASK]."""
 
 
 def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> FastTokenizer:
@@ -69,12 +69,12 @@ def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> FastTo
 
 
 def _alphabet(counts: dict[str, int], settings: WordPieceSettings, num_specials: int) -> list[str]:
-    """The most frequent characters of the normalized text, in code-point order."""
+    """Return the most frequent characters of the normalized text, in code-point order."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
-    # Two ids are needed for each character beside the special tokens; a tiny vocabulary shrinks the alphabet.
+    # Each character needs two ids; a tiny vocabulary shrinks the alphabet.
     room = max(1, (settings.vocab_size - num_specials) // 2)
     ordered = sorted(characters, key=lambda character: (-characters[character], character))
     return sorted(ordered[: min(settings.limit_alphabet, room)])

@@ -214,7 +214,7 @@ def test_kill_9_leaves_nothing_that_is_accepted(
     _wait(lambda: not any(_alive(pid) for pid in workers))
     done = _run("preprocess_data", "--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data",
                 "--split-sentences", "--workers", 1)  # fmt: skip
-    assert "which is gone" in done.stderr
+    assert "which has ended" in done.stderr
     assert IndexedDataset(tmp_path / "data_text_sentence").num_documents == 150
     assert not (tmp_path / "data_text_sentence.partial").exists()
 

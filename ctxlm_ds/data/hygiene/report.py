@@ -1,7 +1,7 @@
 """corpus.json: counts of each source and stage, published counts, a sample of what was dropped.
 
-In: StagedChunks and the duplicates among them. Out: the objects and lines of the files (without times: the same command
-gives the same bytes), and for preprocessing the stages of the corpora beside its inputs. Imports no compiled code.
+In: StagedChunks with the duplicates among them. Out: the objects and lines of the files, the same for the same command
+(no times), and for preprocessing the stages of corpora that it reads. Imports no compiled code.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from ctxlm_ds.errors import DataError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+MAX_WORKERS = 1024
+
 # The function of this worker process; a pool can only hand it over through the module.
 _worker_state: dict[str, Callable[[Any], Any]] = {}
 
@@ -35,8 +37,10 @@ def ordered_map(
         num_workers: number of processes; one worker computes in this process.
 
     Raises:
-        DataError: a worker died (the kernel's out-of-memory killer).
+        DataError: too many workers, or a worker died (the kernel's out-of-memory killer).
     """
+    if num_workers > MAX_WORKERS:
+        raise DataError(f"--workers {num_workers}: at most {MAX_WORKERS:,} are possible")
     if num_workers <= 1:
         with _single_thread():
             function = build()

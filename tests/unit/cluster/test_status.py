@@ -98,7 +98,7 @@ def test_stale_locks(run_dir: Path) -> None:
     assert status(run_dir).state == "running"
     leave_lock(run_dir, age_s=10, host=socket.gethostname(), pid=2**22 + 1)
     found = status(run_dir)
-    assert found.state == "stale" and "is gone and recorded no end" in str(found.why)
+    assert found.state == "stale" and "has ended and recorded no reason" in str(found.why)
 
 
 def test_a_hang_and_a_failure(run_dir: Path) -> None:

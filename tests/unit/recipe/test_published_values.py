@@ -42,6 +42,7 @@ BERT: Values = {
     "optimizer.betas": (0.9, 0.999),  # A.2
     "optimizer.eps": 1e-6,  # optimization.py
     "optimizer.weight_decay": 0.01,  # A.2
+    "optimizer.decay_biases": False,  # optimization.py: exclude_from_weight_decay
     "optimizer.gradient_clipping": 1.0,  # optimization.py: clip_by_global_norm
     "schedule.name": "linear",  # A.2
     "schedule.warmup_steps": 10_000,  # A.2
@@ -114,6 +115,7 @@ ROBERTA: Values = {
     "optimizer.betas": (0.9, 0.98),  # table 9
     "optimizer.eps": 1e-6,  # table 9
     "optimizer.weight_decay": 0.01,  # table 9
+    "optimizer.decay_biases": True,  # fairseq/optim/adam.py: one group of all parameters
     "optimizer.gradient_clipping": 0.0,  # table 9
     "schedule.name": "linear",  # table 9
     "schedule.warmup_steps": 24_000,  # table 9
@@ -146,6 +148,7 @@ GPT1: Values = {
     "optimizer.betas": (0.9, 0.999),  # train.py: b1, b2
     "optimizer.eps": 1e-8,  # train.py: e
     "optimizer.weight_decay": 0.01,  # section 4.1
+    "optimizer.decay_biases": False,  # section 4.1: all non bias or gain weights
     "optimizer.gradient_clipping": 1.0,  # train.py: max_grad_norm
     "schedule.name": "cosine",  # section 4.1
     "schedule.warmup_steps": 2000,  # section 4.1

@@ -157,5 +157,25 @@ def test_the_published_lamb_phases() -> None:
     assert schedule.at(7038) == 0.0
 
 
+def test_start_step_1_is_nvidia_s_scheduler() -> None:
+    """DeepLearningExamples, BERT/schedulers.py: PolyWarmUpScheduler steps before the optimizer, first to epoch 1."""
+    total, share, power, peak = 7038, 0.2843, 0.5, 6e-3
+
+    def nvidia(last_epoch: int) -> float:
+        progress = last_epoch / total
+        return peak * progress / share if progress < share else peak * (1.0 - progress) ** power
+
+    config = ScheduleConfig(
+        name="polynomial", power=power, warmup_fraction=share, decay_from="start", start_step=1, total_steps=total
+    )
+    schedule = LearningRateSchedule(config, peak, total)
+    found = [schedule.at(step) for step in range(total)]
+    # The warmup is rounded down to complete steps (2,000 for 2,000.9), so update 2,000 is the first of the decay.
+    expected = [nvidia(update + 1) for update in range(total)]
+    del found[1999], expected[1999]
+    assert found == pytest.approx(expected, rel=5e-4, abs=1e-18)
+    assert found[0] > 0 and found[-1] == 0
+
+
 def test_a_warmup_given_as_a_share() -> None:
     assert ours(name="linear", warmup_fraction=0.1) == ours(name="linear", warmup_steps=6)

@@ -191,6 +191,8 @@ def test_no_text_at_all(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
 def test_wrong_settings(corpus: Path, tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="--workers 0"):
         _run(corpus, tokenizers["wordpiece"], workers=0)
+    with pytest.raises(DataError, match="--workers 2000: at most 1,024"):
+        _run(corpus, tokenizers["wordpiece"], workers=2000)
     with pytest.raises(TokenizerError, match="no such tokenizer folder"):
         _run(corpus, tmp_path / "none")
 

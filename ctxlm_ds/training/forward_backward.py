@@ -1,8 +1,4 @@
-"""Forward and backward passes of a step through a plain DeepSpeed engine (no pipeline).
-
-In: a rank's micro-batches and the terms' factors. Out: the objective's sums, gradients inside the engine.
-Not here: what the sums mean, the gate before the update (engine.py); pipelines (pipeline.py).
-"""
+"""Forward and backward passes of a step through a DeepSpeed engine without a pipeline (pipeline.py has the other)."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.figures import add_into
 from ctxlm_ds.training.losses import Sums, TermLosses
+from ctxlm_ds.training.step_metrics import add_into
 
 EVALUATION = -1
-"""Takes a step's place in the random keys of evaluation."""
+"""Step index in the random keys of evaluation."""
 
 
 class StepInterrupted(Exception):
@@ -30,7 +26,7 @@ class StepInterrupted(Exception):
 
 @dataclass
 class PassSettings:
-    """What every kind of pass needs besides DeepSpeed's engine."""
+    """The values that every kind of pass needs in addition to DeepSpeed's engine."""
 
     losses: TermLosses
     parallel: ParallelContext
@@ -40,11 +36,11 @@ class PassSettings:
     """Called on every rank before its index-th micro-batch of a step; True, on all ranks, abandons the step."""
 
     def micro_batch_number(self, index: int) -> int:
-        """Return the place in the global batch of this rank's index-th micro-batch."""
+        """Return the number in the global batch of this rank's index-th micro-batch."""
         return index * self.topology.data_parallel_size + self.topology.data_parallel_rank
 
     def begin(self, engine: Any, step_index: int, index: int) -> None:
-        """Prepare for the forward pass of this rank's index-th micro-batch: its random keys and what is carried."""
+        """Set the random keys and carried tensors of this rank's index-th micro-batch."""
         number = self.micro_batch_number(index)
         self.parallel.dropout.begin(step_index, number, engine.device)
         engine.module.carried.begin(number)
@@ -52,14 +48,14 @@ class PassSettings:
     def loss(
         self, outputs: tuple[torch.Tensor, ...], labels: Mapping[str, torch.Tensor], factors: torch.Tensor
     ) -> tuple[torch.Tensor, Sums]:
-        """Return the micro-batch's loss to go backward from, and its sums; `outputs` in the order of losses.outputs."""
+        """Return the loss of a micro-batch and its sums; `outputs` are in the order of losses.outputs."""
         named = dict(zip(self.losses.outputs, outputs, strict=True))
         loss, stats = self.losses(named, labels, factors)
         return (_overflowing(loss) if self.is_fp16 else loss), stats
 
 
 class PlainPasses:
-    """Passes over the whole model on every rank, under any ZeRO stage."""
+    """Passes over the complete model on every rank, under any ZeRO stage."""
 
     def __init__(self, engine: Any, settings: PassSettings) -> None:
         self._deepspeed = engine
@@ -86,7 +82,7 @@ class PlainPasses:
         self._deepspeed.step()
 
     def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:
-        """The sums of this rank's batches in evaluation mode."""
+        """Return the sums of this rank's batches in evaluation mode."""
         self._deepspeed.eval()
         sums: Sums = {}
         for index, batch in enumerate(batches):
@@ -104,7 +100,5 @@ class PlainPasses:
 
 
 def _overflowing(loss: torch.Tensor) -> torch.Tensor:
-    """The loss, its gradients not finite where it is not: fp16 may overflow to a loss of infinity over finite ones,
-    and DeepSpeed, which looks at gradients alone, would apply them.
-    """
+    """Make the gradients of an infinite loss NaN: DeepSpeed checks only gradients and would apply finite ones."""
     return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

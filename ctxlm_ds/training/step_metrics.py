@@ -1,8 +1,4 @@
-"""A step's figures: the objective's sums added up over micro-batches, then each term's means.
-
-Held-out figures also have the perplexity of a causal language model. In: `TERM/loss_sum`, `TERM/correct`, `TERM/count`
-as an objective gives them. Out: losses and accuracies by term.
-"""
+"""Metrics of a step: the objective's sums added over micro-batches, then the means of each term."""
 
 from __future__ import annotations
 
@@ -16,16 +12,16 @@ from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.training.anomalies import Anomaly
 
 LARGEST_EXPONENT = 700.0
-"""Beyond it exp() leaves the range of a double."""
+"""exp() of more is not a double."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Figures of one optimizer step over the whole global batch."""
+    """Metrics of one optimizer step over the global batch."""
 
     loss: float
     terms: dict[str, float]
-    """Mean loss of each term over its own predictions."""
+    """Mean loss of each term over its predictions."""
     accuracy: dict[str, float]
     grad_norm: float
     num_tokens: int
@@ -34,7 +30,7 @@ class StepResult:
     """True if nothing was updated: fp16 overflowed, or there is an anomaly."""
     loss_scale: float
     anomaly: Anomaly | None = None
-    """Why the gradients were not applied; an fp16 overflow that the loss scale can follow is none."""
+    """Why the gradients were not applied; None for an fp16 overflow that a lower loss scale handles."""
 
 
 def add_into(sums: dict[str, torch.Tensor], stats: Mapping[str, torch.Tensor]) -> None:
@@ -43,17 +39,18 @@ def add_into(sums: dict[str, torch.Tensor], stats: Mapping[str, torch.Tensor]) -
         sums[name] = sums[name] + value.double() if name in sums else value.double()
 
 
-FIGURES = ("loss_sum", "correct", "count")
+SUMS = ("loss_sum", "correct", "count")
+"""What an objective returns of each term, as `TERM/SUM`."""
 
 
-def means(terms: Sequence[LossTerm], figures: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return loss and accuracy of each term over its own predictions; 0 for a term without any."""
+def means(terms: Sequence[LossTerm], sums: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return loss and accuracy of each term over its predictions; 0 for a term without any."""
     losses, accuracy = {}, {}
     for term in terms:
-        count = figures[f"{term.name}/count"]
-        losses[term.name] = figures[f"{term.name}/loss_sum"] / count if count else 0.0
+        count = sums[f"{term.name}/count"]
+        losses[term.name] = sums[f"{term.name}/loss_sum"] / count if count else 0.0
         if term.has_accuracy:
-            accuracy[term.name] = figures[f"{term.name}/correct"] / count if count else 0.0
+            accuracy[term.name] = sums[f"{term.name}/correct"] / count if count else 0.0
     return losses, accuracy
 
 
@@ -71,5 +68,5 @@ def perplexity(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> dict[s
 
 
 def format_terms(terms: Mapping[str, float]) -> str:
-    """`masked_lm 7.1, next_sentence 0.6`."""
+    """Format losses as `masked_lm 7.1, next_sentence 0.6`."""
     return ", ".join(f"{name} {value}" for name, value in terms.items())
