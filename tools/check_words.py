@@ -26,6 +26,7 @@ CLEAN = (
     "docs/corpora.md", "docs/datasets.md", "docs/deepspeed.md", "docs/howto.md", "docs/install.md",
     "docs/preprocessing.md", "docs/python.md", "docs/reliability.md", "docs/route.md", "docs/slurm.md",
     "docs/training.md",
+    "ctxlm_ds/data/dataset", "ctxlm_ds/data/preprocess",
 )  # fmt: skip
 """Paths that `make check` covers."""
 

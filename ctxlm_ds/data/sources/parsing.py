@@ -25,7 +25,7 @@ class _Unfit(Exception):
 
 
 def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | BadRecord]:
-    """Yield the document of each record, or why it is none, in order."""
+    """Yield the document of each record, or the reason against it, in order."""
     records, to_document = _FORMATS[chunk.format]
     for place, record in records(chunk):
         try:
