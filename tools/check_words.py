@@ -17,14 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EVERYTHING = ("ctxlm_ds", "tools", "docs", "README.md")
 CLEAN = (
-    "ctxlm_ds/data/dataset", "ctxlm_ds/data/preprocess", "ctxlm_ds/data/sources",
-    "ctxlm_ds/__init__.py", "ctxlm_ds/api.py", "ctxlm_ds/atomic.py", "ctxlm_ds/checkpoint", "ctxlm_ds/cluster",
-    "ctxlm_ds/console.py", "ctxlm_ds/errors.py", "ctxlm_ds/export", "ctxlm_ds/families", "ctxlm_ds/installed.py",
-    "ctxlm_ds/kernels", "ctxlm_ds/models", "ctxlm_ds/objectives", "ctxlm_ds/parallel", "ctxlm_ds/pretrain.py",
-    "ctxlm_ds/process", "ctxlm_ds/recipe", "ctxlm_ds/registry.py", "ctxlm_ds/run_builder.py",
-    "ctxlm_ds/untrusted_json.py", "README.md", "docs/config.md", "docs/corpora.md", "docs/datasets.md",
-    "docs/deepspeed.md", "docs/howto.md", "docs/install.md", "docs/preprocessing.md", "docs/python.md",
-    "docs/reliability.md", "docs/route.md", "docs/slurm.md", "docs/training.md",
+    "ctxlm_ds/benchmark", "ctxlm_ds/checkpoint", "ctxlm_ds/cluster", "ctxlm_ds/corpora", "ctxlm_ds/export",
+    "ctxlm_ds/families", "ctxlm_ds/kernels", "ctxlm_ds/models", "ctxlm_ds/objectives", "ctxlm_ds/parallel",
+    "ctxlm_ds/process", "ctxlm_ds/recipe", "ctxlm_ds/recipes", "ctxlm_ds/__init__.py", "ctxlm_ds/api.py",
+    "ctxlm_ds/atomic.py", "ctxlm_ds/console.py", "ctxlm_ds/errors.py", "ctxlm_ds/installed.py",
+    "ctxlm_ds/pretrain.py", "ctxlm_ds/registry.py", "ctxlm_ds/run_builder.py", "ctxlm_ds/untrusted_json.py",
+    "README.md", "docs/architecture.md", "docs/benchmarks.md", "docs/blending.md", "docs/config.md",
+    "docs/corpora.md", "docs/datasets.md", "docs/deepspeed.md", "docs/howto.md", "docs/install.md",
+    "docs/preprocessing.md", "docs/python.md", "docs/reliability.md", "docs/route.md", "docs/slurm.md",
+    "docs/training.md",
+    "ctxlm_ds/data/dataset", "ctxlm_ds/data/preprocess",
 )  # fmt: skip
 """Paths that `make check` covers."""
 
