@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install pretrain test test-slurm check soak docs clean
+.PHONY: help install operators pretrain test test-slurm check soak docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -28,20 +28,24 @@ $(STAMP): pyproject.toml constraints.txt
 pretrain: install ## text to a model that fills masks, on 2 CPU ranks; CORPUS=path takes your own text
 	@$(BIN)/python tools/pretrain_default.py $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
 
-test: install ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
+operators: install ## build DeepSpeed's CPU operators, which tests and offload use (minutes, once)
+	@$(BIN)/python tools/build_operators.py
+
+test: operators ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
 	@$(BIN)/python -m pytest -m 'not soak and not slurm' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slurm: install ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
+test-slurm: operators ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
 	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)
 
-check: install ## lint, types, the order of imports, docs/config.md, and names of families outside their own files
+check: install ## lint, types, the order of imports, docs/config.md, names of families, wording
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/write_config_docs.py --check
 	@$(BIN)/python tools/check_names.py
+	@$(BIN)/python tools/check_words.py
 
-soak: install ## the long tests
+soak: operators ## the long tests
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 docs: install ## write docs/config.md from the schema

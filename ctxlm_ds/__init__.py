@@ -1,6 +1,6 @@
 """Pretraining of contextual language models under DeepSpeed: raw text to a Hugging Face checkpoint.
 
-The names below are the Python interface (docs/python.md); each is imported when it is first used.
+The names below are the Python interface (docs/python.md), imported at first use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The Python interface: what a notebook or a script of one's own does with the parts of ctxlm_ds.
-
-`from ctxlm_ds import ...` gives these names (docs/python.md). A Run works under a launcher on several ranks, and
-without one as a single process.
-"""
+"""Python interface for notebooks and scripts, imported with `from ctxlm_ds import ...` (docs/python.md)."""
 
 from __future__ import annotations
 
@@ -60,9 +56,9 @@ def open_dataset(prefix: str | Path) -> IndexedDataset:
 
 
 def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
-    """Yield the micro-batches that one rank would train on, from row `start_row` of the stream on, without end.
+    """Yield the micro-batches that one rank would train on, from row `start_row` of the stream, indefinitely.
 
-    Sample indexes that are missing are built. Needs no accelerator and no process group.
+    Builds missing sample indexes. Needs no accelerator and no process group.
 
     Raises:
         ConfigError, DataError, TokenizerError: the recipe names no usable data or tokenizer.
@@ -85,9 +81,9 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
 
 
 def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
-    """Build the recipe's whole model with its initial values, in evaluation mode and the recipe's precision.
+    """Build the complete model with its initial values, in evaluation mode and the precision of the recipe.
 
-    `model.run(batch.fields)` computes what the recipe's objective needs, by name.
+    `model.run(batch.fields)` returns the tensors that the objective needs, by name.
 
     Raises:
         ConfigError: the shape is impossible, or neither model.vocab_size nor tokenizer.path is set.
@@ -109,7 +105,7 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
 
 
 def export(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> Conversion:
-    """Write a run or a checkpoint as a folder that transformers loads, proved by its logits.
+    """Write a run or a checkpoint as a folder for transformers, and compare its logits.
 
     Raises:
         CheckpointError: no checkpoint, or a damaged one.
@@ -121,20 +117,19 @@ def export(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> C
 
 
 class Run:
-    """A run that is open in this process: `with Run(config) as run: ...`.
+    """A run in this process, on one rank or under a launcher: `with Run(config) as run: ...`.
 
-    It is the run of `python -m ctxlm_ds.pretrain`, with its folder, lock, metrics, checkpoints and resume, but the
-    caller takes the steps and decides when to evaluate and to save. There is no watchdog. A process has one run at a
-    time.
+    Folder, lock, metrics, checkpoints and resume are those of `python -m ctxlm_ds.pretrain`. The caller takes the steps
+    and decides when to evaluate and save. There is no watchdog. A process has one run at a time.
     """
 
     def __init__(self, config: RunConfig, deepspeed_config: str | Path | Mapping[str, Any] | None = None) -> None:
-        """Check the recipe; the run begins with `with`.
+        """Check the recipe; `with` starts the run.
 
         Args:
-            config: of load_recipe.
-            deepspeed_config: DeepSpeed's settings, or a path or name in ds_configs/ of its JSON; None takes the
-                recipe's.
+            config: a recipe from load_recipe.
+            deepspeed_config: DeepSpeed's settings, a path of its JSON, or a name in ds_configs/; None takes those of
+                the recipe.
 
         Raises:
             ConfigError: the recipe does not fit the number of ranks, or the DeepSpeed settings do not fit the recipe.
@@ -147,15 +142,15 @@ class Run:
         source = deepspeed_config or config.deepspeed or DEFAULT_CONFIG
         given = dict(source) if isinstance(source, Mapping) else load_deepspeed_json(source)
         self._deepspeed = build_deepspeed_config(config, given, self._ranks.world_size)
-        self.run_dir = Path(config.run_dir or Path("runs") / config.name)
 
     def __enter__(self) -> Run:
-        from ctxlm_ds.pretrain import join_ranks
+        from ctxlm_ds.pretrain import join_ranks, make_run_dir
         from ctxlm_ds.process.launch import StopSignal
         from ctxlm_ds.process.run_lock import RunLock
 
+        self.run_dir = make_run_dir(self.config)
         topology = join_ranks(self.config, self._deepspeed, self._ranks)
-        # The process group stays for the next run: DeepSpeed keeps the groups that it made from it.
+        # Keep the process group for the next run: DeepSpeed keeps groups derived from it.
         atexit.register(_leave_ranks)
         from ctxlm_ds.run_builder import build_run
 
@@ -179,14 +174,14 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done, those before a resume included."""
+        """Number of optimizer steps done, including those before a resume."""
         return self._trainer.state.step
 
     def steps(self, count: int | None = None) -> Iterator[StepMetrics]:
-        """Take optimizer steps and yield the figures of each.
+        """Take optimizer steps and yield the metrics of each.
 
         Args:
-            count: how many; None goes on to training.max_steps.
+            count: number of steps; None continues to training.max_steps.
 
         Raises:
             TrainingError: the loss is not finite (anomalies.non_finite).
@@ -199,11 +194,11 @@ class Run:
                 yield metrics
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the held-out sources; return their figures as `eval/SOURCE/FIGURE`."""
+        """Evaluate the held-out sources and return their metrics as `eval/SOURCE/METRIC`."""
         return self._trainer.evaluate()
 
     def save(self) -> Path:
-        """Write a checkpoint of this moment and return its folder.
+        """Write a checkpoint of the current state and return its folder.
 
         Raises:
             CheckpointError: it could not be written; older checkpoints are untouched.

@@ -1,6 +1,6 @@
-"""Files and folders that are complete or do not exist: written aside, flushed, then renamed; full disks known.
+"""Atomic files and folders, which are complete or missing: written under a temporary name, flushed, then renamed.
 
-What an output was made of lies in it, so that the same command recognises it and another one is refused by name.
+An output records its inputs and settings, so that the same command recognizes it and another one is refused.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _MAX_HOST_CHARACTERS = 32
 
 
 def partial_path(path: Path) -> Path:
-    """A new name beside `path` under which it is written before it is complete: nobody else's, on any host."""
+    """Return a unique name in the folder of `path`, under which it is written until it is complete."""
     return path.with_name(f"{path.name}{PARTIAL_MARK}{_own_mark()}")
 
 
 def _own_mark() -> str:
-    # Containers share process ids, and even host names; the host and the process are for whoever finds a leftover.
+    # Containers may share process ids and host names. Host and process help a person who finds a leftover.
     return f"{os.uname().nodename[:_MAX_HOST_CHARACTERS]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def report_leftovers(path: Path) -> None:
-    """Warn of what killed processes left of `path`; whether they still run elsewhere cannot be known here."""
+    """Warn of unfinished versions of `path`; their writers may have been killed or run on another host."""
     for left in sorted(path.parent.glob(f"{glob.escape(path.name)}{PARTIAL_MARK}*")):
         logger.warning("%s is left from an interrupted run; remove it if none is running", left)
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Tell a lack of space, of quota, or of the permitted size of a file from other errors."""
+    """Return whether an error means a full disk, an exceeded quota, or a file larger than allowed."""
     return isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS
 
 
@@ -85,10 +85,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def output_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder aside and rename it to `path` on success; nothing is left behind on failure.
+def output_folder(path: Path, replace: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` on success and is removed on failure.
 
-    An existing folder at `path` is replaced only after the new one is complete.
+    An existing folder is replaced. With `replace` false it stays, and FileExistsError is raised: of several processes
+    that write one path, the first to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     report_leftovers(path)
@@ -98,9 +99,14 @@ def output_folder(path: Path) -> Iterator[Path]:
         yield partial
         fsync_tree(partial)
         replaced = path.with_name(f"{path.name}.replaced-{_own_mark()}")
-        if path.exists():
+        if path.exists() and replace:
             os.rename(path, replaced)
-        os.rename(partial, path)
+        try:
+            os.rename(partial, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise FileExistsError(errno.EEXIST, "exists already", str(path)) from error
         fsync_path(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
@@ -117,26 +123,26 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def is_same(output: object, recorded: Mapping[str, Any] | None, wanted: Mapping[str, Any], remedy: str,
             error: type[Exception]) -> bool:  # fmt: skip
-    """Return True if an existing output was made of this.
+    """Return True if an existing output was made from the same inputs and settings.
 
     Args:
-        output: its name in the message.
-        recorded: what the output says; None if it says nothing.
-        wanted: what it would be made of now.
-        remedy: what to do about another one.
-        error: the class to raise.
+        output: name in the message.
+        recorded: record in the output; None if there is none.
+        wanted: current inputs and settings.
+        remedy: advice if they differ.
+        error: class to raise.
 
     Raises:
-        error: it was made of something else, or does not say of what.
+        error: the record differs or is missing.
     """
     if recorded is None:
-        raise error(f"{output} exists already and does not say what it was made of; {remedy}")
+        raise error(f"{output} already exists without a record of how it was made; {remedy}")
     now = json.loads(json.dumps(wanted))
     names = [name for name in dict.fromkeys((*now, *recorded)) if now.get(name) != recorded.get(name)]
     if not names:
         return True
     changes = ", ".join(f"{name} {_shown(recorded.get(name))} -> {_shown(now.get(name))}" for name in names)
-    raise error(f"{output} exists already and was made otherwise: {changes}; {remedy}")
+    raise error(f"{output} already exists and was made differently: {changes}; {remedy}")
 
 
 def _shown(value: Any) -> str:

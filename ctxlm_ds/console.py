@@ -1,4 +1,4 @@
-"""What a person sees: progress on a terminal, plain lines in a log file, errors without a traceback."""
+"""Output for people: progress on a terminal, plain lines in a log file, errors without a traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN_INTERVAL_S = 10.0
 
 
 def setup_logging(rank: int = 0) -> None:
-    """Rank 0 logs plain lines to stderr; other ranks only warnings, marked with their rank."""
+    """Log plain lines to stderr on rank 0; other ranks log only warnings, with their rank."""
     prefix = "" if rank == 0 else f"[rank {rank}] "
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", datefmt="%H:%M:%S"))
@@ -27,7 +27,7 @@ def setup_logging(rank: int = 0) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a tool's main; a user's mistake becomes one clear message and exit status 2."""
+    """Run the main function of a tool; a user's mistake ends with one message and exit status 2."""
     try:
         main()
     except CtxlmError as error:
@@ -46,18 +46,18 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 document`, `1,234 documents`."""
+    """Format a count: `1 document`, `1,234 documents`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_size(num_bytes: float) -> str:
-    """`2.5 GB`, `31.0 MB`, `0.2 kB`: the largest unit of which there is a whole one."""
+    """Format a number of bytes with the largest unit that gives at least 1: `2.5 GB`, `31.0 MB`, `0.2 kB`."""
     size, unit = next((pair for pair in ((1e9, "GB"), (1e6, "MB")) if num_bytes >= pair[0]), (1e3, "kB"))
     return f"{num_bytes / size:,.1f} {unit}"
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
-    """A type for argparse: a whole number that is not below `lowest`."""
+    """Return an argparse type: a whole number of at least `lowest`."""
 
     def number(text: str) -> int:
         try:
@@ -72,19 +72,17 @@ def at_least(lowest: int) -> Callable[[str], int]:
 
 
 def aligned(table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ") -> list[str]:
-    """Pad the columns of a table to their widest cell: columns `left` to the left, figures to the right."""
+    """Pad the columns of a table; those in `left` are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*table)]  # noqa: B905 (Python 3.9 runs this on login nodes)
-    return [
-        indent
-        + "  ".join(
-            cell.ljust(widths[place]) if place in left else cell.rjust(widths[place]) for place, cell in enumerate(row)
-        ).rstrip()
-        for row in table
-    ]
+    lines = []
+    for row in table:
+        cells = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(row)]
+        lines.append(indent + "  ".join(cells).rstrip())
+    return lines
 
 
 def format_duration(seconds: float) -> str:
-    """`75` -> `1:15`, `3700` -> `1:01:40`."""
+    """Format seconds: 75 as `1:15`, 3700 as `1:01:40`."""
     whole = max(0, round(seconds))
     hours, rest = divmod(whole, 3600)
     minutes, secs = divmod(rest, 60)
@@ -92,7 +90,7 @@ def format_duration(seconds: float) -> str:
 
 
 class ByteProgress:
-    """Progress of a job that reads `total_bytes`: MB/s and time left, on a terminal or as plain lines."""
+    """Progress of a job that reads `total_bytes`: speed and time left, on a terminal or as plain lines."""
 
     def __init__(self, title: str, total_bytes: int) -> None:
         self.title = title
@@ -102,30 +100,22 @@ class ByteProgress:
         self._last_line_s = self._start_s
         self._bar = None
         if sys.stderr.isatty():
+            from rich import progress
             from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
 
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+            columns = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+            self._bar = progress.Progress(
+                "{task.description}",
+                progress.BarColumn(),
+                *columns,
+                "{task.fields[note]}",
                 console=Console(stderr=True),
             )
             self._task = self._bar.add_task(title, total=self.total_bytes, note="")
             self._bar.start()
 
     def update(self, done_bytes: int, note: str = "") -> None:
-        """Report the bytes read so far (absolute) and a short note such as the number of documents."""
+        """Show the bytes read so far and a short note such as the number of documents."""
         self._done_bytes = done_bytes
         if self._bar is not None:
             self._bar.update(self._task, completed=done_bytes, note=note)
@@ -133,28 +123,23 @@ class ByteProgress:
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
-            if done_bytes <= 0:  # a compressed file's first block is still being read: nothing to reckon from
-                logger.info("%s: begun %s", self.title, note)
+            if done_bytes <= 0:  # the first block of a compressed file is still being read
+                logger.info("%s: started %s", self.title, note)
                 return
             speed = done_bytes / max(1e-9, now_s - self._start_s)
             left_s = (self.total_bytes - done_bytes) / max(1.0, speed)
-            logger.info(
-                "%s: %.0f%% %.2f MB/s, %s left %s",
-                self.title,
-                100 * done_bytes / self.total_bytes,
-                speed / 1e6,
-                format_duration(left_s),
-                note,
-            )
+            percent, left = 100 * done_bytes / self.total_bytes, format_duration(left_s)
+            logger.info("%s: %.0f%% %.2f MB/s, %s left %s", self.title, percent, speed / 1e6, left, note)
 
     def close(self) -> None:
+        """Stop the progress bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 @contextmanager
 def byte_progress(title: str, total_bytes: int) -> Iterator[ByteProgress]:
-    """A ByteProgress that closes itself."""
+    """Yield a ByteProgress and close it."""
     progress = ByteProgress(title, total_bytes)
     try:
         yield progress

@@ -1,7 +1,7 @@
-"""The errors a user can cause. Each message says what is wrong, the value, and what to do.
+"""Errors that a user can fix. Each message says what is wrong, the value, and what to do.
 
-Exit statuses tell a job whether starting again can help: a user's error (2) and a training error (3) would come again;
-a hang (4) and anything else (1, a signal) may not.
+The exit status shows a job whether a restart can help: a user's error (2) and a training error (3) would repeat; a hang
+(4) and anything else (1, a signal) may not.
 """
 
 EXIT_UNEXPECTED = 1
@@ -11,7 +11,7 @@ EXIT_HANG = 4
 
 
 class CtxlmError(Exception):
-    """Base of every error that is the user's to mend; entry points print it without a traceback."""
+    """Base of all errors that a user can fix; entry points print it without a traceback."""
 
 
 class ConfigError(CtxlmError):
@@ -35,7 +35,7 @@ class RunLockedError(CtxlmError):
 
 
 class TrainingError(CtxlmError):
-    """Training cannot go on (a NaN, an exhausted loss scale)."""
+    """Training cannot continue (a NaN, an exhausted loss scale)."""
 
 
 class ClusterError(CtxlmError):
@@ -43,7 +43,7 @@ class ClusterError(CtxlmError):
 
 
 class ExportError(CtxlmError):
-    """A conversion to or from Hugging Face does not fit or does not prove itself."""
+    """A conversion to or from Hugging Face is impossible, or its logits differ."""
 
 
 class KernelError(CtxlmError):
@@ -54,10 +54,10 @@ _ELSEWHERE = "_raised_on_another_rank"
 
 
 def mark_from_another_rank(error: BaseException) -> None:
-    """Have `is_from_another_rank` know an exception that travelled here."""
+    """Mark an exception for `is_from_another_rank`."""
     error.__dict__[_ELSEWHERE] = True
 
 
 def is_from_another_rank(error: BaseException) -> bool:
-    """Whether an exception was raised on another rank and travelled here."""
+    """Return whether an exception was raised on another rank."""
     return _ELSEWHERE in error.__dict__

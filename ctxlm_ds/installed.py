@@ -1,4 +1,4 @@
-"""Whether this interpreter has what training needs: a first mistake on a cluster is another Python than one thinks."""
+"""Check that this interpreter has the packages for training; on clusters it is often another Python than expected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pretrain a model: `deepspeed --module ctxlm_ds.pretrain --config RECIPE.yaml`, or under torchrun, srun or python -m.
 
-Composes the parts and holds no logic of its own; heavy libraries are imported only after the recipe has been checked.
+Heavy libraries are imported only after the recipe has been checked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.console import setup_logging
-from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
+from ctxlm_ds.console import at_least, setup_logging
+from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
+from ctxlm_ds.process.launcher import end_torchrun
 from ctxlm_ds.process.watchdog import Watchdog
-from ctxlm_ds.recipe.check import check_config, unused_settings
+from ctxlm_ds.recipe.check import unused_settings
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -33,13 +34,13 @@ logger = logging.getLogger("ctxlm_ds")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; launchers' own additions (--local_rank) are accepted and ignored."""
+    """Parse the command line; arguments that launchers add (--local_rank) are ignored."""
     parser = argparse.ArgumentParser(prog="python -m ctxlm_ds.pretrain", description="Pretrain from a recipe.")
     parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     parser.add_argument("--check", action="store_true", help="only check the recipe and print it resolved")
-    parser.add_argument("--world-size", type=int, help="with --check: number of ranks of the planned run")
+    parser.add_argument("--world-size", type=at_least(1), help="with --check: number of ranks of the planned run")
     parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
     parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -47,10 +48,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: a user's mistake ends with one message and exit status 2."""
+    """Run the command; a user's mistake ends with one message and exit status 2."""
     arguments = parse_arguments(argv)
-    # Before torch is imported: until then SIGUSR1, Slurm's notice ahead of a time limit, would end the process.
-    stop_signal = StopSignal().install()
+    # Before torch is imported: until then SIGUSR1, Slurm's notice before a time limit, would end the process.
+    stop_signal = StopSignal() if arguments.check else StopSignal().install()
+    stop_signal.starting = True
     report = FailureReport(stop_signal)
     setup_logging(report.rank)
     try:
@@ -60,15 +62,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_installed()
             report.ranks = discover_ranks()
             pretrain(arguments, report.ranks, stop_signal, report)
+            _silence_torchrun(report.ranks, stop_signal)
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report.end(error))
+        status = report.end(error)
+        if report.ranks is not None:
+            _silence_torchrun(report.ranks, stop_signal)
+        sys.exit(status)
+
+
+def _silence_torchrun(ranks: RankInfo, stop_signal: StopSignal) -> None:
+    if ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
+        end_torchrun()
 
 
 def check_only(arguments: argparse.Namespace) -> None:
-    """Check a recipe for a planned number of ranks without touching torch."""
-    config = load_config(arguments.config, arguments.set)
+    """Check a recipe for a planned number of ranks without importing torch."""
     world_size = arguments.world_size or 1
-    check_config(config, world_size)
+    config = load_config(arguments.config, arguments.set, world_size)
     _deepspeed_settings(arguments, config, world_size)
     sys.stdout.write(dump_config(config))
 
@@ -79,20 +89,41 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
 
 
 def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport) -> None:
-    """Check the recipe, then train under the watchdog's eye."""
-    config = load_config(arguments.config, arguments.set)
-    report.run_dir = run_dir = Path(config.run_dir or Path("runs") / config.name)
-    check_config(config, ranks.world_size)
+    """Check the recipe, then train under the watchdog."""
+    config = load_config(arguments.config, arguments.set, ranks.world_size)
+    report.run_dir = run_directory(config)
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
-    with Watchdog(config.watchdog, run_dir, ranks) as watchdog:
+    with Watchdog(config.watchdog, make_run_dir(config), ranks) as watchdog:
         join_and_run(config, deepspeed_config, RunContext(ranks, stop_signal, watchdog), arguments.wait_for_lock)
+
+
+def run_directory(config: RunConfig) -> Path:
+    """Return the run directory of a recipe."""
+    return Path(config.run_dir or Path("runs") / config.name)
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """Create the run directory of a recipe.
+
+    Raises:
+        ConfigError: it cannot be created or written.
+    """
+    run_dir = run_directory(config)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "not a folder" if isinstance(error, FileExistsError) else (error.strerror or str(error)).lower()
+        raise ConfigError(f"run_dir {run_dir} cannot be created: {reason}; set run_dir to another folder") from error
+    if not os.access(run_dir, os.W_OK | os.X_OK):
+        raise ConfigError(f"run_dir {run_dir} is not writable; set run_dir to another folder")
+    return run_dir
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run needs to know of its process."""
+    """Ranks, stop signal and watchdog of this process."""
 
     ranks: RankInfo
     stop_signal: StopSignal
@@ -100,7 +131,7 @@ class RunContext:
 
 
 def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: RunContext, wait_s: float) -> None:
-    """Join the other ranks, then train under the run directory's lock, for which a live run is waited `wait_s`."""
+    """Join the other ranks and train while holding the run lock, after waiting up to `wait_s` for a live run."""
     topology = join_ranks(config, deepspeed_config, context.ranks)
 
     from torch import distributed
@@ -109,8 +140,8 @@ def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: R
     from ctxlm_ds.training.runtime import leave_waiting_to_watchdog
 
     leave_waiting_to_watchdog()
-    # Another process has the run: whatever this one waits for, it must write no more.
-    lock = RunLock(config.run_dir or Path("runs") / config.name, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
+    # If another process takes the lock, this one must not write any more.
+    lock = RunLock(run_directory(config), on_loss=lambda: os._exit(EXIT_UNEXPECTED))
     try:
         topology.run_on_rank_0(lambda: lock.acquire(wait_s=wait_s))
         run(config, deepspeed_config, lock, topology, context)
@@ -125,7 +156,7 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     Raises:
         ConfigError: the device lacks the precision, or the ranks do not fill the layout.
     """
-    # ZeRO 3 gathers weights beside the computation, for which one queue is too few.
+    # ZeRO 3 gathers weights during the computation and needs more than one queue.
     zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
     one_queue = config.parallel.tensor_parallel_size > 1 and zero_stage < 3
     prepare_process(ranks, config.training.deterministic, one_queue)
@@ -144,16 +175,16 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
 def run(
     config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, context: RunContext
 ) -> None:
-    """Everything between taking the lock and the summary."""
+    """Build the run, train, and print DeepSpeed's summary."""
     from ctxlm_ds.run_builder import build_run
-    from ctxlm_ds.training.history import HistoryHook
-    from ctxlm_ds.training.runtime import leave_waiting_to_watchdog, print_communication
-    from ctxlm_ds.training.watchdog_hook import WatchdogHook
+    from ctxlm_ds.training.history import HistoryHook, WatchdogHook
+    from ctxlm_ds.training.runtime import explain_out_of_memory, leave_waiting_to_watchdog, print_communication
 
     watchdog = context.watchdog
     if topology.is_main:
         watchdog.clear_old_evidence()
-    trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
+    with explain_out_of_memory(config):
+        trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
     leave_waiting_to_watchdog()
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.watch_writing(trainer.saves.pending_age_s)
@@ -161,14 +192,16 @@ def run(
         trainer.hooks.append(HistoryHook(lock.run_dir, context.ranks))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     try:
-        trainer.run()
+        with explain_out_of_memory(config):
+            trainer.run()
         print_communication(deepspeed_config)
     except TrainingError as error:
+        good = trainer.saves.last_good()
+        kept = f"the last good checkpoint {good} is intact" if good else "no checkpoint has been written"
         raise TrainingError(
-            f"{error}\nTraining stopped; the last good checkpoint in {lock.run_dir / 'checkpoints'} is intact, and "
-            f"python tools/show_batch.py {lock.run_dir} lists the batch. Start again with a lower learning rate, "
-            "gradient clipping, or precision bf16/fp32; or have such batches passed over with anomalies.non_finite "
-            "skip or rollback (docs/reliability.md)."
+            f"{error}\nTraining stopped; {kept}. python tools/show_batch.py {lock.run_dir} lists the batch. Start "
+            "again with a lower learning rate, gradient clipping, or precision bf16/fp32; or skip such batches with "
+            "anomalies.non_finite skip or rollback (docs/reliability.md)."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Names of families, objectives and sample formats, and where each is found: imported when it is first asked for.
+"""Registries of families, objectives and sample formats, each entry imported at first use.
 
-An entry of this package costs one line here. A user's package adds its own through entry points of the groups below
-(docs/extending.md). Imports nothing but the standard library, so that a login node can check a recipe.
+An entry of this package is one line here. Other packages add entries through the entry-point groups below
+(docs/extending.md). Imports only the standard library, so that a login node can check a recipe.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Registry:
         """Create a registry.
 
         Args:
-            kind: what an entry is called in messages.
+            kind: name of an entry in messages.
             group: entry-point group of entries from other packages.
-            shipped: name to `module:object` of the entries of this package.
+            shipped: `module:object` of each entry of this package, by name.
         """
         self.kind = kind
         self.group = group
@@ -34,11 +34,11 @@ class Registry:
         self._loaded: dict[str, Any] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Return every name: shipped entries first, then those of other packages."""
+        """Return every name, entries of this package first."""
         return tuple(dict.fromkeys([*self._shipped, *self._installed, *self._added]))
 
     def shipped_names(self) -> tuple[str, ...]:
-        """Return the names of this package's own entries."""
+        """Return the names of the entries of this package."""
         return tuple(self._shipped)
 
     def __contains__(self, name: object) -> bool:
@@ -63,7 +63,7 @@ class Registry:
 
     @cached_property
     def _installed(self) -> dict[str, str]:
-        """Entries of other packages; one of this package's names is never replaced."""
+        """Entries of other packages; they cannot replace entries of this package."""
         return {point.name: point.value for point in entry_points(group=self.group)}
 
     def _load(self, name: str) -> Any:
@@ -109,10 +109,10 @@ FORMATS = Registry(
     "sample format",
     "ctxlm_ds.sample_formats",
     {
-        "segment_pair": "ctxlm_ds.data.formats.segment_pair:SegmentPair",
-        "sentence_pair": "ctxlm_ds.data.formats.sentence_pair:SentencePair",
-        "full_sentences": "ctxlm_ds.data.formats.full_sentences:FullSentences",
-        "doc_sentences": "ctxlm_ds.data.formats.doc_sentences:DocSentences",
+        "segment_pair": "ctxlm_ds.data.formats.pairs:SegmentPair",
+        "sentence_pair": "ctxlm_ds.data.formats.pairs:SentencePair",
+        "full_sentences": "ctxlm_ds.data.formats.sentences:FullSentences",
+        "doc_sentences": "ctxlm_ds.data.formats.sentences:DocSentences",
         "blocks": "ctxlm_ds.data.formats.blocks:Blocks",
     },
 )

@@ -1,4 +1,4 @@
-"""From a checked recipe to a trainer: tokenizer, rows, model, engine, checkpoints and hooks put together."""
+"""Builder of a run: tokenizer, rows, model, engine, checkpoints and hooks of a checked recipe become a trainer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
+from ctxlm_ds.console import format_size
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import EvalLoader, StepStream, TrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, StepStream, TrainLoader
 from ctxlm_ds.data.stream.lookup import BatchRows
-from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
+from ctxlm_ds.models.build import ModelBuild, build_layer_list, describe_model
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.objectives.base import Objective
@@ -38,10 +38,9 @@ from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.anomalies import AnomalyPolicy
-from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.hooks import build_hooks
-from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.hooks import Hooks, build_hooks
+from ctxlm_ds.training.recovery import AnomalyLog, Recovery
 from ctxlm_ds.training.runtime import device_type
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
@@ -49,15 +48,17 @@ from ctxlm_ds.training.state import TrainState
 from ctxlm_ds.training.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
+BYTES_PER_PARAMETER = 18
+"""Weight in 16 bits; gradient, master weight and two moments in 32 bits."""
 
 
 def build_run(
     config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal
 ) -> Trainer:
-    """Everything a run needs, resumed where the run directory holds a checkpoint.
+    """Build the trainer of a run and resume it if the run directory has a checkpoint.
 
     Raises:
-        ConfigError, DataError, TokenizerError, CheckpointError: what a user can mend, on every rank alike.
+        ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
     run_dir = lock.run_dir
     tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
@@ -68,26 +69,26 @@ def build_run(
     manager.clean_leftovers()
     newest = manager.find_resumable()
     if newest is not None:
-        # Before sample indexes are built for a run that is not to be.
+        # Before the sample indexes are built, which takes long.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
-    for line in plan_lines(config, rows.train, rows.validation):
-        logger.info("%s", line)
     engine = build_engine(config, deepspeed_config, objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
 
     def load(folder: Path | None) -> TrainState:
-        return checkpoints.resume(folder) or begin_anew(config, engine)
+        return checkpoints.resume(folder) or start_fresh(config, engine)
 
     def load_last_good() -> TrainState:
         good = load(manager.find_resumable())
-        # Those of the course that is left: no restart may go on with them, nor the new course take them for its own.
+        # Later checkpoints belong to the abandoned steps; no restart may resume from them.
         manager.remove_after(good.step)
         return good
 
     state = load(newest)
-    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir))
+    for line in plan_lines(config, rows.train, rows.validation, state.step, state.rows_consumed):
+        logger.info("%s", line)
+    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir, state.step))
     steps, validation = build_loaders(config, rows, objective, topology, state.rows_consumed)
     return Trainer(
         config=config,
@@ -102,24 +103,23 @@ def build_run(
             load_last_good=load_last_good,
             steps_from=steps.restart,
         ),
-        hooks=build_hooks(config, run_dir, topology),
+        hooks=Hooks(build_hooks(config, run_dir, topology)),
         topology=topology,
         stop_signal=stop_signal,
         state=state,
+        changed_settings=checkpoints.changed_settings,
     )
 
 
-def begin_anew(config: RunConfig, engine: Engine) -> TrainState:
-    """The run's beginning: fresh weights, or those that `initialize_from` names, and an optimizer that has seen
-    nothing.
-    """
+def start_fresh(config: RunConfig, engine: Engine) -> TrainState:
+    """Set fresh weights, or those of `initialize_from`, and a fresh optimizer."""
     engine.forget_updates()
     initialize_weights(config, engine)
     return TrainState()
 
 
 def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], bool]:
-    """Rank 0 notes saves that failed in the run's history; False where that could not be written either."""
+    """Return a function that records a failed save in the history on rank 0, and returns False if that fails too."""
 
     def record(step: int, reason: str) -> bool:
         return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
@@ -128,11 +128,13 @@ def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], 
 
 
 def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology) -> RunRows:
-    """The run's rows on every rank, whatever disks the nodes share: the first rank of each node builds what is missing
-    or waits for another node's, then the others open it. Rank 0 compares the checksums of what was there.
+    """Build or open the rows of the run on every rank.
+
+    The first rank of each node builds missing sample indexes or waits for another node, then the others open them. This
+    works with local and shared disks. Rank 0 also compares the checksums of existing indexes.
 
     Raises:
-        ConfigError, DataError: of build_run_rows on any rank, on every rank.
+        ConfigError, DataError: build_run_rows failed on any rank; raised on every rank.
     """
 
     def build() -> RunRows:
@@ -143,17 +145,17 @@ def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objec
 
 
 def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
-    """The description of the data, which every rank must see alike, wherever its node keeps it.
+    """Return the description of the data after checking that every rank has the same.
 
     Raises:
-        DataError: some rank sees other data, on every rank.
+        DataError: a rank has other data; raised on every rank.
     """
     seen = topology.all_gather_object(own)
     for rank, description in enumerate(seen):
         if description != seen[0]:
             raise DataError(
                 f"rank {rank} reads other data than rank 0 ({description} instead of {seen[0]}); copy the same "
-                "datasets to every node, tools/inspect_dataset.py --verify proves a copy"
+                "datasets to every node and check them with tools/inspect_dataset.py --verify"
             )
     return own
 
@@ -161,7 +163,7 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 def build_loaders(
     config: RunConfig, rows: RunRows, objective: Objective, topology: Topology, start_row: int
 ) -> tuple[StepStream, Mapping[str, Iterable[Batch | None]]]:
-    """Training steps from `start_row` on, and held-out batches by source; idle ones where a rank sees no data."""
+    """Return the training steps from `start_row` and the held-out batches; inner pipeline stages get no data."""
     size = topology.data_parallel_size
     if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
         idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
@@ -172,7 +174,7 @@ def build_loaders(
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:
-    """The recipe's tokenizer.
+    """Load the tokenizer of the recipe.
 
     Raises:
         ConfigError: the recipe names none.
@@ -186,7 +188,7 @@ def load_run_tokenizer(config: RunConfig) -> Tokenizer:
 
 
 def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """The recipe with the vocabulary's size filled in.
+    """Return the recipe with the size of the vocabulary.
 
     Raises:
         ConfigError: the model has fewer embedding rows than the tokenizer has ids.
@@ -203,11 +205,11 @@ def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
 def build_engine(
     config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
 ) -> Engine:
-    """List the layers and build the engine around them; weights are still unset.
+    """Build the engine without setting the weights.
 
     Raises:
-        ConfigError: the layout or the model is impossible.
-        KernelError: a kernel asked for by name cannot run here.
+        ConfigError: the layout or the model is impossible, or does not fit in memory.
+        KernelError: a kernel that the recipe names cannot run here.
     """
     kernels = choose_kernels(config.kernels, device_type(), DTYPES[config.training.precision])
 
@@ -222,7 +224,17 @@ def build_engine(
         )
         return build_layer_list(config.model, build)
 
-    engine = Engine(config, deepspeed_config, list_layers, objective, topology)
+    try:
+        engine = Engine(config, deepspeed_config, list_layers, objective, topology)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
+            raise
+        count = describe_model(config.model, objective.outputs).num_parameters
+        raise ConfigError(
+            f"not enough memory for the model: weights, gradients and optimizer states of {count:,} parameters take "
+            f"about {format_size(BYTES_PER_PARAMETER * count)} over all ranks of one copy; make the model smaller or "
+            "use more ranks (tools/plan_run.py shows layouts that fit)"
+        ) from error
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
     family, seed = FAMILIES.get(config.model.family), config.training.seed
     frozen = load_object(family.frozen)(config.model) if family.frozen else partial(fresh_value, engine, seed)
@@ -231,13 +243,13 @@ def build_engine(
 
 
 def fresh_value(engine: Engine, seed: int, name: str) -> torch.Tensor:
-    """Return a parameter's whole initial value."""
+    """Return the complete initial value of a parameter."""
     whole = engine.whole_model
     return initial_value(name, whole.shapes[name], whole.facts[name].init, seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
-    """Give the parameters fresh values by (seed, name), or the weights that `initialize_from` names."""
+    """Set the parameters to fresh values by (seed, name), or to the weights of `initialize_from`."""
     fresh = partial(fresh_value, engine, config.training.seed)
     held = engine.held_names()
     names = [name for name in engine.parameter_names if name in held]
@@ -251,8 +263,11 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     engine.load_weights(values)
 
 
-def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path) -> None:
-    """config.yaml (resolved) and tokenizer/ in the run directory."""
-    atomic.write_text(run_dir / "config.yaml", dump_config(config))
+def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:
+    """Write config.yaml (resolved) and tokenizer/; keep a config.yaml that differs as config-until-step-STEP.yaml."""
+    path, kept, text = run_dir / "config.yaml", run_dir / f"config-until-step-{step:08d}.yaml", dump_config(config)
+    if step and path.is_file() and path.read_text(encoding="utf-8") != text and not kept.exists():
+        path.rename(kept)
+    atomic.write_text(path, text)
     with atomic.output_folder(run_dir / "tokenizer") as folder:
         tokenizer.save(folder)

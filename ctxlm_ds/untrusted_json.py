@@ -9,14 +9,15 @@ import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MAX_BYTES = 1 << 26
 MAX_DEPTH = 100
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading, without waiting for a writer if it is a FIFO.
 
     Raises:
@@ -26,7 +27,7 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    return open(handle, "rb")
 
 
 def read_text(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> str:
@@ -42,7 +43,7 @@ def read_text(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
     """
     try:
         with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+            content = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     except FileNotFoundError:
         raise error(f"{path}: missing") from None
     except (OSError, ValueError) as problem:
@@ -82,6 +83,13 @@ def read_json_object(path: Path, error: type[Exception] = ValueError, max_bytes:
     if not isinstance(value, dict):
         raise error(f"{path}: holds a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def check_regular_files(folder: Path, error: type[Exception]) -> None:
+    """Raise `error` if a folder holds a FIFO, a device or a socket, which would block its reader."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise error(f"{path}: not a regular file; remove it")
 
 
 def _is_deep(value: Any) -> bool:

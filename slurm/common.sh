@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # Sourced by every batch script: finds the checkout and python, and reads env.sh. Needs CTXLM_HOME (see the scripts).
 
-# What a login shell may have left over from another launcher would mislead every rank.
+# Variables of another launcher in the login shell would mislead every rank.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 
-# What the job or the shell that submitted this one had found is looked for anew: env.sh may say otherwise here.
+# The interpreter and PATH of the submitting job or shell are not kept: env.sh may differ here.
 [ "${CTXLM_PYTHON:-}" != "${CTXLM_FOUND_PYTHON:-}" ] || unset CTXLM_PYTHON
 PATH=${PATH#"${CTXLM_PATH_HEAD:-/}:"}
 
@@ -31,15 +31,15 @@ ctxlm_python() { # prints the interpreter
 }
 
 CTXLM_FOUND_PYTHON=$(ctxlm_python) || exit 2
-[ -z "${CTXLM_PYTHON:-}" ] || CTXLM_FOUND_PYTHON= # it was given
+[ -z "${CTXLM_PYTHON:-}" ] || CTXLM_FOUND_PYTHON= # the user set it
 CTXLM_PYTHON=${CTXLM_PYTHON:-$CTXLM_FOUND_PYTHON}
 CTXLM_PATH_HEAD=$(dirname "$CTXLM_PYTHON")
 PATH=$CTXLM_PATH_HEAD:$PATH
 [[ ${PYTHONPATH:-}: == "$CTXLM_HOME:"* ]] || PYTHONPATH=$CTXLM_HOME${PYTHONPATH:+:$PYTHONPATH}
 export CTXLM_HOME CTXLM_PYTHON CTXLM_FOUND_PYTHON CTXLM_PATH_HEAD PATH PYTHONPATH
 
-need_run() { # ends a job that goes on from a run (CTXLM_NEEDED_RUN) that was stopped before its end
-    [ -z "${CTXLM_NEEDED_RUN:-}" ] || "$CTXLM_PYTHON" -m ctxlm_ds.cluster.completed "$CTXLM_NEEDED_RUN" || {
+need_run() { # end a job that needs a complete run (CTXLM_NEEDED_RUN) if that run was stopped before its end
+    [ -z "${CTXLM_NEEDED_RUN:-}" ] || "$CTXLM_PYTHON" -m ctxlm_ds.process.run_history "$CTXLM_NEEDED_RUN" || {
         echo "error: $CTXLM_NEEDED_RUN has not been trained to its end" >&2
         exit 2
     }

@@ -1,11 +1,11 @@
 # shellcheck shell=bash disable=SC2034
-# Settings of this cluster: the one file that a site edits. Every script in slurm/ sources it on the compute node
-# (pipeline.sh on the login node as well). All are optional; a line that is commented out shows the default or an example.
+# Settings of this cluster. Every script in slurm/ sources this file on the compute node (route.sh on the login node as
+# well). All are optional; a commented line shows the default or an example.
 
 # --- Python -----------------------------------------------------------------------------------------------------------
-# module load cuda/12.8 python/3.11            # whatever your software needs
+# module load cuda/12.8 python/3.11            # modules that your software needs
 # CTXLM_VENV=/shared/envs/ctxlm                # virtual environment; default: .venv of the checkout, else python of PATH
-# CTXLM_PYTHON=/opt/python/bin/python3         # or the very interpreter
+# CTXLM_PYTHON=/opt/python/bin/python3         # or the interpreter itself
 # CTXLM_HOME=/shared/ctxlm_ds                  # the checkout; default: where sbatch found the script
 
 # --- Container (at most one) ------------------------------------------------------------------------------------------
@@ -30,15 +30,15 @@
 # --- What happens when a job is interrupted ---------------------------------------------------------------------------
 # CTXLM_RESTART=auto                           # auto: requeue, or a successor where that is disabled; requeue; successor; off
 # CTXLM_MAX_RESTARTS=4                         # starts in a row without a new checkpoint before the job gives up
-# CTXLM_RESTART_DELAY_S=10                     # pause before a restart in place; four times longer with each in a row
+# CTXLM_RESTART_DELAY_S=10                     # pause before a restart in place; four times longer with each
 # CTXLM_PREFLIGHT=0                            # 1: check the nodes before training, leave bad ones out (docs/slurm.md)
-# CTXLM_PREFLIGHT_MIN_NODES=0                  # fewest good nodes to go on with at once; 0: a bad one is replaced
+# CTXLM_PREFLIGHT_MIN_NODES=0                  # fewest good nodes to continue with; 0: a bad one is replaced
 # CTXLM_PREFLIGHT_MIN_BANDWIDTH=0.5            # of reductions between nodes: share of the nodes' median
 # CTXLM_PREFLIGHT_MIN_RUN_GB=10                # free space at the run directory
 # CTXLM_PREFLIGHT_MIN_SCRATCH_GB=1             # and at CTXLM_STAGE_DIR, else TMPDIR, else /tmp
 # CTXLM_PREFLIGHT_MIN_MEMORY_GB=1              # available memory
-# CTXLM_PREFLIGHT_MIN_GPU_FREE=0.9             # share of each GPU's memory that nobody uses
+# CTXLM_PREFLIGHT_MIN_GPU_FREE=0.9             # free share of each GPU's memory
 # CTXLM_PREFLIGHT_MAX_CLOCK_S=2                # distance of a clock from the nodes' median
 # CTXLM_PREFLIGHT_LIMIT_S=120                  # time for a node to answer
 # CTXLM_PREFLIGHT_BANDWIDTH=1                  # 0: no all-reduces; of CTXLM_PREFLIGHT_MIB=64 each, in at most
-# CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S=60         # so many seconds for each group of ranks
+# CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S=60         # this many seconds per group of ranks

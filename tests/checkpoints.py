@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.load import dump_config
@@ -75,14 +76,14 @@ def write_checkpoint(folder: Path, config: RunConfig, weights: dict[str, torch.T
     folder.mkdir(parents=True)
     pieces = []
     for rank in range(2):
-        writer = PieceWriter(folder, rank)
+        writer = ChunkWriter(folder, rank)
         for name, value in weights.items():
             flat = value.flatten()
             cut = flat.numel() // 3
             start, part = (0, flat[:cut]) if rank == 0 else (cut, flat[cut:])
             for kind in ("weight", "exp_avg"):
                 writer.add(name, kind, value.shape, start, part)
-        pieces.append(writer.close())
+        pieces.append(writer.write().value)
     merge_index(folder, pieces, {"optimizer_updates": step})
     state = {"train_state": {"step": step, "rows_consumed": 800, "tokens": 25600, "seconds": 75.0}}
     (folder / "state.json").write_text(json.dumps(state))

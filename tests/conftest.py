@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from ctxlm_ds.process.build_locks import use_own_build_folder
+
 # Before torch is imported anywhere: a parent with threads makes forked ranks hang, and thread counts change sums.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
@@ -15,6 +17,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+# The folder that `make operators` has built into, also for tests that load an operator in this process.
+use_own_build_folder()
 
 
 @pytest.fixture(autouse=True)

@@ -1,18 +1,26 @@
-"""The settings that the installed DeepSpeed reads, found in its source: what the shipped list is compared with.
+"""Settings that the installed DeepSpeed reads, for comparison with the shipped list.
 
-DeepSpeed's own config code says which keys it reads: this module follows the dictionary through that code (`ast`
-only), from `DeepSpeedConfig.__init__` on. `python -m tests.deepspeed_source` writes the list for a new release.
+The keys come from DeepSpeed's config code: this module follows the dictionary through that code (`ast` only), from
+`DeepSpeedConfig.__init__` on. Types and ranges come from its pydantic models, parameters of optimizers from their
+signatures. `python -m tests.deepspeed_source` writes the list for a new release.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import enum
 import importlib.util
+import inspect
 import json
+import re
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
-from ctxlm_ds.recipe.deepspeed import KEYS_FILE, DeepSpeedKeys, KeyPath
+from ctxlm_ds.recipe.deepspeed_rules import ELEMENTWISE_OPTIMIZERS
+from ctxlm_ds.recipe.deepspeed_values import KEYS_FILE, DeepSpeedKeys, KeyPath
 
 Value = KeyPath | str | frozenset[str] | None
 """What an expression stands for: the dictionary at a path, a text, one of several texts, or nothing known."""
@@ -33,10 +41,72 @@ CLOSED_SECTIONS = (
 
 
 def installed_keys() -> DeepSpeedKeys:
-    """Read the keys of the installed DeepSpeed without importing it."""
+    """Read the keys, values and optimizers of the installed DeepSpeed."""
     spec = importlib.util.find_spec("deepspeed")
     assert spec is not None and spec.submodule_search_locations
-    return read_keys(Path(next(iter(spec.submodule_search_locations))))
+    keys = read_keys(Path(next(iter(spec.submodule_search_locations))))
+    return dataclasses.replace(keys, values=installed_values(), optimizers=installed_optimizers())
+
+
+def installed_values() -> dict[str, dict[str, Any]]:
+    """Read types and ranges from DeepSpeed's pydantic models."""
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.compile.config import CompileConfig
+    from deepspeed.inference.config import WeightQuantConfig
+    from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
+    from deepspeed.runtime.config import HybridEngineConfig
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+    models = {
+        "bf16": DeepSpeedBF16Config, "comet": CometConfig, "comms_logger": CommsLoggerConfig, "compile": CompileConfig,
+        "csv_monitor": CSVConfig, "fp16": DeepSpeedFP16Config, "hybrid_engine": HybridEngineConfig,
+        "tensor_parallel": TPTrainingConfig, "tensorboard": TensorBoardConfig,
+        "timers.throughput": DeepSpeedThroughputTimerConfig, "wandb": WandbConfig,
+        "weight_quantization": WeightQuantConfig, "zero_optimization": DeepSpeedZeroConfig,
+    }  # fmt: skip
+    return dict(sorted(value for path, model in models.items() for value in _model_values(path, model)))
+
+
+def _model_values(path: str, model: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, field in model.model_fields.items():
+        types = [one for one in get_args(field.annotation) or (field.annotation,) if one is not type(None)]
+        kind = field.annotation if get_origin(field.annotation) is list else types[0]
+        inner = getattr(kind, "model_fields", None)
+        rule: dict[str, Any] = {"null": True} if len(types) < len(get_args(field.annotation)) else {}
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            rule["values"] = list(dict.fromkeys(item.value for item in kind))
+        elif isinstance(kind, str):
+            rule["values"] = types
+        elif kind in (bool, int, float, str, list, Path):
+            rule["type"] = "str" if kind is Path else kind.__name__
+        elif inner is None:
+            continue
+        for item in field.metadata:
+            rule |= {bound: getattr(item, bound) for bound in ("gt", "ge", "lt", "le") if hasattr(item, bound)}
+        for own in filter(None, (name, field.alias)):
+            yield from _model_values(f"{path}.{own}", kind) if inner else [(f"{path}.{own}", rule)]
+
+
+def installed_optimizers() -> dict[str, list[str]]:
+    """Read the parameters of torch's and DeepSpeed's optimizers."""
+    import torch
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+    def names(*classes: type) -> list[str]:
+        found = [list(inspect.signature(one).parameters)[1:] for one in classes]
+        return [name for name in found[0] if all(name in other for other in found)]
+
+    torch_names = {kind: names(getattr(torch.optim, kind)) for kind in ELEMENTWISE_OPTIMIZERS if kind != "Lion"}
+    adam = [name for name in names(FusedAdam, DeepSpeedCPUAdam) if name != "amsgrad"]
+    return torch_names | {
+        "Lion": names(FusedLion, DeepSpeedCPULion),
+        "adam": [*adam, "adam_w_mode", "fp32_optimizer_states", "torch_adam"],
+        "torch_adam": [*torch_names["AdamW"], "adam_w_mode", "torch_adam"],
+    }
 
 
 def read_keys(package: Path) -> DeepSpeedKeys:
@@ -58,7 +128,7 @@ def read_keys(package: Path) -> DeepSpeedKeys:
     for section, table in ((), "_REMOVED_TOP_LEVEL_CONFIG_KEYS"), (("zero_optimization",), "_REMOVED_ZERO_CONFIG_KEYS"):
         removed |= {(*section, key): text for key, text in module.texts_of(table).items()}
     top_level = {path[0] for path in follower.reads} - {path[0] for path in removed if len(path) == 1}
-    return DeepSpeedKeys(frozenset(top_level | READ_BY_INITIALIZE), nested, removed)
+    return DeepSpeedKeys(frozenset(top_level | READ_BY_INITIALIZE), nested, removed, {}, {})
 
 
 class _Module:
@@ -315,8 +385,13 @@ def write() -> None:
         "top_level": sorted(keys.top_level),
         "nested": {".".join(path): sorted(names) for path, names in sorted(keys.nested.items())},
         "removed": {".".join(path): text for path, text in sorted(keys.removed.items())},
+        "values": keys.values,
+        "optimizers": keys.optimizers,
     }
-    KEYS_FILE.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    # One line per rule.
+    indented = json.dumps(values, indent=1)
+    text = re.sub(r"\{\s+([^{}\[\]]*?)\s+\}", lambda match: f"{{{' '.join(match[1].split())}}}", indented)
+    KEYS_FILE.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

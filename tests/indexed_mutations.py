@@ -24,7 +24,7 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
-from tests.sample_data import random_documents, write_dataset
+from tests.sample_data import ends_of, random_documents, starts_of, write_dataset
 
 MEMORY_BEYOND_IMPORTS_BYTES = 256 << 20
 SECONDS_EACH = 10.0
@@ -79,6 +79,13 @@ def _empty(data: bytes, rng: random.Random) -> bytes:
     return b""
 
 
+def _boundary(data: bytes, rng: random.Random) -> bytes:
+    """Move the boundary of a document by one sequence: the .idx still fits."""
+    place = len(data) - 8 * rng.randrange(2, 7)
+    (first,) = struct.unpack_from("<q", data, place)
+    return data[:place] + struct.pack("<q", first + rng.choice((-1, 1))) + data[place + 8 :]
+
+
 def _json_value(data: bytes, rng: random.Random) -> bytes:
     """Another value for one of the fields."""
     try:
@@ -106,6 +113,8 @@ def mutate(content: Content, other: Content, rng: random.Random) -> Content:
     elif kind < 0.11:
         second = rng.choice(list(content))
         changed[extension], changed[second] = content[second], content[extension]
+    elif extension == "idx" and kind < 0.15:
+        changed["idx"] = _boundary(content["idx"], rng)
     elif extension == "json" and kind < 0.5:
         changed["json"] = _json_value(content["json"], rng)
     else:
@@ -116,8 +125,8 @@ def mutate(content: Content, other: Content, rng: random.Random) -> Content:
 def contents(dataset: IndexedDataset) -> tuple[list[list[int]], list[int]]:
     """Everything that a sample can be made of, read sequence by sequence."""
     sequences = [dataset.sequence(number).tolist() for number in range(len(dataset))]
-    assert [len(sequence) for sequence in sequences] == dataset.sequence_lengths.tolist()
-    assert sum(map(len, sequences)) == dataset.num_tokens == dataset.sequence_starts[-1]
+    assert [len(sequence) for sequence in sequences] == dataset.lengths(0, len(dataset)).tolist()
+    assert sum(map(len, sequences)) == dataset.num_tokens
     assert sum(1 for i in range(dataset.num_documents) for _ in dataset.document(i)) == len(dataset)
     return sequences, dataset.document_indices.tolist()
 
@@ -180,7 +189,11 @@ def sentence_table_or_error(dataset: IndexedDataset) -> None:
         table = sentence_table(dataset, 3)
     except DataError:
         return
-    assert (table.starts >= 0).all() and (table.ends <= dataset.num_tokens).all() and (table.starts < table.ends).all()
+    assert (
+        (starts_of(table) >= 0).all()
+        and (ends_of(table) <= dataset.num_tokens).all()
+        and (starts_of(table) < ends_of(table)).all()
+    )
 
 
 def try_joining(good: Path, damaged: Path, output: Path, expected: list[list[int]]) -> str:

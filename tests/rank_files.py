@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import PieceWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.parallel.placement import Split, shard_of
@@ -42,7 +43,7 @@ class Layout:
         return tensor + self.tensor_parallel_size * (data + self.data_parallel_size * stage)
 
 
-class PlannedPiece(NamedTuple):
+class PlannedChunk(NamedTuple):
     """Elements start..start+length of a shard's local order."""
 
     name: str
@@ -57,10 +58,10 @@ def splits_of(config: RunConfig) -> dict[str, Split | None]:
     return {name: facts.split for name, facts in facts.items()}
 
 
-def plan_pieces(
+def plan_chunks(
     shapes: Mapping[str, tuple[int, ...]], splits: Mapping[str, Split | None], layout: Layout
-) -> Iterator[tuple[int, list[PlannedPiece]]]:
-    """Every rank with the pieces that it writes, cut as DeepSpeed cuts: flat under ZeRO 1 and 2, each alone under 3."""
+) -> Iterator[tuple[int, list[PlannedChunk]]]:
+    """Every rank with the chunks that it writes, cut as DeepSpeed cuts: flat under ZeRO 1 and 2, each alone under 3."""
     names = list(shapes)
     stages, ranks = layout.pipeline_parallel_size, layout.data_parallel_size
     for stage in range(stages):
@@ -69,7 +70,7 @@ def plan_pieces(
             own = [name for name in held if tensor == 0 or splits[name] is not None]
             sharers = layout.tensor_parallel_size
             shards = {name: shard_of(name, splits[name], shapes[name], sharers, tensor) for name in own}
-            pieces: list[list[PlannedPiece]] = [[] for _ in range(ranks)]
+            chunks: list[list[PlannedChunk]] = [[] for _ in range(ranks)]
             width, begin = -(-sum(shard.num_elements for shard in shards.values()) // ranks), 0
             for index, (name, shard) in enumerate(shards.items()):
                 size = shard.num_elements
@@ -83,10 +84,10 @@ def plan_pieces(
                 for data, start, stop in cuts:
                     start, stop = max(0, start), min(size, stop)
                     if start < stop:
-                        pieces[data].append(PlannedPiece(name, shard, start, stop - start))
+                        chunks[data].append(PlannedChunk(name, shard, start, stop - start))
                 begin += size
             for data in range(ranks):
-                yield layout.rank(stage, data, tensor), pieces[data]
+                yield layout.rank(stage, data, tensor), chunks[data]
 
 
 def random_states(config: RunConfig) -> Values:
@@ -104,13 +105,13 @@ def write_as_ranks(run: Path, config: RunConfig, values: Values, layout: Layout,
     (folder / "tokenizer").mkdir(parents=True)
     shapes = {name: tuple(kinds["weight"].shape) for name, kinds in values.items()}
     parts = []
-    for rank, pieces in plan_pieces(shapes, splits_of(config), layout):
-        writer = PieceWriter(folder, rank, header_room_bytes=1 << 13)
-        for name, shard, start, length in pieces:
+    for rank, chunks in plan_chunks(shapes, splits_of(config), layout):
+        writer = ChunkWriter(folder, rank)
+        for name, shard, start, length in chunks:
             for kind in KINDS:
                 local = shard.extract(values[name][kind])
                 writer.add(name, kind, shapes[name], start, local[start : start + length], shard)
-        parts.append(writer.close())
+        parts.append(writer.write().value)
     merge_index(folder, parts, {"optimizer_updates": STEP})
     for path in tokenizer.iterdir():
         (folder / "tokenizer" / path.name).write_bytes(path.read_bytes())

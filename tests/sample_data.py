@@ -26,6 +26,7 @@ class FakeTokenizer:
     double_separator: bool = False
     fingerprint: str = "fake"
     kind: str = "wordpiece"
+    sentence_prefix: str = ""
     pad_id: int = 0
     unk_id: int = 1
     cls_id: int = 2
@@ -77,6 +78,19 @@ def table_of(documents: Documents) -> SentenceTable:
     return SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
 
 
+def starts_of(table: SentenceTable) -> NDArray[np.int64]:
+    """[N] first token of each sentence."""
+    starts: NDArray[np.int64] = table.offsets["value"] >> table.shift
+    return starts
+
+
+def ends_of(table: SentenceTable) -> NDArray[np.int64]:
+    """[N] the token after each sentence's last."""
+    ends = np.append(starts_of(table)[1:], 0)
+    ends[table.documents[1:] - 1] = table.document_ends
+    return ends
+
+
 def write_dataset(
     prefix: Path,
     documents: Documents,
@@ -93,7 +107,9 @@ def write_dataset(
                 writer.add_sequence([*sentence, eod_id] if ends_document else sentence)
             writer.end_document()
         recorded = {
-            "tokenizer_fingerprint": "fake", "split_sentences": split_sentences, "append_eod": eod_id is not None,
+            "tokenizer_fingerprint": "fake",
+            "split_sentences": split_sentences,
+            "append_eod": eod_id is not None,
             "eod_id": eod_id,
         }
         writer.finalize(recorded | (metadata or {}))

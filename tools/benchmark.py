@@ -1,6 +1,6 @@
-"""Measure a part of the package beside its peer (transformers, tokenizers, Megatron), as ratios of one run.
+"""Measure a part of the package against its peer (transformers, tokenizers, Megatron), as ratios of one run.
 
-Both sides work in turn, round by round in one process, so that a machine whose speed drifts favours neither.
+Both sides run alternately in one process, so a machine whose speed drifts favours neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _recipe_options(parser: argparse.ArgumentParser) -> None:
 
 def _preprocess_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="as for tools/preprocess_data.py")
-    parser.add_argument("--tokenizer", required=True, metavar="DIR", help="folder of a tokenizer")
+    parser.add_argument("--tokenizer", required=True, metavar="DIR", help="tokenizer folder")
     parser.add_argument("--split-sentences", action="store_true", help="a sequence is a sentence")
     parser.add_argument(
         "--workers", type=at_least(1), metavar="N", help="worker processes, and the peer's threads (all cores)"
@@ -88,7 +88,7 @@ def _merge(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _save(args: argparse.Namespace) -> Iterable[str]:
-    """On several ranks under torchrun, on one without a launcher."""
+    """Run on several ranks under torchrun, on one without a launcher."""
     from ctxlm_ds.process.launch import discover_ranks, prepare_process
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
@@ -118,14 +118,14 @@ def _set_threads(threads: int | None) -> None:
 
 
 COMMANDS = (
-    ("pretrain", "steps of the model beside transformers'", _recipe_options, _pretrain),
-    ("loader", "rows of the loader beside transformers' collator", _recipe_options, _loader),
-    ("preprocess", "the whole of tools/preprocess_data.py beside encode_batch_fast", _preprocess_options, _preprocess),
-    ("merge", "tools/merge_datasets.py beside a plain copy of the files", _merge_options, _merge),
-    ("save", "a checkpoint written beside training beside one that training waits for", _save_options, _save),
-    ("samples", "the sample index beside Megatron's C++ helpers", _samples_options, _samples),
+    ("pretrain", "training steps against transformers' models", _recipe_options, _pretrain),
+    ("loader", "rows of the loader against transformers' collator", _recipe_options, _loader),
+    ("preprocess", "tools/preprocess_data.py against encode_batch_fast", _preprocess_options, _preprocess),
+    ("merge", "tools/merge_datasets.py against a copy of the files", _merge_options, _merge),
+    ("save", "a checkpoint written in the background against one that training waits for", _save_options, _save),
+    ("samples", "the sample index against Megatron's C++ helpers", _samples_options, _samples),
 )
-"""Name, what it measures, its options, and the lines of its table."""
+"""Name, description, options, and the function that returns the lines of the table."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -134,7 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, explanation, add_options, measure in COMMANDS:
         command = commands.add_parser(name, help=explanation, description=explanation)
         add_options(command)
-        command.add_argument("--rounds", type=at_least(1), default=5, metavar="N", help="rounds that count (5)")
+        command.add_argument("--rounds", type=at_least(1), default=5, metavar="N", help="measured rounds (5)")
         command.set_defaults(measure=measure)
     return parser
 

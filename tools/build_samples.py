@@ -26,8 +26,7 @@ def main() -> None:
     setup_logging()
     from rich.console import Console
 
-    from ctxlm_ds.data.index.summary import summary_lines
-    from ctxlm_ds.data.stream.plan_table import plan_lines
+    from ctxlm_ds.data.stream.plan_table import plan_lines, summary_lines
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.errors import ConfigError

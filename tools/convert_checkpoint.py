@@ -5,7 +5,7 @@
     python tools/convert_checkpoint.py to-universal   --checkpoint RUN_OR_STEP --output DIR
     python tools/convert_checkpoint.py from-universal --checkpoint DIR --output DIR --config RECIPE
 
-The same to-hf again is done at once; a folder that was made of another checkpoint or otherwise needs --overwrite.
+The same to-hf again does nothing; a folder made of another checkpoint or with other options needs --overwrite.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.console import at_least, run_command, setup_logging
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -14,9 +14,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--output-dir", required=True, metavar="DIR", help="new folder for train.jsonl and heldout.jsonl"
     )
     parser.add_argument(
-        "--packages", nargs="*", default=["numpy", "torch"], metavar="NAME", help="besides the standard library"
+        "--packages", nargs="*", default=["numpy", "torch"], metavar="NAME", help="in addition to the standard library"
     )
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="default: one a core")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--workers", type=at_least(1), default=cores, metavar="N", help="default: all cores")
     return parser
 
 

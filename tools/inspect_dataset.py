@@ -1,4 +1,4 @@
-"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is whole."""
+"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is complete."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="read every byte and prove sizes, offsets, ids, checksums, tokenizer and text",
+        help="read every byte and check sizes, offsets, ids, checksums, tokenizer and text",
     )
     parser.add_argument(
         "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
     )
     parser.add_argument(
-        "--show", type=at_least(0), default=0, metavar="N", help="print N documents, a numbered line for each sentence"
+        "--show", type=at_least(0), default=0, metavar="N", help="print the beginnings of N documents"
     )
     parser.add_argument("--first", type=at_least(0), default=0, metavar="I", help="first document to print (0)")
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
@@ -34,12 +34,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show_objective(args: argparse.Namespace) -> None:
-    """Print rows of this dataset as training makes them; nothing is left beside it."""
+    """Print rows of this dataset as training makes them, without leaving files."""
     from rich.console import Console
 
     from ctxlm_ds.data.dataset.inspection import open_tokenizer
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.index.excerpt import excerpt
+    from ctxlm_ds.data.index.build import excerpt
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.build import build_objective
@@ -53,8 +53,8 @@ def show_objective(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
     objective = build_objective(config.objective, tokenizer)
     console, count = Console(soft_wrap=True), args.show or ROWS_SHOWN
-    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, told):
-        print(told)
+    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, source):
+        print(source)
         for text in preview_rows(rows, objective, tokenizer, config, count):
             console.print(text)
 

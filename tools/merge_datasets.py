@@ -1,4 +1,4 @@
-"""Join indexed datasets into one without decoding them, in the order given, at the speed of the disk."""
+"""Join indexed datasets into one, in the order given, without decoding them."""
 
 from __future__ import annotations
 

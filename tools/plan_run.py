@@ -1,13 +1,13 @@
-"""Which layout of ranks a recipe needs on a cluster: memory, traffic, time of each, and the command of the best one.
+"""Plan a run: memory, traffic and time of every layout of a recipe on a cluster, and the command of the best one.
 
-Needs no GPU: the model is measured without memory, on a login node in seconds. What the figures rest on:
-docs/planning.md.
+It needs no GPU and no memory for the model, and takes seconds on a login node. See docs/planning.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.recipe.schema import RunConfig
 
 OFFLOAD = "zero3-offload"
-ZERO_STAGES = (0, 1, 2, 3)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,16 +37,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--nvlink-gb-per-s", type=float, metavar="G", help="GB/s between a node's GPUs, both ways")
     parser.add_argument(
-        "--deepspeed-config", metavar="JSON", help="weigh this DeepSpeed JSON alone (default: zero0 to zero3)"
+        "--deepspeed-config", metavar="JSON", help="plan with this DeepSpeed JSON only (default: zero0 to zero3)"
     )
-    parser.add_argument("--all", action="store_true", help="every layout that fits, and the refused ones by reason")
+    parser.add_argument("--all", action="store_true", help="show every layout that fits, and the others by reason")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--published", action="store_true", help="predict published runs beside their figures")
+    parser.add_argument("--published", action="store_true", help="compare predictions with published runs")
     return parser
 
 
 def build_cluster(args: argparse.Namespace) -> Cluster:
-    """Raises ConfigError where the figures are no cluster."""
+    """Return the cluster of the options; ConfigError if it is impossible."""
     from dataclasses import replace
 
     from ctxlm_ds.errors import ConfigError
@@ -73,7 +72,7 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 
 
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
-    """Raises ConfigError: no recipe, or a precision that the GPU lacks."""
+    """Return the recipe; ConfigError if there is none, or the GPU does not have its precision."""
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.recipe.load import load_config
 
@@ -89,21 +88,20 @@ def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
 
 
 def search(config: RunConfig, cluster: Cluster, deepspeed: str | None) -> Search:
-    """Weigh every layout with the shipped JSON of its ZeRO stage, or with the one given."""
+    """Plan every layout with the shipped JSON of its ZeRO stage, or with the given one."""
     from ctxlm_ds.planning.plan import Planner
     from ctxlm_ds.planning.search import search_layouts
     from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 
+    jsons = None
     if deepspeed is not None:
         settings = load_deepspeed_json(deepspeed)
         jsons = {int(settings.get("zero_optimization", {}).get("stage", 0)): settings}
-    else:
-        jsons = {stage: load_deepspeed_json(f"zero{stage}") for stage in ZERO_STAGES}
     return search_layouts(Planner(config, cluster, jsons))
 
 
 def recommend(args: argparse.Namespace, config: RunConfig, cluster: Cluster, found: Search) -> tuple[Plan, str]:
-    """The recommended plan and its command; raises ConfigError with the nearest remedy where nothing fits."""
+    """Return the recommended plan and its command; ConfigError with the nearest remedy if nothing fits."""
     from ctxlm_ds.planning.layouts import launch_command
     from ctxlm_ds.planning.search import require_plan
 
@@ -118,34 +116,28 @@ def recommend(args: argparse.Namespace, config: RunConfig, cluster: Cluster, fou
 
 
 def show_table(columns: tuple[str, ...], rows: list[list[str]], title: str) -> None:
-    from ctxlm_ds.planning.report import rich_table, text_table
+    from ctxlm_ds.planning.report import text_table
 
-    print(title)
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        console = Console()
-        console.print(rich_table(columns, rows, console.width))
-        return
-    print("\n".join(text_table(columns, rows)))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join([title, *text_table(columns, rows, width)]))
 
 
 def show_search(args: argparse.Namespace, config: RunConfig, cluster: Cluster, found: Search) -> None:
     from ctxlm_ds.planning.hardware import GIB
     from ctxlm_ds.planning.measure import with_vocabulary
-    from ctxlm_ds.planning.report import COLUMNS, describe_recommendation, describe_refusals, plan_rows
+    from ctxlm_ds.planning.report import COLUMNS, describe_recommendation, describe_refusals, plan_row
 
     best, command = recommend(args, config, cluster, found)
     if config.model.vocab_size is None:
         size = with_vocabulary(config.model).vocab_size
-        print(f"model.vocab_size is left to the tokenizer; planned with {size:,}, as {config.model.family} published")
+        print(f"model.vocab_size is not set; planned with {size:,}, the published vocabulary of {config.model.family}")
     plans = found.plans if args.all else found.best_of_each()
     title = (
         f"{config.name} on {cluster.num_nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
-        f"({cluster.usable_bytes / GIB:.1f} GiB a GPU to plan with): {len(plans)} of {len(found.plans)} layouts"
+        f"({cluster.usable_bytes / GIB:.1f} GiB per GPU to plan with): {len(plans)} of {len(found.plans)} layouts"
         + (" that fit" if args.all else " that fit, the fastest of each tp, pp and ZeRO stage (--all shows every one)")
     )
-    show_table(COLUMNS, plan_rows(plans), title)
+    show_table(COLUMNS, [plan_row(plan) for plan in plans], title)
     refusals = describe_refusals(found, cluster.usable_bytes)
     if args.all:
         print("\n".join(refusals))

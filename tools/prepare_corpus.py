@@ -1,8 +1,7 @@
 """Clean, filter and deduplicate a corpus, a published one by name or any files; writes JSON lines in zstd.
 
-OUTPUT_DIR gets SOURCE-00000.jsonl.zst ..., corpus.json (what was dropped by which stage and why), dropped.jsonl (a
-sample of it) and blend.yaml, complete or not at all. Ends with status 1 where counts are not as published or nothing
-is left.
+DIR gets SOURCE-00000.jsonl.zst ..., corpus.json (what each stage dropped and why), dropped.jsonl (a sample of it) and
+blend.yaml, complete or not at all. Exit status 1 if counts are not as published or nothing is left.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from ctxlm_ds.data.hygiene.command_line import (
     add_filter_flags,
     corpora_lines,
     empty_warnings,
-    expected_lines,
     next_lines,
     report_lines,
-    source_notes,
     with_filter_flags,
 )
 from ctxlm_ds.data.hygiene.corpora import CleaningRule, CorpusRecipe, input_corpus, load_corpus
@@ -29,7 +26,7 @@ from ctxlm_ds.errors import ConfigError
 
 
 def _megabytes(text: str) -> int:
-    """`1.5` -> 1,500,000 bytes."""
+    """Return bytes: `1.5` -> 1,500,000."""
     size = float(text)
     if not 0 < size < 1e12:
         raise argparse.ArgumentTypeError(f"{text}: a number of megabytes above 0 is needed")
@@ -39,7 +36,7 @@ def _megabytes(text: str) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_argument_group("input").add_mutually_exclusive_group(required=True)
-    what.add_argument("--list", action="store_true", help="print the published corpora and where their parts are")
+    what.add_argument("--list", action="store_true", help="list the published corpora and their sources")
     what.add_argument("--corpus", metavar="NAME", help="a data recipe: a shipped name, or a path of a YAML file")
     what.add_argument("--input", nargs="+", metavar="FILE", help="files as for tools/preprocess_data.py")
     source = parser.add_argument_group("input, in detail")
@@ -50,22 +47,22 @@ def build_parser() -> argparse.ArgumentParser:
     source.add_argument("--input-format", default="auto", help="with --input: as for tools/preprocess_data.py")
     source.add_argument("--clean", nargs="+", default=[], choices=get_args(CleaningRule), help="with --input: rules")
     source.add_argument("--join-rows", type=int, default=0, metavar="N", help="with --input: N rows are a document")
-    source.add_argument("--limit", type=_megabytes, metavar="MB", help="read only so much of each source, to try it")
+    source.add_argument("--limit", type=_megabytes, metavar="MB", help="read this much of each source, for a trial")
     skipped_help = "skip up to N damaged records, or a share such as 1%% (default: 0)"
     source.add_argument("--max-bad-records", default="0", metavar="N", help=skipped_help)
     output = parser.add_argument_group("output")
     output.add_argument("--output-dir", metavar="DIR", help="folder to write")
-    output.add_argument("--part-size", type=_megabytes, default="512", metavar="MB", help="text in a file (512)")
+    output.add_argument("--part-size", type=_megabytes, default="512", metavar="MB", help="text per file (512)")
     output.add_argument("--overwrite", action="store_true", help="replace an existing folder")
     cores = len(os.sched_getaffinity(0))
-    output.add_argument("--workers", type=int, default=cores, metavar="N", help="processes (default: one a core)")
+    output.add_argument("--workers", type=int, default=cores, metavar="N", help="processes (default: one per core)")
     filters = "stages, each off unless the data recipe or a flag turns it on; defaults in brackets"
     add_filter_flags(parser.add_argument_group(filters))
     return parser
 
 
 def recipe_of(args: argparse.Namespace) -> tuple[CorpusRecipe, tuple[str, ...]]:
-    """The data recipe as the command line has it, and the sources whose files were replaced."""
+    """Return the data recipe with the flags' settings, and the sources whose files were replaced."""
     if args.input:
         keys = ("input", "json_keys", "input_format", "clean", "join_rows")
         recipe = input_corpus(Path(args.output_dir).name or "corpus", {key: getattr(args, key) for key in keys})
@@ -107,8 +104,7 @@ def main() -> None:
     )
     result = prepare_corpus(recipe, Path(args.output_dir), options)
     report = result.report
-    lines = [*source_notes(recipe), *report_lines(report), *expected_lines(report)]
-    print("\n".join([*lines, *next_lines(report, result.directory, recipe)]))
+    print("\n".join([*report_lines(recipe, report), *next_lines(report, result.directory, recipe)]))
     print(f"in {format_duration(result.seconds)}" if result.seconds else "complete already, nothing to do")
     for warning in empty_warnings(report):
         logger.warning("%s", warning)

@@ -1,7 +1,7 @@
 """Turn documents into Megatron's indexed dataset (.bin/.idx) with a tokenizer's ids.
 
 Writes OUTPUT_PREFIX_KEY_{sentence,document}.{bin,idx,json,sha256}, complete or not at all. An interrupted run leaves
-OUTPUT_PREFIX_KEY_….partial/, from which the same command goes on. Nothing is downloaded but an hf:// data set.
+OUTPUT_PREFIX_KEY_….partial/, from which the same command resumes. Only hf:// data sets are downloaded.
 """
 
 from __future__ import annotations
@@ -40,15 +40,19 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-bad-records", default="0", metavar="N", help=skipped_help)
     add("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
+    space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
+    add("--leading-space", action="store_true", help=space_help)
     add = parser.add_argument_group("tokenizer").add_argument
     tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer"
     add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     add("--append-eod", action="store_true", help=eod_help)
+    split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
+    add("--split-special-tokens", action="store_true", help=split_help)
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
     add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
-    add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one a core)")
+    add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one per core)")
     return parser
 
 
@@ -88,13 +92,15 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.preprocess.config import parse_max_bad_records
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-    from ctxlm_ds.data.sources.reading import InputShard
+    from ctxlm_ds.data.sources.types import InputShard
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),
         split_sentences=args.split_sentences,
         keep_newlines=args.keep_newlines,
+        leading_space=args.leading_space,
         append_eod=args.append_eod,
+        split_special_tokens=args.split_special_tokens,
         workers=args.workers,
         max_bad_records=parse_max_bad_records(args.max_bad_records),
         input_format=args.input_format,

@@ -1,14 +1,14 @@
-"""Show where runs stand: state, step, loss, speed, time left, last checkpoint, restarts and why.
+"""Show the state of runs: step, loss, speed, time left, last checkpoint, restarts and their reasons.
 
-Reads the run directories only (and squeue, where there is one), so it runs on a login node without torch.
+Reads the run directories only (and squeue, if there is one), so it runs on a login node without torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
-import importlib.util
 import json
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -32,19 +32,19 @@ def build_parser() -> argparse.ArgumentParser:
         "run_dirs", nargs="*", default=[DEFAULT_RUNS], metavar="RUN_DIR",
         help=f"run directories, globs, or folders of runs (default: {DEFAULT_RUNS})",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="a JSON list with everything that is known")
-    parser.add_argument("--watch", type=float, metavar="N", help="show it again every N seconds, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
+    parser.add_argument("--watch", type=float, metavar="N", help="show it every N seconds, until Ctrl-C")
     return parser
 
 
 def find_runs(patterns: list[str]) -> list[Path]:
-    """Run directories, each once: a pattern's matches, and of a folder without a run in it the runs below it."""
+    """Return run directories, each once: a pattern's matches, and the runs in a folder that is not a run."""
     from ctxlm_ds.cluster.run_files import is_run
 
     found: dict[Path, None] = {}
     for pattern in patterns:
         matches = [Path(path) for path in sorted(glob.glob(pattern))] or [Path(pattern)]
-        # A pattern may match files beside the runs; what was named outright is shown whatever it is.
+        # A pattern may match other files; a named path is always shown.
         for path in [path for path in matches if path.is_dir()] if len(matches) > 1 else matches:
             below = [] if is_run(path) else [child for child in sorted(path.glob("*")) if is_run(child)]
             found.update(dict.fromkeys(below or [path]))
@@ -52,8 +52,8 @@ def find_runs(patterns: list[str]) -> list[Path]:
 
 
 def show(statuses: list[RunStatus], as_json: bool) -> None:
-    """One look, on stdout."""
-    from ctxlm_ds.cluster.status_view import details, plain_table, remarks, rich_table
+    """Print the statuses once."""
+    from ctxlm_ds.cluster.status_view import details, remarks, table
 
     if as_json:
         print(json.dumps([asdict(status) for status in statuses], indent=1))
@@ -61,13 +61,8 @@ def show(statuses: list[RunStatus], as_json: bool) -> None:
     if len(statuses) == 1:
         print("\n".join(details(statuses[0])))
         return
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        from rich.console import Console
-
-        console = Console()
-        console.print(rich_table(statuses, console.width))
-    else:
-        print("\n".join(plain_table(statuses)))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(table(statuses, width)))
     for line in remarks(statuses):
         print(line)
 

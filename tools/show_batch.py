@@ -1,4 +1,4 @@
-"""Show the rows of a run's training stream as the model read them: of a bad batch on record, or of any stretch."""
+"""Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ ROWS_SHOWN = 8
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog="Without --step and --first-row: the bad batches of RUN/history.jsonl, a line each."
+        description=__doc__, epilog="Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
     )
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=at_least(1), metavar="N", help="the bad batch on record for this step")
-    which.add_argument("--first-row", type=at_least(0), metavar="P", help="rows from this place of the stream")
-    parser.add_argument("--count", type=at_least(1), metavar="C", help=f"rows (the whole batch; {ROWS_SHOWN} from P)")
+    which.add_argument("--step", type=at_least(1), metavar="N", help="show the recorded bad batch of this step")
+    which.add_argument("--first-row", type=at_least(0), metavar="P", help="show rows from this place of the stream")
+    parser.add_argument("--count", type=at_least(1), metavar="C", help=f"rows (default: all; {ROWS_SHOWN} from P)")
     return parser
 
 
 def check_run(run_dir: Path) -> None:
-    """Tell a run without bad batches from a folder that is none."""
+    """Refuse a folder that is no run. Raises DataError."""
     from ctxlm_ds.cluster.run_files import CONFIG_NAME, is_run
     from ctxlm_ds.errors import DataError
 
@@ -35,7 +35,7 @@ def check_run(run_dir: Path) -> None:
 
 
 def list_batches(run_dir: Path, events: list[dict[str, Any]]) -> None:
-    """A line for each bad batch."""
+    """Print a line for each bad batch."""
     for event in events:
         first, last = event["rows"]["first"], event["rows"]["first"] + event["rows"]["count"] - 1
         print(f"{event['event']} step {event['step']}, rows {first} to {last}: {event['why']}")
@@ -44,7 +44,7 @@ def list_batches(run_dir: Path, events: list[dict[str, Any]]) -> None:
 
 
 def find_stretch(args: argparse.Namespace, events: list[dict[str, Any]]) -> tuple[int, int]:
-    """First place and number of rows that were asked for."""
+    """Return the first place and the number of the requested rows."""
     from ctxlm_ds.errors import DataError
 
     if args.first_row is not None:
@@ -52,14 +52,14 @@ def find_stretch(args: argparse.Namespace, events: list[dict[str, Any]]) -> tupl
     found = [event["rows"] for event in events if event["step"] == args.step]
     if not found:
         steps = ", ".join(dict.fromkeys(str(event["step"]) for event in events))
-        others = f"those on record are of step {steps}" if steps else "none of any other step is on record either"
+        others = f"recorded steps: {steps}" if steps else "no other step has one either"
         raise DataError(f"{args.run_dir}/history.jsonl: no bad batch of step {args.step}; {others}")
     first, count = found[-1]["first"], found[-1]["count"]
     return first, min(count, args.count or count)
 
 
 def show(run_dir: Path, first: int, count: int) -> None:
-    """Print the rows, from the run's own recipe and tokenizer."""
+    """Print the rows, from the run's recipe and tokenizer."""
     from rich.console import Console
 
     from ctxlm_ds.data.stream.lookup import BatchRows

@@ -1,4 +1,4 @@
-"""Compare tokenizers on a text: vocabulary, tokens a word by language, unknown rate, words kept whole."""
+"""Compare tokenizers on a text: vocabulary, tokens per word, unknown tokens, words with one token, by language."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME; best held-out text")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
     add("--language-key", metavar="KEY", help="key or column of the language; default: all is one")
-    add("--input-format", default="auto", metavar="FORMAT", help="where a file's name does not say (default: auto)")
-    add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N records that are no documents")
+    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not tell (default: auto)")
+    add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
     add("--max-sample-bytes", type=float, default=50e6, metavar="N", help="of the text, a keyed sample (default: 5e7)")
     add("--json", metavar="FILE", help="write the figures to a file too")
     return parser

@@ -1,6 +1,6 @@
 """Train a tokenizer from text; writes a folder that transformers loads too (elmo: its word ids).
 
-The same command again is done at once; a folder that was made with other settings or of other texts is refused.
+The same command again ends immediately. A folder that was made with other settings or of other texts is refused.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from pathlib import Path
 
 from ctxlm_ds.console import run_command, setup_logging
 
-_TYPES = ("wordpiece", "bpe", "gpt2", "unigram", "sentencepiece-bpe", "elmo")
+_TYPES = ("wordpiece", "bpe", "gpt2", "gpt1", "unigram", "sentencepiece-bpe", "elmo")
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def byte_count(text: str) -> int:
-    """`500M` as a number."""
+    """Return a number of bytes: `500M` -> 500,000,000."""
     unit = _UNITS.get(text[-1:].upper(), 1)
-    return int(float(text[:-1] if unit > 1 else text) * unit)
+    try:
+        return int(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: a number such as 500M or 10G is needed") from error
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,29 +29,29 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME (docs/preprocessing.md)")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)")
-    add("--input-format", default="auto", metavar="FORMAT", help="where a file's name does not say (default: auto)")
-    add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N records that are no documents")
+    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not tell (default: auto)")
+    add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
     add("--output-dir", required=True, metavar="DIR", help="folder to write")
     add(
         "--type",
         choices=_TYPES,
         required=True,
-        help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), unigram or sentencepiece-bpe (T5, mBART, "
-        "XLM-R), elmo (words and their characters)",
+        help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), gpt1 (lower-cased characters), unigram "
+        "or sentencepiece-bpe (T5, mBART, XLM-R), elmo (words and their characters)",
     )
     add("--vocab-size", type=int, metavar="N", help="every id; default: the published model's of the type")
     add(
         "--max-sample-bytes",
         type=byte_count,
         metavar="N",
-        help="train on a sample of whole documents of at most N bytes (500M, 10G), the same for the same seed",
+        help="train on a sample of complete documents of at most N bytes (500M, 10G), the same for the same seed",
     )
-    add("--sample-seed", type=int, metavar="N", help="of the sample (default: 0)")
+    add("--sample-seed", type=int, metavar="N", help="seed of the sample (default: 0)")
     add("--special-tokens", nargs="+", metavar="NAME", help="further tokens with ids of their own")
-    add("--min-frequency", type=int, metavar="N", help="wordpiece, bpe, gpt2: least occurrences of a merged pair; elmo")
+    add("--min-frequency", type=int, metavar="N", help="least occurrences of a merged pair; elmo: of a word")
     add("--merge-score", choices=["frequency", "likelihood"], help="wordpiece: what ranks the pairs (frequency)")
     add("--cased", dest="lowercase", action="store_false", default=None, help="wordpiece: keep case and accents")
-    add("--limit-alphabet", type=int, metavar="N", help="wordpiece: most characters (1000); rarer ones become [UNK]")
+    add("--limit-alphabet", type=int, metavar="N", help="wordpiece, gpt1: largest alphabet (1000); the rest is unknown")
     add("--add-prefix-space", action="store_true", default=None, help="bpe, gpt2: a space before each text")
     add("--normalization", metavar="RULE", help="bpe, gpt2: none, nfc, nfkc ...; sentencepiece: nmt_nfkc, identity ...")
     add("--extra-ids", type=int, metavar="N", help="sentencepiece: T5's layout with N sentinels <extra_id_i> (T5: 100)")
@@ -91,7 +94,7 @@ def main() -> None:
         words += ["--json-keys", *args.json_keys]
     if args.input_format != "auto":
         words += ["--input-format", args.input_format]
-    words += ["--output-prefix", "PREFIX", "--append-eod" if args.type == "gpt2" else "--split-sentences"]
+    words += ["--output-prefix", "PREFIX", "--append-eod" if args.type in ("gpt1", "gpt2") else "--split-sentences"]
     print(f"next: {shlex.join(words)}")
 
 

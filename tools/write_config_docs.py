@@ -3,20 +3,124 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.describe import render_reference
+from ctxlm_ds.recipe.choices import CHOICES, Choice
+from ctxlm_ds.recipe.describe import describe_field, section_of
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.yaml_source import write_yaml
 
 DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+INTRODUCTION = """# Settings of a recipe
+
+Written from the schema (`ctxlm_ds/recipe/schema.py` and the registered families, objectives and sample formats) by
+`tools/write_config_docs.py`; `make check` compares the two.
+
+A recipe is a YAML file. `extends` names another recipe, shipped or your own, that it starts from: sections merge, other
+values are replaced. `--set section.name=value` on the command line comes last. Numbers may be written `6e-4` or
+`1_000_000`; the only booleans are `true` and `false`.
+
+`model.family`, `objective.name` and `data.sample_format` decide which further settings their sections have. A recipe
+that changes one of them keeps the inherited settings that both have and drops the others.
+"""
+
+
+def render_reference() -> str:
+    """Return the complete page."""
+    top = {name: field for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is None}
+    parts = [INTRODUCTION, "## Top level\n", _table(top, "")]
+    for name, field in RunConfig.model_fields.items():
+        section = section_of(field.annotation)
+        if name in CHOICES:
+            parts += _parts_of_choice(CHOICES[name])
+        elif section is not None:
+            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section.model_fields, f"{name}.")]
+            parts += [_table_below(below, places) for below, places in _sections_below(section, f"{name}.").items()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _parts_of_choice(choice: Choice) -> list[str]:
+    """Return a section that depends on a name: its common settings, then those of each entry."""
+    prefix, base = f"{choice.section}.", choice.base
+    parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base.model_fields, prefix, choice)]
+    for name, section in choice.classes().items():
+        own = {key: field for key, field in section.model_fields.items() if key not in base.model_fields}
+        parts += [f"### `{choice.path}: {name}`\n", f"{_sentence(section.__doc__)}\n"]
+        parts += [_table(own, prefix)] if own else ["No additional settings.\n"]
+        parts += [_table_below(below, places) for below, places in _sections_below(section, prefix).items()
+                  if below not in _sections_below(base, prefix)]  # fmt: skip
+    return parts + [_table_below(below, places) for below, places in _sections_below(base, prefix).items()]
+
+
+def _sections_below(section: type[BaseModel], prefix: str) -> dict[type[BaseModel], list[str]]:
+    """Return every section class below, with its paths: `a.b`, or `a.b[]` for items of a list."""
+    found: dict[type[BaseModel], list[str]] = {}
+    for name, field in section.model_fields.items():
+        below = section_of(field.annotation)
+        if below is None:
+            continue
+        place = f"{prefix}{name}[]" if get_origin(field.annotation) is list else f"{prefix}{name}"
+        found.setdefault(below, []).append(place)
+        for deeper, places in _sections_below(below, f"{place}.").items():
+            found.setdefault(deeper, []).extend(places)
+    return found
+
+
+def _table_below(section: type[BaseModel], places: list[str]) -> str:
+    """Return the table of a section class that is used at one or more places."""
+    names = [f"each item of `{place[:-2]}`" if place.endswith("[]") else f"`{place}`" for place in places]
+    title = ", ".join(names)
+    plain = len(places) == 1 and "[]" not in places[0]
+    table = _table(section.model_fields, f"{places[0]}." if plain else "")
+    return f"{title[0].upper()}{title[1:]}: {_sentence(section.__doc__)}\n\n{table}"
+
+
+def _table(fields: Mapping[str, FieldInfo], prefix: str, choice: Choice | None = None) -> str:
+    lines = ["| Setting | Default | Expects | Meaning |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        default, expects = _default(field), describe_field(field)
+        if choice is not None and name == choice.key:
+            default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.names())}"
+        lines.append(f"| `{prefix}{name}` | {default} | {expects} | {_cell(field.description)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if isinstance(field.default, BaseModel):
+        return "the defaults of the section"
+    return f"`{_inline(field.default)}`"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_inline(item) for item in value) + "]"
+    return write_yaml(value).removesuffix("...\n").strip()
+
+
+def _sentence(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _cell(text: str | None) -> str:
+    return _sentence(text).replace("|", "\\|")
 
 
 def main() -> None:
+    """Write the page, or with `--check` compare it with the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="file to write (default: docs/config.md)")
-    parser.add_argument("--check", action="store_true", help="exit with an error where the file is not up to date")
+    parser.add_argument("--check", action="store_true", help="fail if the file is not up to date")
     arguments = parser.parse_args()
     page = render_reference()
     if not arguments.check:
@@ -25,7 +129,7 @@ def main() -> None:
         return
     written = arguments.output.read_text(encoding="utf-8") if arguments.output.exists() else ""
     if written != page:
-        raise ConfigError(f"{arguments.output} is not what the schema says; run: python tools/write_config_docs.py")
+        raise ConfigError(f"{arguments.output} differs from the schema; run: python tools/write_config_docs.py")
     print(f"{arguments.output} is up to date")
 
 

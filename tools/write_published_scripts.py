@@ -1,6 +1,6 @@
-"""Write the layouts of slurm/published: layouts.txt, and the table of days in each script, as the planner answers now.
+"""Write the layouts of slurm/published, as the planner recommends them: layouts.txt, and the table in each script.
 
-The planner needs some minutes for all of them. What the figures rest on: docs/planning.md.
+It takes some minutes. See docs/planning.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTRODUCTION = """\
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail where a file would change")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a file would change")
     arguments = parser.parse_args()
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.planning.ready_runs import READY_RUNS, ready_layouts
@@ -42,11 +42,11 @@ def main() -> None:
         changed += write(script, with_tables(script.read_text(encoding="utf-8"), tables), arguments.check)
     changed += write(LAYOUTS, INTRODUCTION + "\n".join(lines) + "\n", arguments.check)
     if arguments.check and changed:
-        raise ConfigError(f"{', '.join(changed)}: not what the planner says now; run {Path(__file__).name}")
+        raise ConfigError(f"{', '.join(changed)}: not what the planner recommends now; run {Path(__file__).name}")
 
 
 def with_tables(text: str, tables: Sequence[Sequence[ReadyLayout]]) -> str:
-    """A script with its tables, one a phase, between the two marks.
+    """Return a script with its tables, one per phase, between the two marks.
 
     Raises:
         ConfigError: a mark is missing.
@@ -65,7 +65,7 @@ def with_tables(text: str, tables: Sequence[Sequence[ReadyLayout]]) -> str:
 
 
 def write(path: Path, text: str, only_check: bool) -> list[str]:
-    """The file's name in a list if it changes."""
+    """Write a file; return its name in a list if it changes."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return []
     if not only_check:

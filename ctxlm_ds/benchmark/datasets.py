@@ -1,8 +1,4 @@
-"""Making datasets beside their peers.
-
-The whole of preprocessing beside the tokenizer alone: `encode_batch_fast` on the same text with the same cores. Joining
-datasets (`merge_datasets`, which hashes each part and the whole) beside a flushed copy.
-"""
+"""Preprocessing against the tokenizer alone, and merging against a flushed copy of the files."""
 
 from __future__ import annotations
 
@@ -18,19 +14,20 @@ from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import dataset_file
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, total_bytes
+from ctxlm_ds.data.sources.types import BadRecord
 
-_TEXTS_A_CALL = 1000
+TEXTS_PER_CALL = 1000
 
 
 def compare_preprocess(
     inputs: Sequence[str], tokenizer_path: str, split_sentences: bool, workers: int | None, rounds: int
 ) -> RatioComparison:
-    """Bytes of input a second of preprocessing (read, parse, split, tokenize, write, flush) and of the library.
+    """Compare bytes of input per second of preprocessing and of `encode_batch_fast`.
 
-    The library gets the texts of the first key "text" ready in memory, whole documents in calls of a thousand, with as
-    many threads as we have worker processes (default: one a core), and only has to encode them. Must run before the
-    library's threads are started by anything else.
+    The library only encodes: it gets the texts of the key "text" in memory, with as many threads as we have workers.
+    Call this before anything starts the library's threads.
 
     Raises:
         DataError, TokenizerError: as `preprocess`.
@@ -55,15 +52,15 @@ def compare_preprocess(
         return num_bytes
 
     def theirs() -> int:
-        for first in range(0, len(texts), _TEXTS_A_CALL):
-            backend.encode_batch_fast(texts[first : first + _TEXTS_A_CALL], add_special_tokens=False)
+        for first in range(0, len(texts), TEXTS_PER_CALL):
+            backend.encode_batch_fast(texts[first : first + TEXTS_PER_CALL], add_special_tokens=False)
         return num_bytes
 
     return in_turn(ours, theirs, rounds, "bytes/s", "encode_batch_fast")
 
 
 def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> RatioComparison:
-    """Bytes of .bin and .idx a second of both, on the disk of `output_dir`.
+    """Compare bytes of .bin and .idx per second of merging and of copying, on the disk of `output_dir`.
 
     Raises:
         DataError: as `merge_datasets`.

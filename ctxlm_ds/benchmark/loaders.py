@@ -1,4 +1,4 @@
-"""Rows of the loader beside transformers' collator, and beside what a GPU takes."""
+"""Rows per second of the loader against transformers' collator, and the rows that a GPU needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.stream.loader import TrainLoader
-from ctxlm_ds.data.stream.splits import train_parts
+from ctxlm_ds.data.stream.run_datasets import train_parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.planning.hardware import TERA, find_gpu
@@ -26,30 +26,29 @@ MODEL = "bert-base"
 
 @dataclass(frozen=True, slots=True)
 class LoaderComparison:
-    """Both sides' rows a second, and what they are for."""
+    """Rows per second of both sides, of one core, and of one GPU."""
 
     comparison: RatioComparison
-    rows_a_core: float
-    """Ours, a second of processor time: what one worker process makes on a core of its own."""
-    rows_a_gpu: float
-    """What one GPU takes of BERT-base at this length, a second."""
+    rows_per_core: float
+    """Our rows per second of processor time: one worker process on its own core."""
+    rows_per_gpu: float
+    """Rows per second that one GPU trains BERT-base on."""
     seq_length: int
 
     def lines(self) -> list[str]:
-        """The table of both sides, then what a core makes and a GPU takes."""
+        """Return the table of both sides, then the rows of a core and of a GPU."""
         return [
             *self.comparison.lines(),
-            f"{'one-core':<18}{self.rows_a_core:>12,.0f} rows/s of {self.seq_length} positions, by processor time",
-            f"{MODEL + '/' + GPU:<18}{self.rows_a_gpu:>12,.0f} rows/s are what one {GPU} trains {MODEL} on, as "
-            f"tools/plan_run.py counts: {self.rows_a_gpu / self.rows_a_core:.2f} cores",
+            f"{'one-core':<18}{self.rows_per_core:>12,.0f} rows/s of {self.seq_length} positions, by processor time",
+            f"{MODEL + '/' + GPU:<18}{self.rows_per_gpu:>12,.0f} rows/s are what one {GPU} trains {MODEL} on, as "
+            f"tools/plan_run.py counts: {self.rows_per_gpu / self.rows_per_core:.2f} cores",
         ]
 
 
-def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096) -> LoaderComparison:
-    """Rows a second of our loader (reading, masking, collating in one process) and of transformers' collator.
+def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 4096) -> LoaderComparison:
+    """Compare our loader (reading, masking, collating in one process) with DataCollatorForLanguageModeling.
 
-    transformers' DataCollatorForLanguageModeling gets the same sequences ready in memory; ours reads them from its
-    dataset. Both make micro-batches of the recipe's size.
+    The collator gets the same sequences in memory. Both make micro-batches of the recipe's size.
 
     Raises:
         ConfigError, DataError, TokenizerError: the recipe masks no tokens, or names no usable data or tokenizer.
@@ -70,16 +69,16 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096
     global_batch, micro = config.training.global_batch_size, config.training.micro_batch_size
     hf_tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.path)
     collator = DataCollatorForLanguageModeling(hf_tokenizer, mlm_probability=mask_prob)
-    features = list(_features(rows, min(rows_a_round, len(rows))))
+    features = list(_features(rows, min(rows_per_round, len(rows))))
     next(steps)
-    rows_a_core: list[float] = []
+    rows_per_core: list[float] = []
 
     def ours() -> int:
-        count = max(1, rows_a_round // global_batch)
+        count = max(1, rows_per_round // global_batch)
         started_s = time.process_time()
         for _ in range(count):
             next(steps)
-        rows_a_core.append(count * global_batch / (time.process_time() - started_s))
+        rows_per_core.append(count * global_batch / (time.process_time() - started_s))
         return count * global_batch
 
     def theirs() -> int:
@@ -88,12 +87,12 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_a_round: int = 4096
         return len(features)
 
     comparison = in_turn(ours, theirs, rounds, "rows/s")
-    core = sorted(rows_a_core)[len(rows_a_core) // 2]
-    return LoaderComparison(comparison, core, _rows_a_gpu(config, tokenizer.vocab_size), config.data.seq_length)
+    core = sorted(rows_per_core)[len(rows_per_core) // 2]
+    return LoaderComparison(comparison, core, _rows_per_gpu(config, tokenizer.vocab_size), config.data.seq_length)
 
 
-def _rows_a_gpu(config: RunConfig, vocab_size: int) -> float:
-    """Rows a second that one GPU trains BERT-base on, at the recipe's length, objective and vocabulary."""
+def _rows_per_gpu(config: RunConfig, vocab_size: int) -> float:
+    """Return the rows per second that one GPU trains BERT-base on with the recipe's length and objective."""
     gpu, model = find_gpu(GPU), load_config(MODEL).model.model_copy(update={"vocab_size": vocab_size})
     flops = training_flops_per_row(config.model_copy(update={"model": model}))
     return gpu.tflops_16bit * TERA * gpu.matrix_efficiency / flops

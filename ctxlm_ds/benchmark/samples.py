@@ -1,14 +1,13 @@
-"""The sample index beside Megatron's C++ helpers (megatron.core.datasets.helpers_cpp), as ratios.
+"""The sample index against Megatron's C++ helpers (megatron.core.datasets.helpers_cpp), as ratios.
 
-Both sides get the same lengths in memory and make one epoch; speeds are in sentences or documents of the corpus, so
-that a side that makes more samples of them gains nothing. build_mapping cuts documents into runs of sentences and
-shuffles them: doc_sentences is that task (rows are shuffled without an array when they are read). segment_pair does
-what Megatron leaves to the reading of each sample as well: it draws A, B and a random next segment out of another
-document, and shortens them; it makes nearly twice as many samples, since unused sentences come back.
+Both sides get the same lengths in memory and make one epoch. Speeds are in sentences or documents of the corpus.
+build_mapping cuts documents into runs of sentences and shuffles them, as doc_sentences does. segment_pair also draws A,
+B and a random next segment and shortens them, which Megatron does when it reads a sample.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -19,18 +18,16 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.benchmark.timing import in_turn
 from ctxlm_ds.console import counted
-from ctxlm_ds.data.formats.base import Making
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.index.build import usable_cores
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.registry import FORMATS
 
 SEQ_LENGTH = 512
-SENTENCES_A_DOCUMENT = 20
-TOKENS_A_SENTENCE = 25
+SENTENCES_PER_DOCUMENT = 20
+TOKENS_PER_SENTENCE = 25
 SHORT_SEQ_PROB = 0.1
 LARGER_TASKS = {
     "segment_pair": " (a larger task than build_mapping's: it also draws and shortens the pairs, which Megatron does "
@@ -41,7 +38,7 @@ TEMPLATE = SequenceTemplate(cls_id=2, sep_id=3, pad_id=0, double_separator=False
 
 
 def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
-    """Lines of a table for each format: one thread, then all processor cores where a format uses several.
+    """Yield the lines of a table per format: one thread, then all cores if a format uses several.
 
     Raises:
         ConfigError: megatron-core is not installed.
@@ -56,7 +53,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
     mapping = partial(
         helpers_cpp.build_mapping, bounds, lengths, 1, ONE_EPOCH_WITHOUT_LIMIT, room, SHORT_SEQ_PROB, 1, False, 2
     )
-    threads = sorted({1, usable_cores()})
+    threads = sorted({1, len(os.sched_getaffinity(0))})
     for sample_format, counts in (("segment_pair", threads), ("doc_sentences", threads), ("full_sentences", [1])):
         for workers in counts:
             ours = partial(_sentences_done, table, sample_format, workers)
@@ -74,15 +71,15 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
 
 
 def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """[n] tokens of each sentence, and [documents + 1] first sentence of each document."""
+    """Return [n] tokens of each sentence and [documents + 1] first sentence of each document."""
     draws = np.random.default_rng(0)
-    sentences = draws.poisson(SENTENCES_A_DOCUMENT - 1, documents) + 1
+    sentences = draws.poisson(SENTENCES_PER_DOCUMENT - 1, documents) + 1
     bounds = np.concatenate([[0], np.cumsum(sentences)]).astype(np.int64)
-    return (draws.poisson(TOKENS_A_SENTENCE - 1, bounds[-1]) + 1).astype(np.int32), bounds
+    return (draws.poisson(TOKENS_PER_SENTENCE - 1, bounds[-1]) + 1).astype(np.int32), bounds
 
 
 def table_of(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> SentenceTable:
-    """The table that a dataset of these sentences has."""
+    """Return the sentence table of such a dataset."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = (ends - lengths).view(UNALIGNED)
     starts.flags.writeable = False

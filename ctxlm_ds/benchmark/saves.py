@@ -1,19 +1,18 @@
-"""How long training stands still for a checkpoint: one that it waits for, and one written while it goes on.
+"""How long training waits for a checkpoint: one that it waits for, and one that is written in the background.
 
-In: a recipe with its data, run on one or several ranks. Out: seconds of a save, and seconds of a step without one and
-beside one. Both kinds save the same states to the same disk, in turn.
+Both kinds save the same states to the same disk, alternately, on one or several ranks.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.benchmark.timing import summary
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.data.stream.loader import Step
@@ -32,50 +31,14 @@ from ctxlm_ds.run_builder import (
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 
-
-@dataclass
-class SaveFigures:
-    """Seconds, a figure for each save or step that counts; those of the slowest rank."""
-
-    bytes: int = 0
-    waited_s: list[float] = field(default_factory=list)
-    """Of a save that training waits for."""
-    stood_still_s: list[float] = field(default_factory=list)
-    """Of a save beside training: its beginning and its collective parts."""
-    first_s: list[float] = field(default_factory=list)
-    """The first of them, which takes the memory for the copies."""
-    complete_after_s: list[float] = field(default_factory=list)
-    """Until that one had its name."""
-    plain_step_s: list[float] = field(default_factory=list)
-    beside_step_s: list[float] = field(default_factory=list)
-    """Of a step while one is being written."""
-
-    def lines(self) -> list[str]:
-        """A small table: median (smallest, largest)."""
-        rows = (
-            ("training waits", self.waited_s),
-            ("beside training", self.stood_still_s),
-            ("  the first", self.first_s),
-            ("  complete after", self.complete_after_s),
-            ("step", self.plain_step_s),
-            ("step beside", self.beside_step_s),
-        )
-        table = [
-            f"{name:<18}{statistics.median(v):>10.3f} s  ({min(v):.3f} to {max(v):.3f}, {len(v)} times)"
-            for name, v in rows
-            if v
-        ]
-        return [f"checkpoint        {self.bytes / 1e6:>10,.0f} MB", *table]
+WAITED, BACKGROUND, FIRST = "training waits", "in the background", "  the first"
+COMPLETE, STEP, STEP_DURING_SAVE = "  complete after", "step", "step during a save"
+ROWS = (WAITED, BACKGROUND, FIRST, COMPLETE, STEP, STEP_DURING_SAVE)
+"""Rows of the table, in seconds of the slowest rank. The first background save also allocates the copies' memory."""
 
 
 class SaveBenchmark:
-    """Steps and saves of one engine.
-
-    Args:
-        config, deepspeed_config: of the run.
-        topology: of its ranks.
-        output_dir: on the disk to measure; what is written there is removed.
-    """
+    """Steps and saves of one engine; what it writes to `output_dir` is the caller's to remove."""
 
     def __init__(
         self, config: RunConfig, deepspeed_config: dict[str, Any], topology: Topology, output_dir: Path
@@ -97,45 +60,50 @@ class SaveBenchmark:
             tokenizer.save(run_dir / "tokenizer")
         self._manager = CheckpointManager(run_dir, config.checkpoint, topology)
         self._checkpoints = TrainingCheckpoints(self._manager, self._engine, config, run_dir / "tokenizer", data)
+        self._seconds: dict[str, list[float]] = defaultdict(list)
 
-    def run(self, rounds: int, num_steps: int) -> SaveFigures:
-        """After one round that does not count (memory is taken in it), `rounds` of both kinds.
+    def run(self, rounds: int, num_steps: int) -> list[str]:
+        """Take `num_steps` steps and a save, in the foreground and in the background, `rounds` times each.
 
-        Args:
-            rounds: saves of each kind.
-            num_steps: without a save, before each.
+        One round before them does not count. Returns the lines of the table.
         """
-        figures, first = SaveFigures(), SaveFigures()
         for number in range(rounds + 1):
-            counted = figures if number else first
-            counted.plain_step_s += [self._step() for _ in range(num_steps)]
-            counted.waited_s.append(self._timed(lambda: self._checkpoints.save(self._state)))
-            counted.plain_step_s += [self._step() for _ in range(num_steps)]
-            self._save_beside(counted)
-        figures.first_s = first.stood_still_s
-        return figures
-
-    def _save_beside(self, figures: SaveFigures) -> None:
-        started_s = time.perf_counter()
-        stood_still_s = self._timed(lambda: self._checkpoints.begin(self._state))
-        while self._checkpoints.pending:
-            figures.beside_step_s.append(self._step())
-            if not self._topology.all_reduce_max([float(self._checkpoints.busy)])[0]:
-                stood_still_s += self._timed(self._checkpoints.advance)
-        figures.complete_after_s.append(time.perf_counter() - started_s)
-        figures.stood_still_s.append(stood_still_s)
+            self._take_steps(num_steps)
+            self._seconds[WAITED].append(self._timed(lambda: self._checkpoints.save(self._state)))
+            self._take_steps(num_steps)
+            self._save_in_background()
+            if number == 0:
+                first = self._seconds[BACKGROUND]
+                self._seconds.clear()
+                self._seconds[FIRST] = first
         newest = self._manager.last_good()
-        figures.bytes = sum(path.stat().st_size for path in newest.rglob("*")) if newest is not None else 0
+        num_bytes = sum(path.stat().st_size for path in newest.rglob("*")) if newest is not None else 0
+        table = [f"{'checkpoint':<18}{num_bytes / 1e6:>10,.0f} MB"]
+        for name in ROWS:
+            if values := self._seconds[name]:
+                median, limits = summary(values, "{:.3f}")
+                table.append(f"{name:<18}{median:>10} s  ({limits}, {len(values)} times)")
+        return table
 
-    def _step(self) -> float:
-        return self._timed(self._train)
+    def _save_in_background(self) -> None:
+        started_s = time.perf_counter()
+        waited_s = self._timed(lambda: self._checkpoints.begin(self._state))
+        while self._checkpoints.pending:
+            self._seconds[STEP_DURING_SAVE].append(self._timed(self._train))
+            if not self._topology.all_reduce_max([float(self._checkpoints.busy)])[0]:
+                waited_s += self._timed(self._checkpoints.advance)
+        self._seconds[COMPLETE].append(time.perf_counter() - started_s)
+        self._seconds[BACKGROUND].append(waited_s)
+
+    def _take_steps(self, count: int) -> None:
+        self._seconds[STEP] += [self._timed(self._train) for _ in range(count)]
 
     def _train(self) -> None:
         self._engine.train_step(next(self._steps), self._state.step, self._learning_rate)
         self._state.step += 1
 
-    def _timed(self, action: Any) -> float:
-        """Seconds of the slowest rank."""
+    def _timed(self, action: Callable[[], object]) -> float:
+        """Return the seconds of the slowest rank."""
         self._topology.barrier()
         started_s = time.perf_counter()
         action()
@@ -145,7 +113,15 @@ class SaveBenchmark:
 def compare_saves(
     config: RunConfig, deepspeed_config: dict[str, Any], topology: Topology, output_dir: Path, rounds: int, steps: int
 ) -> list[str]:
-    """The table on rank 0, nothing on the others.
+    """Return the lines of the table on rank 0, and none on the other ranks.
+
+    Args:
+        config: the recipe.
+        deepspeed_config: DeepSpeed's settings, complete.
+        topology: the ranks.
+        output_dir: a folder on the disk to measure.
+        rounds: saves of each kind.
+        steps: steps before each save.
 
     Raises:
         ConfigError, DataError, TokenizerError, CheckpointError: of the recipe, its data or the disk.
@@ -154,10 +130,10 @@ def compare_saves(
     if topology.is_main:
         output_dir.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=output_dir)
-    place = Path(topology.broadcast_object(folder.name if folder is not None else ""))
+    path = Path(topology.broadcast_object(folder.name if folder is not None else ""))
     try:
-        figures = SaveBenchmark(config, deepspeed_config, topology, place).run(rounds, steps)
+        lines = SaveBenchmark(config, deepspeed_config, topology, path).run(rounds, steps)
     finally:
         if folder is not None:
             folder.cleanup()
-    return figures.lines() if topology.is_main else []
+    return lines if topology.is_main else []

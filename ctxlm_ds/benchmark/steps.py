@@ -1,9 +1,9 @@
-"""Training steps beside transformers' own, as a ratio."""
+"""Training steps against transformers' own models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ from ctxlm_ds.training.losses import TermLosses
 
 
 def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
-    """Training steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
+    """Compare steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
 
-    Both have the same shape, data type, dropout and number of predictions; ours computes the head on the predicted
-    positions, transformers' on all.
+    Both have the same shape, data type, dropout and number of predictions. Ours computes the head on the predicted
+    positions only.
 
     Raises:
         ConfigError: the recipe has no model.vocab_size.
@@ -70,25 +70,18 @@ def _step(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> Callable
     return work
 
 
-class _Ids(NamedTuple):
-    """Special tokens of the random rows, which hold none of them."""
-
-    pad_id: int = 1
-    cls_id: int = 0
-    sep_id: int = 2
-
-
 def _hugging_face_model(model: ModelSection, outputs: Sequence[str]) -> nn.Module:
     """Build the class that the model is exported as, with the kernels that transformers chooses."""
     import transformers
 
-    export, ids = export_of(model.family), _Ids()
+    # The random rows hold none of the special tokens.
+    export, ids = export_of(model.family), SimpleNamespace(pad_id=1, cls_id=0, sep_id=2)
     name = export.key_map(model, outputs, ids.pad_id).hf_class
     return getattr(transformers, name)(to_hf_config(export, model, name, ids, "fp32"))
 
 
 def _random_fields(config: RunConfig, objective: Objective, device: str) -> dict[str, Tensor]:
-    """Make up full rows, every prediction slot used."""
+    """Make full random rows with every prediction slot used."""
     assert config.model.vocab_size is not None
     generator = np.random.default_rng(config.training.seed)
     rows = config.training.micro_batch_size

@@ -1,18 +1,22 @@
-"""Two sides timed in turn, round by round; a ratio is taken round by round, so that a machine whose speed drifts does
-not favour one side."""
+"""Two sides timed in turn: ratios per round do not depend on a machine whose speed drifts."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+
+def summary(values: Sequence[float], form: str) -> tuple[str, str]:
+    """Return the median, and `smallest to largest`."""
+    return form.format(statistics.median(values)), f"{form.format(min(values))} to {form.format(max(values))}"
 
 
 @dataclass(frozen=True, slots=True)
 class RatioComparison:
-    """Units a second of both sides, and their ratio round by round."""
+    """Units per second of both sides by round."""
 
     unit: str
     ours: list[float]
@@ -21,20 +25,24 @@ class RatioComparison:
     """Name of the other side."""
 
     def lines(self) -> list[str]:
-        """A small table: median (smallest, largest)."""
+        """Return a small table: median (smallest to largest)."""
         ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
-        rows = (("ctxlm_ds", self.ours, "{:,.0f}"), (self.peer, self.theirs, "{:,.0f}"), ("ratio", ratios, "{:.2f}"))
-        return [
-            f"{name:<18}{shown.format(statistics.median(v)):>12} {self.unit if name != 'ratio' else '':<12}"
-            f"({shown.format(min(v))} to {shown.format(max(v))})"
-            for name, v, shown in rows
-        ]
+        rows = (
+            ("ctxlm_ds", self.ours, "{:,.0f}", self.unit),
+            (self.peer, self.theirs, "{:,.0f}", self.unit),
+            ("ratio", ratios, "{:.2f}", ""),
+        )
+        summaries = ((name, *summary(values, form), unit) for name, values, form, unit in rows)
+        return [f"{name:<18}{median:>12} {unit:<12}({limits})" for name, median, limits, unit in summaries]
 
 
 def in_turn(
     ours: Callable[[], int], theirs: Callable[[], int], rounds: int, unit: str, peer: str = "transformers"
 ) -> RatioComparison:
-    """Time both sides one after the other, `rounds` times after one round that is not counted."""
+    """Time both sides alternately, `rounds` times after one round that does not count.
+
+    Each side returns the number of units it processed.
+    """
     torch = sys.modules.get("torch")
     speeds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):

@@ -1,6 +1,6 @@
-"""The folders under RUN/checkpoints: their names and states, room on their disk, what every node sees of them.
+"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space on every node.
 
-In: a directory. Out: its checkpoints by step, the ones that rotation removes, a NodeView from each node. Not here: what
+In: a directory. Out: its checkpoints by step, those that rotation removes, a NodeView from each node. Not here: what
 a checkpoint holds (training.py), its checksums (manifest.py).
 """
 
@@ -22,11 +22,13 @@ from ctxlm_ds.atomic import FULL_DISK_ERRORS, PARTIAL_MARK
 from ctxlm_ds.checkpoint.manifest import Manifest, read_manifest, verify
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.untrusted_json import read_text
 
 logger = logging.getLogger("ctxlm_ds")
 
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_NAME = "latest"
+MAX_LATEST_BYTES = 1 << 12
 PARTIAL_SUFFIX = ".partial"
 REMOVING_SUFFIX = ".removing"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -34,10 +36,10 @@ WAIT_S = 60.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0
 _REMEDIES = {
     **dict.fromkeys(FULL_DISK_ERRORS, "free space there or raise the quota"),
-    errno.EROFS: "it is mounted read-only; have it mounted for writing",
+    errno.EROFS: "it is mounted read-only; mount it for writing",
     errno.EACCES: "give this user the right to write there",
     errno.EPERM: "give this user the right to write there",
-    errno.ESTALE: "the file server forgot the folder; have it mounted again on that node",
+    errno.ESTALE: "the file server no longer knows the folder; mount it again on that node",
     errno.EIO: "the disk or its server fails; look at that node's kernel log",
 }
 
@@ -55,38 +57,34 @@ def step_of(folder: Path) -> int:
 
 
 def list_checkpoints(directory: Path) -> dict[int, Path]:
-    """Folders under their final name by step, ascending; whether they are intact is verify()'s business."""
-    found = {}
-    if directory.is_dir():
-        for path in directory.iterdir():
-            match = _STEP_NAME.fullmatch(path.name)
-            if match and path.is_dir():
-                found[int(match[1])] = path
+    """Return the folders with a checkpoint's name by step, in ascending order, intact or not."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    found = {step_of(path): path for path in paths if _STEP_NAME.fullmatch(path.name) and path.is_dir()}
     return dict(sorted(found.items()))
 
 
 def read_latest(directory: Path) -> str | None:
-    """The folder name that `latest` holds, if it is there."""
+    """Return the folder name in `latest`; None if there is none."""
     try:
-        return (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
+        return read_text(directory / LATEST_NAME, max_bytes=MAX_LATEST_BYTES).strip()
+    except ValueError:
         return None
 
 
 @dataclass(frozen=True)
 class IntactSearch:
-    """Result of looking for a checkpoint to continue from."""
+    """Result of the search for a checkpoint to resume from."""
 
     newest: Path | None
-    """Newest checkpoint that verifies; None where there is no checkpoint at all."""
+    """Newest checkpoint that verifies; None if there is no checkpoint."""
     damaged: tuple[Path, ...]
-    """Newer ones that do not verify."""
+    """Newer checkpoints that do not verify."""
 
 
 def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> IntactSearch:
-    """Verify from the newest checkpoint down until one is intact, warning about each damaged one.
+    """Verify checkpoints, newest first, until one is intact, and log a warning for each damaged one.
 
-    `latest` is a hint only: a crash between the last rename and its move leaves it behind. `check` verifies one folder.
+    `latest` is a hint only: after a crash it may name an older checkpoint. `check` verifies one folder.
 
     Raises:
         CheckpointError: there are checkpoints and all of them are damaged.
@@ -123,7 +121,10 @@ def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = veri
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a checkpoint in a way that never leaves half of it under a checkpoint's name."""
+    """Remove a checkpoint; a process that is killed leaves no half of it under a checkpoint's name."""
+    if path.is_symlink():
+        path.unlink()
+        return
     if not path.name.endswith((REMOVING_SUFFIX, PARTIAL_SUFFIX)):
         doomed = path.with_name(path.name + REMOVING_SUFFIX)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -133,29 +134,34 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> list[str]:
-    """Remove what a killed process left: half-written and half-removed checkpoints. Only under the run's lock."""
+    """Remove half-written and half-removed checkpoints of a killed process; only under the run's lock.
+
+    Returns:
+        Names of what was removed.
+    """
     removed = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if path.is_dir() and path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)):
+        if path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)) and path.is_dir() and not path.is_symlink():
             remove_folder(path)
-            removed.append(path.name)
-        elif path.name.startswith(LATEST_NAME + PARTIAL_MARK):
+        elif path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)) or path.name.startswith(LATEST_NAME + PARTIAL_MARK):
             path.unlink(missing_ok=True)
-            removed.append(path.name)
+        else:
+            continue
+        removed.append(path.name)
     return removed
 
 
 def to_rotate(steps: list[int], newest: int, keep_last: int, keep_every: int | None, damaged: set[int]) -> list[int]:
-    """Steps whose checkpoints go, once that of step `newest` is complete.
+    """Return the steps whose checkpoints are removed once that of step `newest` is complete.
 
-    Intact checkpoints count, newest first; one known to be damaged never takes the place of an intact one, and goes
-    when it is older than all that stay. Those of later steps (of a course that was left) are not touched.
+    Only intact checkpoints count towards `keep_last`; a damaged one is removed when it is older than all that are
+    kept. Checkpoints of later steps are not touched.
 
     Args:
-        steps: of all checkpoints.
+        steps: steps of all checkpoints.
         newest: step just saved.
-        keep_last: intact ones to keep, `newest` included.
-        keep_every: multiples of this stay.
+        keep_last: number of intact checkpoints to keep, `newest` included.
+        keep_every: multiples of this are kept.
         damaged: steps known to be damaged.
     """
     intact = sorted((step for step in steps if step <= newest and step not in damaged), reverse=True)
@@ -166,46 +172,46 @@ def to_rotate(steps: list[int], newest: int, keep_last: int, keep_every: int | N
 
 
 def wait_until(is_there: Callable[[], bool], path: Path, what: str) -> None:
-    """Look, ever more rarely, until `is_there()`.
+    """Wait until `is_there()` returns True.
 
     Raises:
-        CheckpointError: after a minute: the path, `what` of it ("was made by rank 0"), and this host.
+        CheckpointError: after a minute; `what` describes the path ("was made by rank 0").
     """
     deadline_s = time.monotonic() + WAIT_S
     pause_s = FIRST_LOOK_S
     while not is_there():
         if time.monotonic() > deadline_s:
             raise CheckpointError(
-                f"{path} {what} and is not to be seen on {socket.gethostname()}: the run directory must lie on storage "
+                f"{path} {what} and is not visible on {socket.gethostname()}: the run directory must be on storage "
                 "that all nodes share"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
-        # Opening the folder above makes NFS ask its server again.
+        # Listing the parent folder makes NFS ask its server again.
         with suppress(OSError), os.scandir(path.parent):
             pass
 
 
 def holds(path: Path, text: str) -> bool:
-    """Whether a file can be read and has the text in it."""
+    """Return whether a file can be read and contains the text."""
     try:
-        return text in path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return text in read_text(path)
+    except ValueError:
         return False
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """What one node sees of the folder of the checkpoints."""
+    """The checkpoint folder as one node sees it."""
 
     host: str
     free_bytes: int = 0
     problem: str | None = None
-    """Why nothing can be written there."""
+    """The reason why nothing can be written there."""
 
 
 def explain(error: Exception) -> str:
-    """An error in one line: what, which file, which host, and what to do where that is known."""
+    """Return an error as one line: what, which file, which host, and a remedy if one is known."""
     if not isinstance(error, OSError):
         return str(error)
     where = f" ({error.filename})" if error.filename else ""
@@ -215,7 +221,7 @@ def explain(error: Exception) -> str:
 
 
 def look(directory: Path) -> NodeView:
-    """This node's view of a folder, or of the nearest one above that exists."""
+    """Return this node's view of a folder, or of its nearest parent that exists."""
     host = socket.gethostname()
     try:
         while not directory.exists():
@@ -230,23 +236,14 @@ def look(directory: Path) -> NodeView:
 
 
 def check_writable(views: Iterable[NodeView]) -> None:
-    """All nodes can write.
-
-    Raises:
-        CheckpointError: names the first that cannot.
-    """
+    """Raise CheckpointError for the first node that cannot write."""
     for view in views:
         if view.problem is not None:
             raise CheckpointError(view.problem)
 
 
-def least_free(views: Iterable[NodeView]) -> NodeView:
-    """The view of the node that sees least room."""
-    return min(views, key=lambda view: view.free_bytes)
-
-
 def enough_to_remove(candidates: Sequence[tuple[Path, int]], missing_bytes: int) -> list[Path]:
-    """The first of the candidates (folder, bytes) whose removal makes the room; none where all are too small."""
+    """Return the first candidates (folder, bytes) that free enough space; none if all together are too small."""
     chosen, found_bytes = [], 0
     for folder, size_bytes in candidates:
         if found_bytes >= missing_bytes:
@@ -257,10 +254,10 @@ def enough_to_remove(candidates: Sequence[tuple[Path, int]], missing_bytes: int)
 
 
 def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:
-    """Find a checkpoint's folder, or the newest one of a run, that `check` has compared with its manifest.
+    """Return a checkpoint, or the newest intact one of a run, that `check` has compared with its manifest.
 
     Raises:
-        CheckpointError: there is none, or none that is intact.
+        CheckpointError: there is none, or none is intact.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run or a checkpoint (RUN/checkpoints/step-…)")

@@ -1,8 +1,8 @@
-"""Checkpoints that are complete or do not exist: written aside by all ranks, listed, renamed; `latest` moves last.
+"""The checkpoints of one run directory, each of which is complete or does not exist.
 
-In: what to write, as functions. Out: RUN/checkpoints/step-XXXXXXXX with a manifest, rotated, and the newest intact one
-at a resume. Not here: what a checkpoint holds (training.py, layout_free.py), its way from begin to end
-(background_save.py).
+All ranks write into a partial folder, rank 0 adds the manifest and renames it, and `latest` moves last. In: what to
+write, as functions. Out: RUN/checkpoints/step-XXXXXXXX, rotated, and the newest intact one at a resume. Not here: what
+a checkpoint holds (training.py), the stages of one save (background_save.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
-from ctxlm_ds.checkpoint.background_save import PendingSave, Written
+from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult
+from ctxlm_ds.checkpoint.chunk_writer import WrittenFiles
 from ctxlm_ds.checkpoint.folders import (
     CHECKPOINTS_DIR,
     LATEST_NAME,
@@ -27,7 +28,6 @@ from ctxlm_ds.checkpoint.folders import (
     explain,
     find_newest_intact,
     holds,
-    least_free,
     list_checkpoints,
     look,
     remove_folder,
@@ -37,8 +37,7 @@ from ctxlm_ds.checkpoint.folders import (
     to_rotate,
     wait_until,
 )
-from ctxlm_ds.checkpoint.manifest import hash_file, hash_files, list_files, read_manifest, verify, write_manifest
-from ctxlm_ds.checkpoint.pieces import Flushed
+from ctxlm_ds.checkpoint.manifest import hash_file, list_files, read_manifest, verify, write_manifest
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
@@ -51,13 +50,13 @@ Finish = Callable[[Path, list[Any]], None]
 
 
 class CheckpointManager:
-    """The checkpoints of one run directory. Every rank makes one and calls its methods together.
+    """The checkpoints of one run directory; every rank makes a manager and calls its methods together.
 
     Args:
         run_dir: the run directory, on storage that every rank sees.
         config: rotation.
         topology: of all ranks.
-        lock: rank 0's lock of the run directory; it is confirmed before anything is written or removed.
+        lock: rank 0's lock of the run directory, confirmed before anything is written or removed.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class CheckpointManager:
         """Remove half-written and half-removed checkpoints of a killed process.
 
         Raises:
-            RunLockedError: this run's lock is not held (they may be a live process's).
+            RunLockedError: this run's lock is not held, so they may belong to a live process.
         """
 
         def clean() -> None:
@@ -92,10 +91,10 @@ class CheckpointManager:
             logger.info("removed the unfinished %s", self.directory / name)
 
     def check_shared(self) -> None:
-        """Make sure, before any training, that all nodes see the same run directory: the lock file of rank 0.
+        """Check before training that every node sees the lock file of rank 0.
 
         Raises:
-            CheckpointError: one does not.
+            CheckpointError: a node does not, so the run directory is not on shared storage.
         """
         path = self.directory.parent / LOCK_NAME
         token = self._topology.compute_on_rank_0(lambda: self._lock.token if self._lock is not None else None)
@@ -107,9 +106,9 @@ class CheckpointManager:
         self._topology.run_together(check)
 
     def find_resumable(self) -> Path | None:
-        """The newest checkpoint that verifies, on every rank; None where the run has none yet.
+        """Return the newest checkpoint that verifies, on every rank; None if the run has none yet.
 
-        Rank 0 reads every byte and warns about each damaged one, naming the file and what differs.
+        Rank 0 reads every byte and logs a warning for each damaged checkpoint.
 
         Raises:
             CheckpointError: there are checkpoints and all are damaged.
@@ -121,11 +120,11 @@ class CheckpointManager:
         return search.newest
 
     def last_good(self) -> Path | None:
-        """The newest checkpoint that this process completed or verified."""
+        """Return the newest checkpoint that this process completed or verified."""
         return self.directory / step_name(max(self._good)) if self._good else None
 
     def remove_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps: of a course that was left, which no restart may go on with."""
+        """Remove the checkpoints of later steps after a rollback, so that no restart resumes from them."""
 
         def remove() -> None:
             if self._lock is not None:
@@ -133,7 +132,7 @@ class CheckpointManager:
             for later, folder in sorted(list_checkpoints(self.directory).items(), reverse=True):
                 if later > step:
                     remove_folder(folder)
-                    logger.info("removed %s, of the course that was left at step %d", folder, step)
+                    logger.info("removed %s: the run went back to step %d", folder, step)
             if (self.directory / step_name(step)).is_dir():
                 self._move_latest(self.directory / step_name(step))
 
@@ -142,38 +141,35 @@ class CheckpointManager:
         self._damaged = {kept for kept in self._damaged if kept <= step}
 
     def save(self, step: int, write: Write, finish: Finish, estimated_bytes: int = 0) -> Path:
-        """Write the checkpoint of a step, complete on return; nothing to do where it exists and verifies.
+        """Write the checkpoint of a step, complete on return, and return its folder.
 
-        Args, Raises: as of `begin`, and a failure of any rank is raised on all of them.
-
-        Returns:
-            The checkpoint's folder.
+        Arguments and errors are those of `begin`; a failure of any rank is raised on all of them.
         """
-        pending = self.begin(step, lambda: write, finish, estimated_bytes, beside=False)
+        pending = self.begin(step, lambda: write, finish, estimated_bytes, background=False)
         if pending is not None:
-            self.advance(pending, to_the_end=True)
+            pending.wait()
+            self._good.add(step)
         return self.directory / step_name(step)
 
     def begin(
-        self, step: int, take: Callable[[], Write], finish: Finish, estimated_bytes: int = 0, beside: bool = True
+        self, step: int, take: Callable[[], Write], finish: Finish, estimated_bytes: int = 0, background: bool = True
     ) -> PendingSave | None:
-        """Begin the checkpoint of a step: look for room, take what is to be written, start to write it.
+        """Begin the checkpoint of a step: check for space, take what is to be written, start to write it.
 
         Args:
             step: optimizer step.
-            take: called on every rank once there is room; gives the function that fills the folder it is called with.
-                Neither may hold a collective, or a rank that fails would leave the others waiting; what the second
-                returns (picklable, or Flushed) travels to rank 0. A rank's own files end in -RRRRR before the
-                extension, so that it flushes and hashes them itself.
+            take: called on every rank once there is space; returns the function that fills the folder it is given.
+                Neither may hold a collective, or a rank that fails would leave the others waiting. What the second
+                function returns goes to rank 0: a picklable value, or WrittenFiles if its files are flushed already.
             finish: called on rank 0 with the folder and what every rank's function returned, by rank.
-            estimated_bytes: expected size of the whole checkpoint; 0 takes that of the newest one.
-            beside: write in threads of their own while the ranks go on; False writes before this returns.
+            estimated_bytes: expected size of the checkpoint; 0 takes the size of the newest one.
+            background: write in threads; False writes before this returns.
 
         Returns:
-            The save, to be advanced to its end; None where the checkpoint exists and verifies.
+            The save, to be advanced to its end; None if the checkpoint exists and verifies.
 
         Raises:
-            CheckpointError: no room, or a node cannot write; the same on every rank. Older checkpoints are untouched.
+            CheckpointError: no space, or a node cannot write; the same on every rank. Older checkpoints are untouched.
         """
         final = self.directory / step_name(step)
         partial = final.with_name(final.name + PARTIAL_SUFFIX)
@@ -182,33 +178,30 @@ class CheckpointManager:
         if not self._together(step, lambda: self._prepare(step, final, partial, seen, estimated_bytes)):
             self._good.add(step)
             return None
-        write = _taken(take)
+        write = _take(take)
         started_s = time.monotonic()
         return PendingSave(
             step,
             self._topology,
             write=lambda: self._write_own(partial, write),
             complete=lambda gathered: self._complete(step, partial, final, gathered, finish, started_s),
-            tell=lambda action: self._together(step, action),
-            beside=beside,
+            report=lambda action: self._together(step, action),
+            background=background,
         )
 
-    def advance(self, pending: PendingSave, to_the_end: bool = False) -> None:
-        """Take a save one collective part further, or through all of them.
+    def advance(self, pending: PendingSave) -> None:
+        """Do the next collective part of a save.
 
         Raises:
-            CheckpointError: it failed, the same on every rank, whichever failed; the partial folder is gone and the
-                older checkpoints are untouched.
+            CheckpointError: the save failed; the same on every rank. The partial folder is removed and the older
+                checkpoints are untouched.
         """
-        if to_the_end:
-            pending.wait()
-        else:
-            pending.advance()
+        pending.advance()
         if pending.over:
             self._good.add(pending.step)
 
     def _together(self, step: int, action: Callable[[], Any]) -> Any:
-        """Run a part of a save on rank 0; a failure is the same CheckpointError on every rank."""
+        """Run a part of a save on rank 0 and raise its failure as the same CheckpointError on every rank."""
 
         def attempt() -> Any:
             try:
@@ -220,7 +213,7 @@ class CheckpointManager:
 
         return self._topology.compute_on_rank_0(attempt)
 
-    # Rank 0, before: room and an empty folder
+    # Before the save, on rank 0: space and an empty folder.
 
     def _prepare(self, step: int, final: Path, partial: Path, views: list[NodeView], estimated_bytes: int) -> bool:
         if self._lock is not None:
@@ -237,19 +230,19 @@ class CheckpointManager:
                 logger.warning("%s; it is written again", error)
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
-            # No other save is on its way: what an earlier one that failed could not remove may go.
+            # No other save is pending, so what a failed one could not remove can be removed.
             self._remove_leftovers()
-        elif partial.exists():
+        elif os.path.lexists(partial):
             remove_folder(partial)
         self._check_space(step, final, views, estimated_bytes or self._newest_bytes())
         partial.mkdir()
         return True
 
     def _check_space(self, step: int, final: Path, views: list[NodeView], needed_bytes: int) -> None:
-        """Room on every node's view; where it is missing, rotation comes early."""
-        view = least_free(views)
+        """Check the free space of every node; if there is too little, rotate early."""
+        view = min(views, key=lambda view: view.free_bytes)
         missing_bytes = needed_bytes - view.free_bytes
-        # A quota is not seen beforehand: after it was met, one checkpoint goes.
+        # A quota is found only by writing: after it was exceeded, one checkpoint is removed.
         if missing_bytes <= 0 and self._was_full:
             self._make_room(step, missing_bytes=1)
         elif missing_bytes > 0 and not self._make_room(step, missing_bytes):
@@ -260,7 +253,7 @@ class CheckpointManager:
             )
 
     def _make_room(self, step: int, missing_bytes: int) -> bool:
-        """Remove what would go once this step is complete, where that is enough and a good checkpoint stays."""
+        """Remove what rotation would remove after this step, if that is enough and a good checkpoint remains."""
         folders = list_checkpoints(self.directory)
         doomed = self._to_rotate([*folders, step], step)
         if not self._good.intersection(folders).difference(doomed):
@@ -268,7 +261,7 @@ class CheckpointManager:
         sized = [(folders[old], _size_of(folders[old])) for old in doomed]
         chosen = enough_to_remove(sized, missing_bytes)
         for folder in chosen:
-            logger.warning("%s is removed ahead of its time: there is no room for one more checkpoint", folder)
+            logger.warning("%s is removed early: there is no space for one more checkpoint", folder)
             remove_folder(folder)
         return bool(chosen)
 
@@ -276,30 +269,26 @@ class CheckpointManager:
         sizes = [_size_of(folder) for folder in list_checkpoints(self.directory).values()]
         return next((size for size in reversed(sizes) if size), 0)
 
-    # Every rank: its own files
+    # During the save, on every rank: its files.
 
-    def _write_own(self, partial: Path, write: Write) -> Written:
+    def _write_own(self, partial: Path, write: Write) -> RankResult:
         rank = self._topology.rank
         try:
             wait_until(partial.is_dir, partial, "was made by rank 0")
-            value = write(partial)
-            files = dict(value.files) if isinstance(value, Flushed) else {}
-            own = [name for name in list_files(partial) if Path(name).stem.endswith(f"-{rank:05d}")]
-            left = [name for name in own if name not in files]
-            for name in left:
-                fsync_path(partial / name)
-            files.update(hash_files(partial, left))
-            return Written(rank, files, value.value if isinstance(value, Flushed) else value)
+            written = write(partial)
+            if isinstance(written, WrittenFiles):
+                return RankResult(rank, written.files, written.value)
+            return RankResult(rank, value=written)
         except (OSError, CtxlmError) as error:
-            return Written(rank, error=explain(error), disk_full=is_full_disk(error))
+            return RankResult(rank, error=explain(error), disk_full=is_full_disk(error))
         except Exception as error:
             logger.exception("writing %s failed on rank %d", partial, rank)
-            return Written(rank, error=f"{type(error).__name__}: {error}")
+            return RankResult(rank, error=f"{type(error).__name__}: {error}")
 
-    # Rank 0, after: the rest, the manifest, the names
+    # After all ranks have written, on rank 0: the other files, the manifest, the names.
 
     def _complete(
-        self, step: int, partial: Path, final: Path, gathered: list[Written], finish: Finish, started_s: float
+        self, step: int, partial: Path, final: Path, gathered: list[RankResult], finish: Finish, started_s: float
     ) -> None:
         try:
             self._was_full = any(written.disk_full for written in gathered)
@@ -314,7 +303,7 @@ class CheckpointManager:
             os.rename(partial, final)
             fsync_path(self.directory)
         except RunLockedError:
-            # The folder of that name is another job's by now.
+            # The folder of that name belongs to another job now.
             raise
         except BaseException as error:
             self._was_full |= is_full_disk(error)
@@ -325,17 +314,17 @@ class CheckpointManager:
         logger.info("saved %s in %.1f s", final, time.monotonic() - started_s)
         self._rotate(step)
 
-    def _seal(self, step: int, partial: Path, gathered: list[Written], finish: Finish) -> None:
-        """Rank 0's own files, and the manifest over all; everything on the disk."""
+    def _seal(self, step: int, partial: Path, gathered: list[RankResult], finish: Finish) -> None:
+        """Write rank 0's other files and the manifest of all files, and flush everything to the disk."""
         finish(partial, [written.value for written in gathered])
         files = {name: entry for written in gathered for name, entry in written.files.items()}
-        # What the ranks wrote they have flushed themselves.
+        # The ranks have flushed the files that they list.
         own = [name for name in list_files(partial) if name not in files]
         for name in own:
             fsync_path(partial / name)
         for folder in sorted({(partial / name).parent for name in own} | {partial}):
             fsync_path(folder)
-        # Small ones, and no pool of threads that the end of the process would wait for.
+        # One after the other: the end of the process would wait for a pool of threads.
         files.update({name: hash_file(partial / name) for name in own})
         write_manifest(partial, step, files)
 
@@ -357,8 +346,8 @@ class CheckpointManager:
         return to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
 
 
-def _taken(take: Callable[[], Write]) -> Write:
-    """What `take` gives; where it fails, a function that fails so, since the other ranks count on this one's word."""
+def _take(take: Callable[[], Write]) -> Write:
+    """Return what `take` returns; if it fails, a function that fails the same way, since other ranks wait for it."""
     try:
         return take()
     except Exception as error:
@@ -379,4 +368,4 @@ def _size_of(folder: Path) -> int:
 
 def _failure(step: int, rank: int | None, reason: str) -> str:
     who = "" if rank is None else f" (rank {rank})"
-    return f"the checkpoint of step {step} could not be written{who}: {reason}. Older checkpoints are intact"
+    return f"the checkpoint of step {step} could not be written{who}: {reason}. Older checkpoints are untouched"

@@ -1,13 +1,14 @@
-"""The list of a checkpoint's files with sizes and checksums: what makes it complete.
+"""manifest.json: the files of a complete checkpoint with sizes and checksums.
 
-In: a folder of files. Out: manifest.json in it, or a CheckpointError that names the file and what differs. Checksums
-show damage, not origin.
+In: a folder of files. Out: its manifest, or a CheckpointError that names each file and what differs. Checksums show
+damage, not origin.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,11 +18,13 @@ from typing import Any
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.untrusted_json import read_json
 
 FORMAT = "ctxlm_ds-checkpoint"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
 HASH_THREADS = 8
+MAX_STEP = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ class Manifest:
 
 
 def hash_file(path: Path) -> FileEntry:
-    """Read a file in blocks: its size and sha256."""
+    """Return the size and sha256 of a file, which is read in blocks."""
     return FileEntry(path.stat().st_size, file_digest(path))
 
 
 def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-    """Entries of several files of a folder, hashed in parallel (hashlib leaves the interpreter free meanwhile)."""
+    """Return the entries of several files of a folder, hashed in parallel threads."""
     ordered = sorted(names)
     if not ordered:
         return {}
@@ -61,11 +64,9 @@ def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:
 
 
 def list_files(directory: Path) -> list[str]:
-    """Every file below a folder by its relative path, except the manifest itself."""
-    found = []
-    for root, _, names in os.walk(directory):
-        found += [os.path.relpath(os.path.join(root, name), directory) for name in names]
-    return sorted(name for name in found if name != MANIFEST_NAME)
+    """Return the relative path of every file below a folder, except the manifest."""
+    found = [Path(root, name).relative_to(directory) for root, _, names in os.walk(directory) for name in names]
+    return sorted(str(path) for path in found if str(path) != MANIFEST_NAME)
 
 
 def write_manifest(directory: Path, step: int, files: Mapping[str, FileEntry]) -> None:
@@ -83,15 +84,12 @@ def read_manifest(directory: Path) -> Manifest:
     """Read manifest.json.
 
     Raises:
-        CheckpointError: there is none, or it is not a manifest of this format and version.
+        CheckpointError: it is missing, damaged, or of another format or version.
     """
     path = directory / MANIFEST_NAME
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{directory}: no {MANIFEST_NAME}, so this is not a complete checkpoint") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    if not path.exists():
+        raise CheckpointError(f"{directory}: no {MANIFEST_NAME}, so this is not a complete checkpoint")
+    document = read_json(path, CheckpointError)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a manifest of a {FORMAT}")
     if document.get("version") != VERSION:
@@ -108,11 +106,15 @@ def read_manifest(directory: Path) -> Manifest:
 def _parse(document: dict[str, Any]) -> Manifest:
     files = {}
     for name, entry in document["files"].items():
+        os.fsencode(name)  # Raises ValueError for a name that no file can have.
         parts = Path(name).parts
         if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
             raise ValueError(f"file name {name!r} leaves the checkpoint")
         files[name] = FileEntry(int(entry["bytes"]), str(entry["sha256"]))
-    return Manifest(int(document["step"]), files)
+    step = document["step"]
+    if type(step) is not int or not 0 <= step < MAX_STEP:
+        raise ValueError(f"step {step!r}")
+    return Manifest(step, files)
 
 
 def verify(directory: Path, quick: bool = False, sizes_only: str | None = None) -> Manifest:
@@ -121,26 +123,27 @@ def verify(directory: Path, quick: bool = False, sizes_only: str | None = None) 
     Args:
         directory: the checkpoint's folder.
         quick: compare sizes only; otherwise every byte is read.
-        sizes_only: pattern of names of files whose sizes alone are compared.
+        sizes_only: pattern of names of files of which only the sizes are compared.
 
     Raises:
-        CheckpointError: names each file that is missing or differs, and how.
+        CheckpointError: names each file that is missing or differs, and each that is not a regular file.
     """
     manifest = read_manifest(directory)
     problems = []
-    intact = []
-    for name, entry in manifest.files.items():
+    for name in dict.fromkeys((*manifest.files, *list_files(directory))):
+        entry = manifest.files.get(name)
         try:
-            size_bytes = os.stat(directory / name).st_size
+            found = os.stat(directory / name)
         except OSError as error:
             problems.append(f"{name}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}")
             continue
-        if size_bytes != entry.bytes:
-            problems.append(f"{name}: {size_bytes} bytes, the manifest says {entry.bytes}")
-        elif sizes_only is None or not Path(name).match(sizes_only):
-            intact.append(name)
+        if not stat.S_ISREG(found.st_mode):
+            problems.append(f"{name}: not a regular file")
+        elif entry is not None and found.st_size != entry.bytes:
+            problems.append(f"{name}: {found.st_size} bytes, the manifest says {entry.bytes}")
     if not quick and not problems:
-        problems = _compare_contents(directory, manifest, intact)
+        names = [name for name in manifest.files if sizes_only is None or not Path(name).match(sizes_only)]
+        problems = _compare_contents(directory, manifest, names)
     if problems:
         raise CheckpointError(f"{directory} is damaged: " + "; ".join(problems))
     return manifest

@@ -1,9 +1,9 @@
-"""This rank's share of a run's weights and moments: written from where they are trained, or copied and written later.
+"""This rank's part of a run's weights and moments: written directly, or copied first and written in the background.
 
-In: an engine's fragments. Out: the rank's files of a checkpoint, the same bytes either way. Copies lie in CPU memory
-that is kept from one save to the next; on CUDA it is page-locked and the copies run on a stream of their own, so
-`HostCopies.wait_on_device` must come before the states change. Not here: the other files of a checkpoint (training.py),
-the files' form (pieces.py).
+In: an engine's fragments and carried tensors. Out: the rank's files of a checkpoint, with the same bytes either way.
+Copies are stored in CPU memory that is kept from one save to the next. On CUDA this memory is page-locked and the
+copies run on a separate stream, so `HostCopies.wait_on_device` must come before the states change. Not here: the other
+files of a checkpoint (training.py).
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ import mmap
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from ctxlm_ds.checkpoint.carried import carried_elements, carried_tensors
-from ctxlm_ds.checkpoint.pieces import (
-    CARRIED_KIND,
-    WEIGHT_KIND,
-    Flushed,
-    ParameterPieces,
-    PieceWriter,
-    PlannedPieceWriter,
-)
+from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.shards import Shard
 from ctxlm_ds.process.cgroups import CGROUP_ROOT, OWN_CGROUPS, memory_left, read_text
@@ -36,28 +33,22 @@ from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment
 
 logger = logging.getLogger("ctxlm_ds")
-ELEMENT_BYTES = 4
 PORTABLE = 1
 """cudaHostRegisterPortable"""
 MEMINFO = Path("/proc/meminfo")
 USABLE_SHARE = 0.8
-"""Of what is available: data workers and evaluations take some too, later."""
+"""Part of the available memory that copies may take; data workers and evaluations need some later."""
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Chunk(NamedTuple):
     """A fragment's weights or one of its moments, or a carried tensor."""
 
     name: str
     kind: str
     start: int
     shard: Shard
-    values: torch.Tensor
-    """[length], in the memory in which it is trained, or a copy."""
-
-    def add_to(self, writer: PieceWriter) -> None:
-        values = self.values.cpu().float()
-        writer.add(self.name, self.kind, self.shard.shape, self.start, values, shard=self.shard)
+    values: LazyTensor
+    """The memory in which it is trained, or a copy."""
 
 
 class RankStates:
@@ -67,38 +58,36 @@ class RankStates:
         self._engine = engine
         self._topology = engine.topology
         self._copies: HostCopies | None = None
-        self._bytes_looked_at = -1
+        self._checked_bytes = -1
         self._num_elements: int | None = None
         self._given_up = threading.Event()
 
     def bytes_of_all_ranks(self) -> int:
-        """Size of the weights and moments of the whole model; every rank calls it together."""
+        """Return the size of all weights, moments and carried tensors; every rank calls this together."""
         if self._num_elements is None:
-            own = sum(fragment.length for fragment in self._engine.fragments() if self._counts(fragment))
-            total = self._topology.all_reduce_sum(torch.tensor([float(own)], dtype=torch.float64)).item()
-            self._num_elements = int(total)
-        states = self._num_elements * ELEMENT_BYTES * self._num_kinds()
-        carried = torch.tensor([float(carried_elements(self._engine))], dtype=torch.float64)
-        return states + ELEMENT_BYTES * int(self._topology.all_reduce_sum(carried).item())
+            counted = (fragment for fragment in self._engine.fragments() if self._counts(fragment))
+            self._num_elements = self._sum_over_ranks(sum(fragment.length for fragment in counted))
+        carried = self._sum_over_ranks(self._carried_elements())
+        return (self._num_elements * self._num_kinds() + carried) * FP32_BYTES
 
-    def write(self, folder: Path) -> ParameterPieces:
-        """Write the pieces one after the other out of the memory in which they are trained; no collective."""
-        writer = PieceWriter(folder, self._topology.rank)
-        for piece in self._pieces():
-            piece.add_to(writer)
-        return writer.close()
+    def _sum_over_ranks(self, number: int) -> int:
+        return int(self._topology.all_reduce_sum(torch.tensor([float(number)], dtype=torch.float64)).item())
+
+    def write(self, folder: Path) -> WrittenFiles:
+        """Write the chunks one by one from the memory in which they are trained; no collective."""
+        return self._write(folder, self._chunks())
 
     def can_be_copied(self) -> bool:
-        """Whether all ranks have the memory for copies, which is taken then and kept; every rank calls it together."""
+        """Return whether all ranks have taken the memory for copies, which is kept; every rank calls this together."""
         num_bytes = self.bytes_of_all_ranks()
-        if self._bytes_looked_at == num_bytes:
+        if self._checked_bytes == num_bytes:
             return self._copies is not None
-        self._bytes_looked_at = num_bytes
+        self._checked_bytes = num_bytes
         self._copies = None
         fragments = self._own_fragments()
-        # Also room for the moments that come with the first update.
-        own = sum(fragment.length for fragment in fragments) * self._num_kinds() + carried_elements(self._engine)
-        shortage = find_shortage(self._topology.all_gather_object(memory_need(own * ELEMENT_BYTES)))
+        # This includes the moments that come with the first update.
+        own = sum(fragment.length for fragment in fragments) * self._num_kinds() + self._carried_elements()
+        shortage = find_shortage(self._topology.all_gather_object(memory_need(own * FP32_BYTES)))
         if shortage is None:
             try:
                 self._copies = HostCopies(own, [fragment.owner.device for fragment in fragments])
@@ -116,20 +105,21 @@ class RankStates:
         self._engine.before_update = self._copies.wait_on_device
         return True
 
-    def copy(self) -> Callable[[Path], Flushed]:
-        """Copy the pieces as they are now; the function that writes them, from any thread, before the next copy."""
+    def copy(self) -> Callable[[Path], WrittenFiles]:
+        """Copy the chunks now.
+
+        Returns:
+            The function that writes the copies, from any thread, before the next copy.
+        """
         copies = self._copies
         assert copies is not None
-        pieces = list(self._pieces())
-        taken = copies.take([piece.values for piece in pieces])
-        pieces = [replace(piece, values=copy) for piece, copy in zip(pieces, taken, strict=True)]
+        chunks = list(self._chunks())
+        taken = copies.take([chunk.values for chunk in chunks])
+        chunks = [chunk._replace(values=copy) for chunk, copy in zip(chunks, taken, strict=True)]
 
-        def write(folder: Path) -> Flushed:
+        def write(folder: Path) -> WrittenFiles:
             copies.wait()
-            writer = PlannedPieceWriter(folder, self._topology.rank)
-            for piece in pieces:
-                piece.add_to(writer)
-            return writer.write_files(self._check_wanted)
+            return self._write(folder, chunks)
 
         return write
 
@@ -137,16 +127,22 @@ class RankStates:
         """End the writing of copies with an error."""
         self._given_up.set()
 
+    def _write(self, folder: Path, chunks: Iterable[_Chunk]) -> WrittenFiles:
+        writer = ChunkWriter(folder, self._topology.rank)
+        for chunk in chunks:
+            writer.add(chunk.name, chunk.kind, chunk.shard.shape, chunk.start, chunk.values, chunk.shard)
+        return writer.write(self._check_wanted)
+
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
-            raise CheckpointError("given up, as training ended with an error")
+            raise CheckpointError("given up because training ended with an error")
 
     def _num_kinds(self) -> int:
-        """Weights and moments."""
+        """Count weights and moments."""
         return 1 + len(self._engine.moment_kinds())
 
     def _own_fragments(self) -> list[Fragment]:
-        """This rank's fragments, and every n-th parameter of what the data-parallel ranks all hold."""
+        """Return this rank's fragments, and every n-th parameter of those that all data-parallel ranks hold."""
         size, rank = self._topology.data_parallel_size, self._topology.data_parallel_rank
         return [
             fragment
@@ -154,43 +150,79 @@ class RankStates:
             if not fragment.duplicate and (not fragment.replicated or index % size == rank)
         ]
 
-    def _pieces(self) -> Iterator[_Piece]:
+    def _chunks(self) -> Iterator[_Chunk]:
         kinds = self._engine.moment_kinds()
         for fragment in self._own_fragments():
-            yield _Piece(fragment.name, WEIGHT_KIND, fragment.start, fragment.shard, fragment.weight())
+            chunk = partial(_Chunk, fragment.name, start=fragment.start, shard=fragment.shard)
+            yield chunk(kind=WEIGHT_KIND, values=LazyTensor(fragment.length, fragment.weight))
             optimizer_state = self._engine.optimizer_state(fragment.owner)
-            # There is none before the first update.
+            # It is empty before the first update.
             for kind in kinds if optimizer_state else ():
-                moment = fragment.moment(optimizer_state, kind)
-                yield _Piece(fragment.name, kind, fragment.start, fragment.shard, moment)
-        for name, tensor in carried_tensors(self._engine):
-            yield _Piece(name, CARRIED_KIND, 0, Shard.whole(tensor.shape), tensor.flatten())
+                read = partial(fragment.moment, optimizer_state, kind)
+                yield chunk(kind=kind, values=LazyTensor(fragment.length, read))
+        for name, tensor in self._carried():
+            yield _Chunk(name, CARRIED_KIND, 0, Shard.whole(tensor.shape), LazyTensor(tensor.numel(), tensor.flatten))
+
+    def _carried(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return carried tensors by name on the first tensor-parallel rank; the others hold the same."""
+        return self._engine.carried_tensors().items() if self._topology.tensor_parallel_rank == 0 else ()
+
+    def _carried_elements(self) -> int:
+        return sum(tensor.numel() for _, tensor in self._carried())
 
     def _counts(self, fragment: Fragment) -> bool:
-        """Whether the fragment counts here: each element of the model on one rank."""
+        """Return whether the fragment counts on this rank; each element of the model counts on one rank."""
         elsewhere = fragment.replicated and self._topology.data_parallel_rank != 0
         return not (elsewhere or fragment.duplicate)
+
+
+def load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
+    """Give the engine what its micro-batches carried when the checkpoint was written.
+
+    Args:
+        engine: the engine, whose layers may carry nothing.
+        reader: of the checkpoint.
+        environment: of the run that wrote it.
+
+    Raises:
+        CheckpointError: it was written with micro-batches of another size, whose rows carry other lanes.
+    """
+    saved = set(reader.carried_names())
+    if not saved:
+        engine.load_carried({})
+        return
+    before, now = environment.get("micro_batch_size"), engine.config.training.micro_batch_size
+    if before != now:
+        raise CheckpointError(
+            f"{reader.path}: the model carries a state from step to step for each row of a micro-batch, and it was "
+            f"saved for micro-batches of {before} rows; set training.micro_batch_size back from {now} to {before}, or "
+            f"start a new run from its weights: --set initialize_from={reader.path} run_dir=NEW_FOLDER"
+        )
+    missing = [name for name in engine.carried_names() if name not in saved]
+    if missing:
+        raise CheckpointError(f"{reader.path}: carried state {missing[0]} is missing (it has {len(saved)})")
+    engine.load_carried({name: reader.read_full(name, CARRIED_KIND) for name in engine.carried_names()})
 
 
 class HostCopies:
     """One flat buffer of CPU memory.
 
     Args:
-        num_elements: fp32 numbers that it holds.
-        devices: that the states are on, perhaps the CPU among them.
+        num_elements: number of fp32 values that it holds.
+        devices: devices of the states, which may include the CPU.
 
     Raises:
-        CheckpointError: the memory cannot be had.
+        CheckpointError: there is not enough memory.
     """
 
     def __init__(self, num_elements: int, devices: Iterable[torch.device]) -> None:
         try:
-            memory = mmap.mmap(-1, max(1, num_elements) * ELEMENT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(-1, max(1, num_elements) * FP32_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"no memory for copies of {num_elements * ELEMENT_BYTES / 1e9:.1f} GB ({error})"
+                f"no memory for copies of {num_elements * FP32_BYTES / 1e9:.1f} GB ({error})"
             ) from error
-        # A forked data worker would make each page that is written to a second one.
+        # After a fork of a data worker, each page that is written to would be copied.
         with contextlib.suppress(AttributeError, OSError):
             memory.madvise(mmap.MADV_DONTFORK)
         self._flat = torch.frombuffer(memory, dtype=torch.float32, count=max(1, num_elements))
@@ -201,23 +233,23 @@ class HostCopies:
             self._stream = torch.cuda.Stream(self._device)
             _page_lock(self._flat, self._device)
 
-    def take(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of 1-D tensors, together at most `num_elements` long; what the buffer held before is gone.
+    def take(self, sources: Sequence[LazyTensor]) -> list[LazyTensor]:
+        """Copy 1-D tensors of together at most `num_elements` elements; this overwrites earlier copies.
 
-        On CUDA they are complete once `wait` returns.
+        On CUDA the copies are complete after `wait`.
         """
         copies = []
-        place = 0
-        with self._beside_the_computation():
+        offset = 0
+        with self._on_copy_stream():
             for source in sources:
-                copy = self._flat.narrow(0, place, source.numel())
-                copy.copy_(source.detach(), non_blocking=True)
-                copies.append(copy)
-                place += source.numel()
+                copy = self._flat.narrow(0, offset, source.length)
+                copy.copy_(source.read().detach(), non_blocking=True)
+                copies.append(LazyTensor(source.length, copy.detach))
+                offset += source.length
         return copies
 
     @contextlib.contextmanager
-    def _beside_the_computation(self) -> Iterator[None]:
+    def _on_copy_stream(self) -> Iterator[None]:
         if self._stream is None:
             yield
             return
@@ -228,40 +260,40 @@ class HostCopies:
             self._copied.record(self._stream)
 
     def wait(self) -> None:
-        """Until the copies are complete; from any thread."""
+        """Wait until the copies are complete; from any thread."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def wait_on_device(self) -> None:
-        """Have what the device is given from now on come after the copies."""
+        """Make later GPU work wait for the copies."""
         if self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
 
 
 def _page_lock(memory: torch.Tensor, device: torch.device) -> None:
-    """Let the device copy into CPU memory by itself; where that is refused, copies are slower and waited for."""
+    """Let the device copy into CPU memory directly; if that is refused, copies are slower and synchronous."""
     runtime = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE)) == 0:
         weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
         return
-    # The next launch of a kernel would take the refusal for its own failure.
+    # The next kernel launch would report this refusal as its own failure.
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What one rank wants to take, and the places that it comes out of."""
+    """The memory that one rank needs, and what is available to it."""
 
     needed_bytes: int
     available_bytes: dict[str, int]
-    """By name of the place: a machine, a cgroup with a limit. Ranks with the same name share it."""
+    """By name of the machine or of a cgroup with a limit. Ranks with the same name share it."""
 
 
 def memory_need(
     needed_bytes: int, meminfo: Path = MEMINFO, own_cgroups: Path = OWN_CGROUPS, root: Path = CGROUP_ROOT
 ) -> MemoryNeed:
-    """Set this rank's need beside what is available to it now."""
+    """Return this rank's need together with what is available to it now."""
     host = socket.gethostname()
     available = {f"{host}, cgroup {name}": left for name, left in memory_left(root, own_cgroups).items()}
     for line in read_text(meminfo).splitlines():

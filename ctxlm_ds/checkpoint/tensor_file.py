@@ -1,186 +1,144 @@
-"""One safetensors file of flat fp32 tensors, written tensor by tensor or in one go, and read by byte ranges.
+"""One safetensors file: written in a single pass from tensors read one at a time, and read by ranges of bytes.
 
-In: 1-D fp32 tensors. Out: a file that any safetensors library reads; ranges of it, straight into a tensor's memory. It
-is not mapped, so that a file which is cut off while it is read is an error and not the end of the process.
+In: names, shapes and functions that return the tensors. Out: a file that any safetensors library reads, with its size
+and sha256; or ranges of flat fp32 tensors, straight into a tensor's memory. Files are not mapped, so that a file which
+is cut off while it is read is an error and does not end the process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from io import FileIO
+from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxlm_ds.checkpoint.manifest import FileEntry
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.untrusted_json import open_regular
 
 if TYPE_CHECKING:
     import torch
 
 FP32_BYTES = 4
+CODE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes per element by the format's name of a data type."""
 LENGTH_BYTES = 8
-# The limit of the safetensors library.
+ALIGNMENT = 8
 MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
 WRITE_BYTES = 1 << 23
 FLUSH_BYTES = 1 << 28
 
 
-class TensorFile(ABC):
-    """The tensors of a safetensors file to be: where each one lies, and the header that says so.
+class LazyTensor(NamedTuple):
+    """A tensor that is made when it is written."""
 
-    The format wants its header first; `header_room_bytes` are kept free for it, padded with spaces as it allows.
+    length: int
+    read: Callable[[], torch.Tensor]
+    """Returns the elements, of any shape."""
+
+
+class TensorFileWriter:
+    """The tensors of a safetensors file: listed first, then written together.
+
+    Args:
+        path: the file to make.
+        code: the format's name of the data type of all tensors.
     """
 
-    def __init__(self, path: Path, header_room_bytes: int) -> None:
+    def __init__(self, path: Path, code: str = "F32") -> None:
         self.path = path
-        self._room_bytes = header_room_bytes
+        self._code = code
         self._entries: dict[str, dict[str, Any]] = {}
+        self._reads: list[Callable[[], torch.Tensor]] = []
         self._data_bytes = 0
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    def append(self, key: str, flat: torch.Tensor) -> None:
-        """Add one 1-D fp32 tensor on the CPU."""
-        self._take(memoryview(flat.numpy()).cast("B"))
-        self._entries[key] = {
-            "dtype": "F32",
-            "shape": [flat.numel()],
-            "data_offsets": [self._data_bytes, self._data_bytes + flat.nbytes],
-        }
-        self._data_bytes += flat.nbytes
+    def add(self, key: str, shape: Sequence[int], read: Callable[[], torch.Tensor]) -> None:
+        """List a tensor of `shape`, which `read` returns on the CPU in the file's data type."""
+        end = self._data_bytes + math.prod(shape) * CODE_BYTES[self._code]
+        self._entries[key] = {"dtype": self._code, "shape": list(shape), "data_offsets": [self._data_bytes, end]}
+        self._data_bytes = end
+        self._reads.append(read)
 
-    @abstractmethod
-    def close(self) -> None:
-        """No more tensors come."""
-
-    @abstractmethod
-    def _take(self, data: memoryview) -> None:
-        """What a kind of file does with a tensor's bytes."""
-
-    def _header(self) -> bytes:
-        """All that stands before the tensors; the room grows where it is too small."""
-        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
-        if len(header) > self._room_bytes:
-            self._room_bytes = -(-len(header) // 8) * 8
-        header = header.ljust(self._room_bytes)
-        return len(header).to_bytes(LENGTH_BYTES, "little") + header
-
-
-class TensorFileWriter(TensorFile):
-    """Written tensor by tensor, so that a rank never holds a second copy of what it saves."""
-
-    def __init__(self, path: Path, header_room_bytes: int) -> None:
-        super().__init__(path, header_room_bytes)
-        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 (closed by close)
-        self._file.seek(LENGTH_BYTES + header_room_bytes)
-
-    def _take(self, data: memoryview) -> None:
-        self._file.write(data)
-
-    def close(self) -> None:
-        """Write the header; where its room is too small the data moves once."""
-        room_bytes = self._room_bytes
-        header = self._header()
-        if self._room_bytes > room_bytes:
-            self._move_data(room_bytes)
-        self._file.seek(0)
-        self._file.write(header)
-        self._file.close()
-
-    def _move_data(self, room_bytes: int) -> None:
-        """From behind the narrow room to behind the wide one."""
-        self._file.close()
-        narrow = self.path.with_name(self.path.name + ".narrow")
-        os.replace(self.path, narrow)
-        self._file = open(self.path, "xb")  # noqa: SIM115 (closed by close)
-        with open(narrow, "rb") as source:
-            source.seek(LENGTH_BYTES + room_bytes)
-            self._file.seek(LENGTH_BYTES + self._room_bytes)
-            shutil.copyfileobj(source, self._file, 1 << 22)
-        narrow.unlink()
-
-
-class PlannedTensorFile(TensorFile):
-    """Written in one go from tensors that stay in memory, and flushed and hashed on the way: it is not read back."""
-
-    def __init__(self, path: Path, header_room_bytes: int) -> None:
-        super().__init__(path, header_room_bytes)
-        self._parts: list[memoryview] = []
-
-    def _take(self, data: memoryview) -> None:
-        self._parts.append(data)
-
-    def close(self) -> None:
-        """Nothing is open: the file comes into being in `write`."""
-
-    def write(self, check: Callable[[], None]) -> FileEntry:
-        """Write the file to the disk.
+    def write(self, check: Callable[[], None] = lambda: None) -> FileEntry:
+        """Write, flush and hash the file, with one tensor in memory at a time.
 
         Args:
             check: called every few megabytes; what it raises ends the writing.
 
-        Returns:
-            Its size and sha256.
+        Raises:
+            OSError: with the file's name.
         """
-        try:
-            return self._write(check)
-        except OSError as error:
-            # Writing, other than opening, does not say which file.
-            error.filename = error.filename or str(self.path)
-            raise
-
-    def _write(self, check: Callable[[], None]) -> FileEntry:
         digest = hashlib.sha256()
         unflushed_bytes = size_bytes = 0
-        with open(self.path, "xb", buffering=0) as file:
-            for part in (memoryview(self._header()), *self._parts):
-                for start in range(0, part.nbytes, WRITE_BYTES):
+        try:
+            with open(self.path, "xb", buffering=0) as file:
+                for block in self._blocks():
                     check()
-                    data = part[start : start + WRITE_BYTES]
-                    digest.update(data)
-                    _write_whole(file, data)
-                    size_bytes += data.nbytes
-                    unflushed_bytes += data.nbytes
+                    digest.update(block)
+                    size_bytes += len(block)
+                    unflushed_bytes += len(block)
+                    while block:
+                        block = block[file.write(block) :]
                     if unflushed_bytes >= FLUSH_BYTES:
-                        # Whoever else writes is held up where too much waits for the disk.
+                        # Too much unwritten data would hold up everything else that writes to the disk.
                         os.fdatasync(file.fileno())
                         unflushed_bytes = 0
-            os.fsync(file.fileno())
+                os.fsync(file.fileno())
+        except OSError as error:
+            # Only opening names the file in its error.
+            error.filename = error.filename or str(self.path)
+            raise
         return FileEntry(size_bytes, digest.hexdigest())
 
+    def _blocks(self) -> Iterator[memoryview]:
+        """Yield the header and the tensors' bytes, a few megabytes at a time."""
+        parts = chain([memoryview(self._header())], (_bytes_of(read()) for read in self._reads))
+        for part in parts:
+            for start in range(0, part.nbytes, WRITE_BYTES):
+                yield part[start : start + WRITE_BYTES]
 
-def _write_whole(file: FileIO, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
+    def _header(self) -> bytes:
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % ALIGNMENT)
+        return len(header).to_bytes(LENGTH_BYTES, "little") + header
+
+
+def _bytes_of(value: torch.Tensor) -> memoryview:
+    import torch
+
+    return memoryview(value.contiguous().view(-1).view(torch.uint8).numpy())
 
 
 class TensorFileReader:
-    """Reads ranges of the flat fp32 tensors of a safetensors file.
+    """Reader of ranges of the flat fp32 tensors of a safetensors file.
 
-    Its header is read once; the file itself may be closed and opened again between reads.
+    The header is read once; the file may be closed and opened again between reads.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: FileIO | None = None
-        self._places: dict[str, Any] | None = None
+        self._file: BufferedReader | None = None
+        self._entries: dict[str, Any] | None = None
 
     def open(self) -> None:
-        """Open the file, and the first time read where its tensors lie.
+        """Open the file; the first time, read its header.
 
         Raises:
-            CheckpointError: no such file, or not one of this format.
+            CheckpointError: there is no such file, or it is not of this format.
         """
         try:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
-            if self._places is None:
-                self._places = _read_header(self._file)
+            self._file = open_regular(self.path)
+            if self._entries is None:
+                self._entries = _read_header(self._file)
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: missing; verify the checkpoint or use the one before it") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -188,53 +146,53 @@ class TensorFileReader:
             raise CheckpointError(f"{self.path}: cannot read its header ({error})") from None
 
     def close(self) -> None:
-        """Give the file handle back."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file = None
 
     def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
-        """Fill 1-D contiguous fp32 `target` on the CPU with the tensor's elements from `first` on; the file is open.
+        """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor; the file is open.
 
         Args:
             key: name of the tensor.
-            length: the elements it must have.
+            length: number of elements that the tensor must have.
             first: first element to read.
-            target: as long as what is read.
+            target: as long as the range to read.
 
         Raises:
             CheckpointError: the file is damaged, or holds no such tensor.
         """
         assert self._file is not None
-        start = self._place(key, length) + first * FP32_BYTES
-        room = memoryview(target.numpy()).cast("B")
+        start = self._start(key, length) + first * FP32_BYTES
+        unread = memoryview(target.numpy()).cast("B")
         try:
             self._file.seek(start)
-            while room:
-                count = self._file.readinto(room)
+            while unread:
+                count = self._file.readinto(unread)
                 if not count:
                     raise CheckpointError(f"{self.path}: cannot read {key} (the file ends too early)")
-                room = room[count:]
+                unread = unread[count:]
         except (OSError, OverflowError) as error:
             raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
 
-    def _place(self, key: str, length: int) -> int:
-        """Where the tensor begins in the file, in bytes."""
-        place = (self._places or {}).get(key)
-        if place is None:
+    def _start(self, key: str, length: int) -> int:
+        """Return the first byte of a tensor in the file."""
+        entry = (self._entries or {}).get(key)
+        if entry is None:
             raise CheckpointError(f"{self.path}: cannot read {key} (no such tensor)")
-        if not isinstance(place, tuple):
-            raise CheckpointError(f"{self.path}: cannot read {key} (it is {place!r:.80}, not flat F32)")
-        start, found = place
+        if not isinstance(entry, tuple):
+            raise CheckpointError(f"{self.path}: cannot read {key} (it is {entry}, not flat F32)")
+        start, found = entry
         if found != length:
             raise CheckpointError(f"{self.path}: {key} is F32 [{found}], the index says F32 [{length}]")
         return start
 
 
-def _read_header(file: FileIO) -> dict[str, Any]:
-    """First byte and number of elements of each flat fp32 tensor; of anything else, what the header says.
+def _read_header(file: BufferedReader) -> dict[str, Any]:
+    """Return (first byte, number of elements) of each flat fp32 tensor, and a description of any other.
 
-    Raises ValueError where the file has no header of the format.
+    Raises ValueError if the file has no header of the format.
     """
     size_bytes = os.fstat(file.fileno()).st_size
     header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -243,19 +201,13 @@ def _read_header(file: FileIO) -> dict[str, Any]:
     entries = json.loads(file.read(header_bytes))
     if not isinstance(entries, dict):
         raise ValueError("not an object")
-    return {key: _flat_place(entry, LENGTH_BYTES + header_bytes) or entry for key, entry in entries.items()}
+    return {key: _flat_range(entry, LENGTH_BYTES + header_bytes) or f"{entry!r:.80}" for key, entry in entries.items()}
 
 
-def _flat_place(entry: Any, data_start: int) -> tuple[int, int] | None:
-    if not isinstance(entry, dict) or entry.get("dtype") != "F32":
+def _flat_range(entry: Any, data_start: int) -> tuple[int, int] | None:
+    try:
+        (length,), (first, last) = entry["shape"], entry["data_offsets"]
+        is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
+    except (KeyError, TypeError, ValueError):
         return None
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not _are_integers(shape, 1) or not _are_integers(offsets, 2):
-        return None
-    (length,), (first, last) = shape, offsets
-    return (data_start + first, length) if first >= 0 and last - first == length * FP32_BYTES else None
-
-
-def _are_integers(values: Any, count: int) -> bool:
-    return isinstance(values, list) and len(values) == count and all(type(value) is int for value in values)
+    return (data_start + first, length) if is_flat and 0 <= first == last - length * FP32_BYTES else None

@@ -1,7 +1,7 @@
-"""A run's whole state to a checkpoint and back, in the layout-free form.
+"""Saving and resuming of a run: its complete state to a checkpoint and back.
 
-In: an engine's fragments, the train state, the resolved recipe, the tokenizer's folder. Out: a checkpoint folder.
-Any layout over ranks and any ZeRO stage reads what any other wrote.
+In: an engine's fragments, the train state, the resolved recipe, the tokenizer's folder. Out: a checkpoint folder, which
+any layout over ranks and any ZeRO stage reads.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import torch
 import yaml
 
 from ctxlm_ds.checkpoint.background_save import PendingSave
-from ctxlm_ds.checkpoint.carried import load_carried
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.pieces import merge_index
-from ctxlm_ds.checkpoint.rank_states import RankStates
+from ctxlm_ds.checkpoint.rank_states import RankStates, load_carried
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.saved_state import SOURCES, STATE_NAME, read_saved_state
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.changed_settings import report_resume
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState
 
@@ -37,14 +38,13 @@ logger = logging.getLogger("ctxlm_ds")
 
 FREE_SPACE_SLACK_BYTES = 16 * 2**20
 GIVE_UP_S = 5.0
-SOURCES = "sources"
 
 UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
-"""How checkpoints of version 0.1.0 were written, which do not say so."""
+"""Layout of the checkpoints that do not record it, which version 0.1.0 wrote."""
 
 
 class TrainingCheckpoints:
-    """Saves and resumes one run."""
+    """The checkpoints of one run in training."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class TrainingCheckpoints:
         tokenizer_dir: Path,
         data: Mapping[str, Any],
     ) -> None:
-        """`data` describes the training rows; a resume must find the same.
+        """Take what a checkpoint consists of.
 
-        `sources` in it is a list of training sources: path, documents [first, last), rows, index (the key of its
-        samples, which alone is compared).
+        `data` describes the training rows, and a resume must find the same. Its `sources` are the training sources:
+        path, documents [first, last), rows, and index, the key of its samples; only the key is compared.
         """
         self._manager = manager
         self._engine = engine
@@ -67,44 +67,50 @@ class TrainingCheckpoints:
         self._topology: Topology = engine.topology
         self._pending: PendingSave | None = None
         self._states = RankStates(engine)
+        self.changed_settings: list[str] = []
+        """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
-    # Saving: the Saver of training/saves.py.
+    # Saving; this class is the Saver of training/saves.py.
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint of this moment, complete on return; all ranks call it together.
+        """Write a checkpoint of this moment, complete on return; all ranks call this together.
 
         Raises:
             CheckpointError: a rank could not write; nothing is left behind and older checkpoints are untouched.
         """
-        finish, num_bytes = self._finisher(state), self._states.bytes_of_all_ranks()
-        self._manager.save(state.step, self._states.write, finish, num_bytes + FREE_SPACE_SLACK_BYTES)
+        self._manager.save(state.step, self._states.write, self._finisher(state), self._needed_bytes())
 
     def begin(self, state: TrainState) -> None:
-        """Copy this moment into memory and write it in the background; without `checkpoint.overlap`, or without the
-        memory, write it at once.
+        """Copy this moment into memory and write it in the background.
+
+        Without `checkpoint.overlap`, or without enough memory, write it before this returns.
 
         Raises:
-            CheckpointError: there is no room, or (where it was written at once) a rank could not write.
+            CheckpointError: there is no space, or a rank could not write.
         """
         assert self._pending is None
         if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
             self.save(state)
             return
-        finish, num_bytes = self._finisher(state), self._states.bytes_of_all_ranks()
-        self._pending = self._manager.begin(state.step, self._states.copy, finish, num_bytes + FREE_SPACE_SLACK_BYTES)
+        self._pending = self._manager.begin(
+            state.step, self._states.copy, self._finisher(state), self._needed_bytes()
+        )
+
+    def _needed_bytes(self) -> int:
+        return self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES
 
     @property
     def pending(self) -> bool:
-        """Whether a save that was begun is not complete; alike on every rank."""
+        """Return whether a save has begun and is not complete; the same on every rank."""
         return self._pending is not None
 
     @property
     def busy(self) -> bool:
-        """Whether this rank still works on its part of the pending save."""
+        """Return whether this rank still works on its part of the pending save."""
         return self._pending is not None and self._pending.busy
 
     def advance(self) -> None:
-        """Take the pending save one collective part further.
+        """Do the next collective part of the pending save.
 
         Raises:
             CheckpointError: it failed; it is no longer pending.
@@ -118,38 +124,37 @@ class TrainingCheckpoints:
                 self._pending = None
 
     def pending_age_s(self) -> float | None:
-        """Seconds since the save began that is still being written; None without one. From any thread."""
+        """Return the seconds since the pending save began; None without one. From any thread."""
         pending = self._pending
         return None if pending is None else time.monotonic() - pending.began_s
 
     def abandon(self) -> None:
-        """Stop this rank's writing, as the process is about to end; no collective."""
+        """Stop this rank's writing before the process ends; no collective."""
         self._states.give_up()
         if self._pending is not None:
             self._pending.wait_for_threads(GIVE_UP_S)
 
     def last_good(self) -> str | None:
-        """The newest checkpoint known to be intact."""
+        """Return the newest checkpoint known to be intact."""
         folder = self._manager.last_good()
         return None if folder is None else str(folder)
 
     def _finisher(self, state: TrainState) -> Callable[[Path, list[Any]], None]:
-        """What rank 0 adds to the pieces: all of it of this moment."""
-        scalars, described = self._engine.scalars(), json.dumps(self._describe(state), indent=1)
+        """Return the function by which rank 0 adds the other files, all of this moment."""
+        scalars = self._engine.scalars()
+        document = {"train_state": state.to_dict(), "data": self._data, "environment": self._environment()}
+        described = json.dumps(document, indent=1)
 
-        def finish(folder: Path, pieces_by_rank: list[Any]) -> None:
-            merge_index(folder, pieces_by_rank, scalars)
-            (folder / "state.json").write_text(described)
+        def finish(folder: Path, chunks_by_rank: list[Any]) -> None:
+            merge_index(folder, chunks_by_rank, scalars)
+            (folder / STATE_NAME).write_text(described)
             (folder / "config.yaml").write_text(dump_config(self._config))
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
         return finish
 
-    def _describe(self, state: TrainState) -> dict[str, Any]:
-        return {"train_state": state.to_dict(), "data": self._data, "environment": self._environment()}
-
     def _environment(self) -> dict[str, Any]:
-        """All that a bitwise continuation needs to be the same."""
+        """Return what must be the same for a bitwise resume."""
         return {
             "world_size": self._topology.world_size,
             "tensor_parallel_size": self._topology.tensor_parallel_size,
@@ -166,53 +171,61 @@ class TrainingCheckpoints:
         }
 
     def resume(self, folder: Path | None) -> TrainState | None:
-        """Load a checkpoint of this run (CheckpointManager.find_resumable); None where the run has none.
+        """Load a checkpoint of this run (CheckpointManager.find_resumable) and return its state; None without one.
 
         Raises:
-            CheckpointError: the checkpoint belongs to another model, data or seed.
+            CheckpointError: the checkpoint is damaged, or belongs to another model, data or seed.
         """
         if folder is None:
             return None
-        described = json.loads((folder / "state.json").read_text())
+        described = read_saved_state(folder)
+        if not described:
+            raise CheckpointError(
+                f"{folder}: no {STATE_NAME}, so this run cannot be resumed; start a new run from its weights: "
+                f"--set initialize_from={folder} run_dir=NEW_FOLDER"
+            )
         refuse_changed_settings(folder, self._config)
         refuse_changed_data(folder, described["data"], self._data)
         reader = CheckpointReader(folder)
         scalars = reader.scalars()
-        self._load_pieces(reader, int(scalars["optimizer_updates"]))
+        self._load_chunks(reader, int(scalars.get("optimizer_updates", 0)))
         self._engine.restore_scalars(scalars)
         load_carried(self._engine, reader, described["environment"])
-        self._say_if_not_bitwise(described["environment"])
-        return TrainState.from_dict(described["train_state"])
+        state = TrainState.from_dict(described["train_state"])
+        saved_config = load_saved_config(folder / "config.yaml")
+        differences = self._changed_environment(described["environment"])
+        self.changed_settings = report_resume(saved_config, self._config, state.step, differences)
+        return state
 
-    def _load_pieces(self, reader: CheckpointReader, updates: int) -> None:
+    def _load_chunks(self, reader: CheckpointReader, updates: int) -> None:
         kinds = reader.moment_kinds()
         if kinds:
             self._engine.prepare_optimizer_state(updates, kinds)
         for fragment in self._engine.fragments():
-            place = (fragment.start, fragment.length, fragment.shard)
-            fragment.weight().copy_(reader.read(fragment.name, "weight", *place))
+            held = (fragment.start, fragment.length, fragment.shard)
+            fragment.weight().copy_(reader.read(fragment.name, WEIGHT_KIND, *held))
             for kind in kinds:
                 view = fragment.moment(self._engine.optimizer_state(fragment.owner), kind)
-                view.copy_(reader.read(fragment.name, kind, *place))
+                view.copy_(reader.read(fragment.name, kind, *held))
         self._engine.weights_changed()
 
-    def _say_if_not_bitwise(self, saved: Mapping[str, Any]) -> None:
+    def _changed_environment(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return what keeps the resume from being bitwise, as `name old -> new`."""
         now = self._environment()
         before = {**UNSPLIT, **saved}
         different = [f"{key} {before.get(key)} -> {value}" for key, value in now.items() if before.get(key) != value]
         if now["device"] == "cuda" and not self._config.training.deterministic:
             different.append("training.deterministic is false on CUDA")
-        if different:
-            logger.info("resuming exactly, but not bitwise: %s", ", ".join(different))
+        return different
 
 
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
-    """Compare the settings that a run cannot change with those of its checkpoint; needs neither data nor an engine.
+    """Compare the settings that a run cannot change with those of its checkpoint, without data or an engine.
 
     Raises:
-        CheckpointError: lists every one that differs.
+        CheckpointError: lists every setting that differs.
     """
-    # Loaded, not only parsed: settings that are younger than the checkpoint have their defaults.
+    # Loading gives settings that are newer than the checkpoint their defaults.
     saved_config = load_saved_config(folder / "config.yaml")
     before, now = _fixed_settings(saved_config), _fixed_settings(config)
     changed = [
@@ -239,7 +252,7 @@ def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str
 
 
 def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
-    """A line for each change of how often sources come (their paths may change: indexes are compared by content)."""
+    """Return a line for each change of weights or epochs; paths may change, since indexes are compared by content."""
     before = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in saved.data.train]
     now = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in current.data.train]
     if len(before) != len(now):
@@ -252,7 +265,7 @@ def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
 
 
 def _changed_sources(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each training source whose samples are not those of the checkpoint."""
+    """Return a line for each training source whose samples are not those of the checkpoint."""
     return [
         f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
         for number, (before, after) in enumerate(zip_longest(saved, now))
@@ -276,7 +289,7 @@ def _refuse(folder: Path, changed: Sequence[str]) -> None:
 
 
 def _fixed_settings(config: RunConfig) -> dict[str, Any]:
-    """What a run cannot change: every single value, by its full name."""
+    """Return every value that a run cannot change, by its full name."""
     settings = yaml.safe_load(dump_config(config))
     return dict(leaf for key in config.fixed_settings for leaf in _leaves(_lookup(settings, key), key))
 

@@ -1,24 +1,19 @@
-"""DeepSpeed's universal checkpoint format, to and from the layout-free form, without importing deepspeed.
+"""Export of a checkpoint to DeepSpeed's universal format, without importing deepspeed.
 
-The format (deepspeed/checkpoint/ds_to_universal.py and universal_checkpoint.py, 0.19) is a folder a step:
+The format (deepspeed/checkpoint/ds_to_universal.py and universal_checkpoint.py, 0.19) is a folder per step:
 
     latest_universal                               the step's folder
-    global_stepN/zero/NAME/fp32.pt, exp_avg.pt …   {"param": whole tensor}, or under ZeRO-3 the flat tensor itself
+    global_stepN/zero/NAME/fp32.pt, exp_avg.pt …   {"param": full tensor}, or under ZeRO-3 the flat tensor itself
     global_stepN/zero/NAME/step.pt                 the optimizer's count (ZeRO 1 and 2)
     global_stepN/zero/optimizer_state.pt           settings of the parameter groups
     global_stepN/mp_rank_00_model_states.pt        counters and client state (zero_pp_rank_0_… under ZeRO-3)
 
-What is written loads with `engine.load_checkpoint` of an engine with `checkpoint.load_universal: true`: under ZeRO 1
-and 2, under tensor parallelism too (cuts are marked as DeepSpeed marks them), under ZeRO-3 without it. DeepSpeed does
-not load the format under ZeRO 0, names parameters otherwise inside a PipelineModule, and under ZeRO-3 gives all groups
-one shared step count, which only its own Adam survives. A learning-rate scheduler is not part of it: pass
-load_lr_scheduler_states=False where the engine has one.
-In: a checkpoint. Out: such a folder. Not here: reading one (universal_import.py).
+In: a checkpoint. Out: such a folder; docs/checkpoints.md says which engines load it. Not here: reading one
+(universal_import.py).
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +24,10 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND
 from ctxlm_ds.checkpoint.folders import find_verified
-from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
 from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.errors import CheckpointError
@@ -45,11 +42,11 @@ STEP_FILE = "step"
 PARAM = "param"
 STATE_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 CLIENT_KEY = "ctxlm_ds"
-"""Of the client state: what a resume by this project needs besides tensors."""
+"""Key of the client state with what a resume by this project needs in addition to tensors."""
 MAX_GROUPS = 64
-"""More parameter groups than an engine has; DeepSpeed takes as many as there are in both."""
+"""More parameter groups than an engine has; DeepSpeed reads only as many as the engine has."""
 BYTES_PER_FILE = 2048
-"""Of a .pt file, besides its tensor."""
+"""Size of a .pt file without its tensor."""
 SPACE_SLACK_BYTES = 16 * 2**20
 
 
@@ -63,7 +60,7 @@ class Exported:
     num_parameters: int
 
     def describe(self) -> list[str]:
-        """Lines for a person."""
+        """Return lines for a person."""
         return [
             f"{self.source}, step {self.step}: {self.num_parameters:,} parameters with their optimizer states",
             f"wrote {self.output}",
@@ -81,22 +78,23 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
             that of the optimizer which wrote the checkpoint.
 
     Raises:
-        CheckpointError: no checkpoint, a damaged one, one without optimizer states, no room, or `output` is taken.
+        CheckpointError: the checkpoint is missing, damaged or without optimizer states, the disk is too full, or
+            `output` exists.
     """
     check_new(output, checkpoint)
     source, manifest = find_verified(checkpoint)
     reader = CheckpointReader(source)
     if not reader.moment_kinds():
         raise CheckpointError(
-            f"{source} holds weights alone, and DeepSpeed loads the format with optimizer states only; train a step "
+            f"{source} holds weights alone, and DeepSpeed loads the format only with optimizer states; train a step "
             "first, or give another checkpoint"
         )
     config = load_saved_config(source / "config.yaml")
     whole = describe_model(config.model, OBJECTIVES.get(config.objective.name).outputs)
-    elements = total_elements(reader)
+    elements = sum(reader.num_elements(name) * len(reader.kinds(name)) for name in reader.names())
     files = sum(1 + len(reader.kinds(name)) for name in reader.names())
     require_space(output, elements * FP32_BYTES + files * BYTES_PER_FILE)
-    saved = _saved_state(source)
+    saved = read_saved_state(source)
     updates = int(reader.scalars().get("optimizer_updates", manifest.step))
     as_int = _counts_in_int(saved) if step_form == "auto" else step_form == "int"
     step = updates if as_int else torch.tensor(float(updates))
@@ -116,23 +114,23 @@ def _write_parameters(reader: CheckpointReader, whole: WholeModel, zero: Path, s
     done = 0
     with byte_progress("to-universal", elements * FP32_BYTES) as progress:
         for name in reader.names():
-            place = zero / name
-            place.mkdir(parents=True)
+            folder = zero / name
+            folder.mkdir(parents=True)
             marks = cut_marks(whole.facts[name].split, len(whole.shapes[name]))
-            torch.save(step, place / f"{STEP_FILE}.pt")
+            torch.save(step, folder / f"{STEP_FILE}.pt")
             for kind in reader.kinds(name):
                 value = reader.read_full(name, kind)
                 file = WEIGHT_FILE if kind == WEIGHT_KIND else kind
-                torch.save({PARAM: value, **marks}, place / f"{file}.pt")
+                torch.save({PARAM: value, **marks}, folder / f"{file}.pt")
                 done += value.numel() * FP32_BYTES
                 progress.update(done, name)
 
 
 def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
-    """Return how DeepSpeed is to cut a whole parameter of so many dimensions for tensor-parallel ranks.
+    """Return how DeepSpeed cuts a parameter of `num_dims` dimensions for tensor-parallel ranks.
 
     Raises:
-        CheckpointError: the parameter's blocks are not equal, which the format cannot say.
+        CheckpointError: the parameter's blocks are not equal, which the format cannot express.
     """
     if split is None or split.axis == "rows" and not split.blocks:
         return {"cat_dim": 0}
@@ -146,7 +144,7 @@ def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
 
 
 def _optimizer_state(updates: int) -> dict[str, Any]:
-    """Groups without settings: the engine keeps its own weight decay, betas and rate (for stage 3 as well)."""
+    """Return groups without settings, so that the engine keeps its weight decay, betas and learning rate."""
     groups: list[dict[str, Any]] = [{"params": []} for _ in range(MAX_GROUPS)]
     return {
         "param_groups": groups,
@@ -171,39 +169,28 @@ def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: Chec
     }
 
 
-def _saved_state(source: Path) -> dict[str, Any]:
-    """state.json of a checkpoint; empty for imported weights."""
-    path = source / "state.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
 def _counts_in_int(saved: Mapping[str, Any]) -> bool:
     chosen = str(saved.get("environment", {}).get("optimizer", ""))
     return "=deepspeed" in chosen or "=apex" in chosen
 
 
 def check_new(output: Path, source: Path) -> None:
-    """Raise CheckpointError where `output` is taken, or lies in the source or around it."""
+    """Raise CheckpointError if `output` exists, or if it and the source contain each other."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise CheckpointError(f"{output} exists and is never overwritten; give another --output")
     target, origin = output.resolve(), source.resolve()
     if target.is_relative_to(origin) or origin.is_relative_to(target):
-        raise CheckpointError(f"{output} and the source {source} lie in each other; give another --output")
+        raise CheckpointError(f"{output} and the source {source} contain each other; give another --output")
 
 
 def require_space(output: Path, needed_bytes: int) -> None:
-    """Raise CheckpointError where the disk of `output` has less room than will be written."""
-    place = output.resolve()
-    while not place.exists():
-        place = place.parent
-    free_bytes = shutil.disk_usage(place).free
+    """Raise CheckpointError if the disk of `output` has less free space than will be written."""
+    folder = output.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes + SPACE_SLACK_BYTES:
         raise CheckpointError(
-            f"{output} needs {needed_bytes / 1e9:.2f} GB and {place} has {free_bytes / 1e9:.2f} GB left; free space "
+            f"{output} needs {needed_bytes / 1e9:.2f} GB and {folder} has {free_bytes / 1e9:.2f} GB left; free space "
             "there or give another --output"
         )
-
-
-def total_elements(reader: CheckpointReader) -> int:
-    """Elements of all weights and moments."""
-    return sum(reader.num_elements(name) * len(reader.kinds(name)) for name in reader.names())

@@ -1,10 +1,9 @@
-"""A checkpoint in DeepSpeed's universal format as one of this project.
+"""Import of a checkpoint in DeepSpeed's universal format as a run of this project.
 
-In: what deepspeed/checkpoint/ds_to_universal.py wrote (of ZeRO 1, 2 or 3) or universal.py did, and the recipe of its
-model; the parameters must bear this project's names (an engine over models/layers.LayerSequence). Out: a run folder
-with weights and moments. One of a run of this project goes on where it stood; of any other run the place in the data is
-unknown, so it serves initialize_from and exports. The files are pickles: they are read as tensors and plain values, and
-one that holds more is refused unread.
+In: what DeepSpeed's ds_to_universal.py wrote (of ZeRO 1, 2 or 3) or universal.py did, and the recipe of its model; the
+parameters must have this project's names. Out: a run folder with weights and moments. A run of this project resumes; of
+any other run the place in the data is unknown, so it serves initialize_from and exports. The files are pickles; they
+are read as tensors and plain values only, and a file that holds more is refused unread.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ import torch
 
 from ctxlm_ds.atomic import fsync_tree, output_folder
 from ctxlm_ds.checkpoint import folders
-from ctxlm_ds.checkpoint.layout_free import WEIGHT_KIND, PieceWriter, merge_index
-from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.manifest import MAX_STEP, hash_files, list_files, write_manifest
+from ctxlm_ds.checkpoint.saved_state import STATE_NAME
+from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.checkpoint.universal import (
     CLIENT_KEY,
     LATEST_NAME,
@@ -42,12 +44,13 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
+CLIENT_PARTS = ("train_state", "data", "environment", "scalars")
 STATE_PATTERN = "*mp_rank_00_model_states.pt"
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was read and written."""
+    """Result of an import."""
 
     source: Path
     output: Path
@@ -55,10 +58,10 @@ class Imported:
     num_parameters: int
     moments: tuple[str, ...]
     resumes: bool
-    """Whether the place in the data is known."""
+    """True if the place in the data is known."""
 
     def describe(self) -> list[str]:
-        """Lines for a person."""
+        """Return lines for a person."""
         moments = ", ".join(self.moments) or "no moments"
         following = "run_dir" if self.resumes else "initialize_from"
         reason = "" if self.resumes else " (its place in the data is unknown, so it is not resumed)"
@@ -86,10 +89,10 @@ def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> Import
     Args:
         checkpoint: folder with `latest_universal`, or one step's folder (with `zero` in it).
         output: folder to make; it appears when it is complete.
-        recipe: of the model, with the tokenizer's path.
+        recipe: recipe of the model, with the tokenizer's path.
 
     Raises:
-        CheckpointError: not such a folder, damaged, of another model, no room, or `output` is taken.
+        CheckpointError: the folder is damaged or of another model, the disk is too full, or `output` exists.
         ConfigError: the recipe is wrong or names no tokenizer.
     """
     check_new(output, checkpoint)
@@ -105,25 +108,22 @@ def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> Import
     progress = _read_progress(source, next(iter(shapes)))
     logger.info("importing %s at step %d", source, progress.step)
     with _new_run(output, progress.step) as folder:
-        _write_pieces(folder, source, shapes, kinds, progress)
+        _write_chunks(folder, source, shapes, kinds, progress)
         tokenizer.save(folder / "tokenizer")
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        (folder / "state.json").write_text(json.dumps(_state(progress), indent=1), encoding="utf-8")
+        (folder / STATE_NAME).write_text(json.dumps(_state(progress), indent=1), encoding="utf-8")
     moments = tuple(kind for kind in kinds if kind != WEIGHT_KIND)
     return Imported(source, output, progress.step, elements, moments, bool(progress.saved))
 
 
 @contextmanager
 def _new_run(output: Path, step: int) -> Iterator[Path]:
-    """Fill a run's only checkpoint of a step; the run appears when it is complete, with manifest and `latest`.
-
-    Yields the checkpoint's folder.
-    """
+    """Yield the folder of a run's only checkpoint; the run appears when it is complete, with manifest and `latest`."""
     with output_folder(output) as run:
         folder = run / folders.CHECKPOINTS_DIR / folders.step_name(step)
         folder.mkdir(parents=True)
         yield folder
-        # What the manifest lists must be on the disk before it.
+        # The files must be on the disk before the manifest that lists them.
         fsync_tree(folder)
         write_manifest(folder, step, hash_files(folder, list_files(folder)))
         (run / folders.CHECKPOINTS_DIR / folders.LATEST_NAME).write_text(folder.name + "\n", encoding="utf-8")
@@ -135,7 +135,7 @@ def _find_step(checkpoint: Path) -> Path:
     if latest.is_file():
         tag = latest.read_text(encoding="utf-8", errors="replace").strip()
         if not tag or Path(tag).name != tag:
-            raise CheckpointError(f"{latest} names no folder beside it: {tag!r}")
+            raise CheckpointError(f"{latest} does not name a folder next to it: {tag!r}")
         checkpoint = checkpoint / tag
     if not (checkpoint / "zero").is_dir():
         raise CheckpointError(
@@ -146,7 +146,7 @@ def _find_step(checkpoint: Path) -> Path:
 
 
 def _shapes(config: RunConfig, source: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of the recipe's model, which must be those of the folder."""
+    """Return the shape of every parameter of the recipe's model, which must be those of the folder."""
     outputs = OBJECTIVES.get(config.objective.name).outputs
     table = vocabulary_table(config.model, outputs)
     width = describe_model(config.model.model_copy(update={"vocab_size": 1}), outputs).shapes[table][1]
@@ -166,26 +166,34 @@ def _shapes(config: RunConfig, source: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _kinds(source: Path, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Weight and moments; a parameter that never had a gradient may have none of these."""
+    """Return the kinds of tensors: the weight and the moments, which a parameter without gradients may lack."""
     files = {path.stem for name in shapes for path in (source / "zero" / name).glob("*.pt")}
     return [WEIGHT_KIND, *sorted(files - {WEIGHT_FILE, STEP_FILE})]
 
 
-def _write_pieces(
+def _write_chunks(
     folder: Path, source: Path, shapes: Mapping[str, tuple[int, ...]], kinds: list[str], progress: _Progress
 ) -> None:
-    writer = PieceWriter(folder, 0)
+    writer = ChunkWriter(folder, 0)
     elements = sum(math.prod(shape) for shape in shapes.values())
     done = 0
+
+    def read(name: str, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
+        nonlocal done
+        done += math.prod(shape) * FP32_BYTES
+        bar.update(done, name)
+        return _read(source, name, kind, shape)
+
+    for name, shape in shapes.items():
+        stored = _step(source, name)
+        if stored not in (None, progress.updates):
+            raise CheckpointError(f"{source}: {name} has had {stored} updates, others {progress.updates}")
+        for kind in kinds:
+            writer.add(name, kind, shape, 0, LazyTensor(math.prod(shape), partial(read, name, kind, shape)))
     with byte_progress("from-universal", elements * len(kinds) * FP32_BYTES) as bar:
-        for name, shape in shapes.items():
-            _check_step(source, name, progress.updates)
-            for kind in kinds:
-                writer.add(name, kind, shape, 0, _read(source, name, kind, shape))
-                done += math.prod(shape) * FP32_BYTES
-                bar.update(done, name)
+        written = writer.write()
     scalars = dict(progress.saved.get("scalars", {}))
-    merge_index(folder, [writer.close()], {**scalars, "optimizer_updates": progress.updates})
+    merge_index(folder, [written.value], {**scalars, "optimizer_updates": progress.updates})
 
 
 def _read(source: Path, name: str, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -193,7 +201,7 @@ def _read(source: Path, name: str, kind: str, shape: tuple[int, ...]) -> torch.T
     if kind != WEIGHT_KIND and not path.is_file():
         return torch.zeros(math.prod(shape))
     value = _load_tensor(path)
-    # ZeRO-3's are flat.
+    # Tensors of ZeRO-3 are flat.
     if tuple(value.shape) not in (shape, (math.prod(shape),)):
         raise CheckpointError(f"{path}: shape {tuple(value.shape)}, the recipe's model has {shape}")
     return value.reshape(-1).float()
@@ -207,7 +215,7 @@ def _read_progress(source: Path, name: str) -> _Progress:
     if not isinstance(state, dict):
         raise CheckpointError(f"{paths[0]} holds no state of a run")
     counters = [state.get(key, 0) for key in ("global_steps", "skipped_steps", "global_samples")]
-    if not all(type(counter) is int and counter >= 0 for counter in counters):
+    if not all(type(counter) is int and 0 <= counter < MAX_STEP for counter in counters):
         raise CheckpointError(f"{paths[0]}: global_steps, skipped_steps, global_samples are {counters}")
     step, skipped, rows = counters
     saved = state.get(CLIENT_KEY)
@@ -216,20 +224,20 @@ def _read_progress(source: Path, name: str) -> _Progress:
 
 
 def _plain(saved: Any, path: Path) -> dict[str, Any]:
-    """The client state of a run of this project, which is JSON."""
+    """Return the client state of a run of this project, which is JSON."""
     if saved is None:
         return {}
     try:
         plain = json.loads(json.dumps(saved))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {CLIENT_KEY} is not plain data ({error})") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("train_state", {}), dict):
+    if not isinstance(plain, dict) or not all(isinstance(plain.get(key, {}), dict) for key in CLIENT_PARTS):
         raise CheckpointError(f"{path}: {CLIENT_KEY} is not the state of a run")
     return plain
 
 
 def _state(progress: _Progress) -> dict[str, Any]:
-    """state.json: of another program's run the data is unknown, and a resume says so."""
+    """Return state.json; for another program's run the data is unknown, and a resume reports that."""
     if progress.saved:
         return {key: progress.saved.get(key, {}) for key in ("train_state", "data", "environment")}
     train_state = {
@@ -240,12 +248,6 @@ def _state(progress: _Progress) -> dict[str, Any]:
         "seconds": 0.0,
     }
     return {"train_state": train_state, "data": {}, "environment": {}}
-
-
-def _check_step(source: Path, name: str, updates: int) -> None:
-    stored = _step(source, name)
-    if stored not in (None, updates):
-        raise CheckpointError(f"{source}: {name} has had {stored} updates, others {updates}")
 
 
 def _step(source: Path, name: str) -> int | None:

@@ -1,8 +1,8 @@
-"""The supervisor of a pretraining job: starts the ranks by srun, and sees to it that the run goes on.
+"""The supervisor of a pretraining job: starts the ranks by srun, and restarts or requeues them.
 
 `python -m ctxlm_ds.cluster.job -- RECIPE [options of ctxlm_ds.pretrain]` in a batch script (slurm/pretrain.sbatch).
 In: the job's environment. Out: the job's exit status, the readable log on stdout, FAILURE, REQUEUE and GIVE_UP events.
-Not here: the decision table (decide.py), a start of the ranks (ranks.py).
+Not here: the decision table (restart_policy.py), a start of the ranks (rank_start.py).
 """
 
 from __future__ import annotations
@@ -11,77 +11,72 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.cluster import attempts
-from ctxlm_ds.cluster.attempts import START_FILE
-from ctxlm_ds.cluster.commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
-from ctxlm_ds.cluster.context import JobContext, read_context, show, tell
-from ctxlm_ds.cluster.decide import Action, Ended, Outcome, Situation, decide
-from ctxlm_ds.cluster.evidence import report
-from ctxlm_ds.cluster.notices import LEAST_TIME_S, Notices, still_ours, time_left_s
-from ctxlm_ds.cluster.ranks import RankStart, RankStarter
+from ctxlm_ds.cluster import start_records
+from ctxlm_ds.cluster.job_context import JobContext, log, read_context, show
+from ctxlm_ds.cluster.rank_failures import report
+from ctxlm_ds.cluster.rank_start import RankStart, RankStarter
+from ctxlm_ds.cluster.restart_policy import Action, Outcome, Situation, decide
 from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
+from ctxlm_ds.cluster.signals import LEAST_TIME_S, JobSignals, still_ours, time_left_s
+from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
 from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event, is_completed
 
 DELAY_GROWTH = 4.0
 MAX_DELAY_S = 600.0
 OWNS = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD")
-"""States of a job that has the run or will resume it. One that is completing gives it back in a moment."""
+"""States of a job that has the run or will resume it. A completing job gives it back soon."""
 FINE = (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; a user's mistake ends with one message and exit status 2."""
-    notices = Notices().install()
+    signals = JobSignals().install()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return supervise(read_context(words[1:] if words[:1] == ["--"] else words), notices)
-    except ClusterError as error:
-        show(f"error: {error}")
-        return EXIT_UNEXPECTED
+        return supervise(read_context(words[1:] if words[:1] == ["--"] else words), signals)
     except (CtxlmError, OSError) as error:
         show(f"error: {error}")
-        return EXIT_USER_ERROR
+        return EXIT_UNEXPECTED if isinstance(error, ClusterError) else EXIT_USER_ERROR
 
 
-def supervise(context: JobContext, notices: Notices) -> int:
-    """Start after start, until there is a reason to end; the job's exit status."""
+def supervise(context: JobContext, signals: JobSignals) -> int:
+    """Start the ranks until there is a reason to end; return the job's exit status."""
     refuse_if_taken(context)
     for line in misspelt(context.environ):
-        tell(line)
+        log(line)
     successors = Successors(context)
     endings = Endings(context, successors)
-    starter = RankStarter(context, notices, endings.on_term)
-    for attempt in attempts.cut_short(context.run_dir, context.chain):
-        why = attempts.note_cut_short(context.run_dir, attempt)
-        tell(f"start {attempt.name} on {attempt.nodes} ended with its job: {why}")
+    starter = RankStarter(context, signals, endings.on_term)
+    for record in start_records.cut_short(context.run_dir, context.chain):
+        why = start_records.note_cut_short(context.run_dir, record)
+        log(f"start {record.name} on {record.nodes} ended with its job: {why}")
     if context.settings.restart == "successor":
-        tell(f"job {successors.submit()} waits to follow this one")
+        log(f"job {successors.submit()} waits to follow this one")
     while True:
         start = starter.start()
-        action = decide(look(context, notices, start, starter.nodes))
+        action = decide(look(context, signals, start, starter.nodes))
         if action is not Action.RESTART:
             return endings.end(action, start, starter.exclude)
         endings.restart(start)
-        pause(context, notices, start)
+        pause(context, signals, start)
 
 
-def look(context: JobContext, notices: Notices, start: RankStart, nodes: Sequence[str]) -> Situation:
-    """Everything that the decision rests on; `nodes` are those that the ranks need."""
+def look(context: JobContext, signals: JobSignals, start: RankStart, nodes: Sequence[str]) -> Situation:
+    """Collect the facts for the decision; `nodes` are those that the ranks need."""
     job = show_job(context.job_id)
-    run_dir, attempt = context.run_dir, start.attempt
+    run_dir, record = context.run_dir, start.record
     # This start is not on record yet.
-    fruitless = len(attempts.fruitless_starts(run_dir, attempt)) + attempts.is_fruitless(run_dir, attempt)
+    fruitless = len(start_records.fruitless_starts(run_dir, record)) + start_records.is_fruitless(run_dir, record)
     return Situation(
         outcome=start.ended.outcome,
         still_ours=job.restarts <= context.restarts and still_ours(job),
-        time_is_up=bool(notices) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
+        time_is_up=bool(signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
         broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(nodes)),
         fruitless_starts=fruitless,
         max_restarts=context.settings.max_restarts,
@@ -89,13 +84,13 @@ def look(context: JobContext, notices: Notices, start: RankStart, nodes: Sequenc
     )
 
 
-def pause(context: JobContext, notices: Notices, start: RankStart) -> None:
-    """Wait a little before a restart in place, longer with each start that brings nothing, unless a signal comes."""
-    fruitless = len(attempts.fruitless_starts(context.run_dir, start.attempt))
+def pause(context: JobContext, signals: JobSignals, start: RankStart) -> None:
+    """Wait before a restart in this allocation, longer with each start without progress, unless a signal comes."""
+    fruitless = len(start_records.fruitless_starts(context.run_dir, start.record))
     delay_s = min(MAX_DELAY_S, context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
-    if delay_s and not notices:
-        tell(f"starting again in {format_duration(delay_s)}")
-        notices.sleep(delay_s)
+    if delay_s and not signals:
+        log(f"starting again in {format_duration(delay_s)}")
+        signals.sleep(delay_s)
 
 
 def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) -> None:
@@ -104,50 +99,39 @@ def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) 
     Raises:
         ConfigError: another job has it; the message names the job.
     """
-    if context.restarts or context.chain != context.job_id or _is_complete(context.run_dir):
+    run_dir = context.run_dir
+    # A complete run may be extended by another job (a second phase).
+    if context.restarts or context.chain != context.job_id or is_completed(run_dir):
         return
-    for job_id in _jobs_of(context.run_dir):
+    newest = run_dir / ATTEMPTS_DIR / (newest_attempt(run_dir) or "")
+    records = [run_dir / RECORD_NAME, newest / start_records.START_FILE]
+    for job_id in filter(None, map(read_job_id, records)):
         with contextlib.suppress(ClusterError):  # Slurm has forgotten it
             state = show(job_id).state
             if job_id != context.job_id and state in OWNS:
                 raise ConfigError(
-                    f"{context.run_dir} is the run of job {job_id}, which is {state.lower()}. Wait until it ends, "
+                    f"{run_dir} is the run of job {job_id}, which is {state.lower()}. Wait until it ends, "
                     f"cancel it (scancel {job_id}), or choose another run_dir"
                 )
 
 
-def _is_complete(run_dir: Path) -> bool:
-    """A job may go on with another run after it (a second phase)."""
-    ends = [event for event in read_history(run_dir) if event["event"] == END]
-    return bool(ends) and bool(ends[-1].get("completed"))
-
-
-def _jobs_of(run_dir: Path) -> list[str]:
-    """The job that started the run last, and the one that follows it."""
-    found = [read_job_id(run_dir / RECORD_NAME)]
-    attempt = newest_attempt(run_dir)
-    if attempt is not None:
-        found.append(read_job_id(run_dir / ATTEMPTS_DIR / attempt / START_FILE))
-    return [job_id for job_id in found if job_id]
-
-
 class Endings:
-    """The ends of one job's starts, and its own."""
+    """The ends of one job's starts, and of the job."""
 
     def __init__(self, context: JobContext, successors: Successors) -> None:
         self._context = context
         self._successors = successors
 
     def restart(self, start: RankStart) -> None:
-        """Note and report a start after which another follows in this allocation."""
+        """Record and report a start after which another follows in this allocation."""
         self._note(start, FAILURE)
         self._report(start)
 
     def end(self, action: Action, start: RankStart, exclude: tuple[str, ...] = ()) -> int:
-        """Carry out every action but a restart; the job's exit status.
+        """Carry out every action but a restart; return the job's exit status.
 
         Raises:
-            ClusterError: Slurm neither requeues the job nor takes a successor.
+            ClusterError: Slurm neither requeues the job nor accepts a successor.
         """
         if action is Action.CONTINUE_LATER:
             return self._continue_later(start, exclude)
@@ -158,30 +142,28 @@ class Endings:
         return self._stop(start)
 
     def _stop(self, start: RankStart) -> int:
-        """For good, well or badly."""
         ended = start.ended
         self._successors.cancel()
         if ended.outcome in FINE:
             self._note(start, "")
-            tell(f"{ended.outcome.value}: {ended.why}")
+            log(ended.describe())
             return 0
         self._note(start, FAILURE)
-        tell(f"{ended.outcome.value}; not started again")
+        log(f"{ended.outcome.value}; not started again")
         self._report(start)
         return ended.exit_status or EXIT_UNEXPECTED
 
     def _continue_later(self, start: RankStart, exclude: tuple[str, ...]) -> int:
         if start.ended.outcome is Outcome.FAILED:
-            self._note(start, FAILURE)
-            self._report(start)
-        tell(f"{_in_words(start.ended)}; putting the job back into the queue")
+            self.restart(start)
+        log(f"{start.ended.describe()}; putting the job back into the queue")
         how = self._put_back(exclude)
         self._note(start, REQUEUE, how=how)
-        tell(how)
+        log(how)
         return 0
 
     def _put_back(self, exclude: tuple[str, ...]) -> str:
-        """Requeue or submit a successor, as the settings and the cluster allow; in words."""
+        """Requeue the job or submit a successor, as the settings and the cluster allow; return what was done."""
         mode, job_id = self._context.settings.restart, self._context.job_id
         if mode != "successor":
             try:
@@ -196,19 +178,19 @@ class Endings:
         return f"job {self._successors.submit(exclude)} follows this one"
 
     def _leave(self, start: RankStart) -> int:
-        """Slurm or a person has requeued or cancelled the job: it is theirs."""
+        """Leave a job that Slurm or a person has requeued or cancelled."""
         requeued = show_job(self._context.job_id).restarts > self._context.restarts
-        how = "Slurm has requeued the job" if requeued else attempts.CANCELLED
+        how = "Slurm has requeued the job" if requeued else start_records.CANCELLED
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
         if not requeued:
             self._successors.cancel(begun=True)
-        tell(f"{_in_words(start.ended)}; {how}")
+        log(f"{start.ended.describe()}; {how}")
         return start.ended.exit_status
 
     def on_term(self) -> None:
-        """Slurm ends the job: what cannot wait until the ranks have saved, because SIGKILL may come first.
+        """Do what cannot wait until the ranks have saved when Slurm ends the job, because SIGKILL may come first.
 
-        At the time limit the job is put back; of a job that a person cancels the successor goes first of all.
+        At the time limit the job is put back; if a person cancels it, its successor is cancelled.
         """
         try:
             job = show_job(self._context.job_id, patience_s=0.0)
@@ -217,26 +199,26 @@ class Endings:
             if not still_ours(job):
                 self._successors.cancel(begun=True)
             elif self._context.settings.restart != "off":
-                tell(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back(())}")
+                log(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back(())}")
         except ClusterError as error:
-            tell(str(error))
+            log(str(error))
 
     def _give_up(self, start: RankStart) -> int:
         run_dir = self._context.run_dir
         self._note(start, FAILURE)
-        fruitless = attempts.fruitless_starts(run_dir, start.attempt)
+        fruitless = start_records.fruitless_starts(run_dir, start.record)
         self._report(start)
-        why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.attempt.in_words()}"
+        why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
         append_event(run_dir, GIVE_UP, why=why, chain=self._context.chain, job_id=self._context.job_id)
         self._successors.cancel()
-        tell(why)
+        log(why)
         for event in fruitless:
             show(f"  {event.get('attempt')}: {event.get('why')}")
         show(f"evidence of each is in {run_dir / ATTEMPTS_DIR}; fix the cause and submit again")
         return start.ended.exit_status or EXIT_UNEXPECTED
 
     def _report(self, start: RankStart) -> None:
-        for line in report(start.failures, self._context.run_dir / ATTEMPTS_DIR / start.attempt.name):
+        for line in report(start.failures, self._context.run_dir / ATTEMPTS_DIR / start.record.name):
             show(line)
         if not start.failures:
             show(f"error: {start.ended.why}")
@@ -245,11 +227,7 @@ class Endings:
         if event == FAILURE:
             first = start.failures[0].rank if start.failures else None
             details = {"exit_status": start.ended.exit_status, "first_rank": first, **details}
-        attempts.finish(self._context.run_dir, start.attempt, event, start.ended.why, **details)
-
-
-def _in_words(ended: Ended) -> str:
-    return f"{ended.outcome.value}: {ended.why}"
+        start_records.finish(self._context.run_dir, start.record, event, start.ended.why, **details)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One task's part of a preflight: `srun python -m ctxlm_ds.cluster.preflight_rank RUN_DIR TOKEN`.
+"""One task of a preflight: `srun python -m ctxlm_ds.cluster.preflight_rank RUN_DIR TOKEN`.
 
-In: srun's variables, CTXLM_PREFLIGHT_*. Out: this task's record as lines of its output (Slurm's own connection, so that
-a node whose storage or network fails can still speak), each replacing the last. Not here: comparisons (preflight.py).
+Out: the task's record as lines of its output, each replacing the last (by Slurm's connection, which works if storage or
+network fails). Not here: comparisons (preflight.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.cluster.settings import read_preflight
-from ctxlm_ds.cluster.steps import NODE_MARK
+from ctxlm_ds.cluster.srun import NODE_MARK
 from ctxlm_ds.process.slurm import SlurmTask, expand_tasks, read_task
 
 GB, MIB = 1e9, 1 << 20
@@ -35,7 +35,7 @@ def main() -> None:
     run_dir, token = map(Path, sys.argv[1:])
     node = os.environ["SLURMD_NODENAME"]
     record: dict[str, Any] = {"node": node, "local_rank": task.local_rank, "faults": [], "gb_per_s": {}, "errors": {}}
-    for _ in range(TICKS):  # the quickest line tells the clock
+    for _ in range(TICKS):  # the quickest line shows the clock
         publish(record)
         time.sleep(TICK_S)
     if task.local_rank == 0:
@@ -44,20 +44,20 @@ def main() -> None:
     if settings["BANDWIDTH"] and task.world_size > 1:
         measure_reductions(record, settings, task)
     if task.local_rank == 0:
-        # Without its service dcgmi checks nothing and ends with an error that is none of the GPUs'.
+        # Without its service dcgmi checks nothing and ends with another error.
         lines = _ask("dcgmi diag -r 1", DCGMI_S).splitlines()
         record["faults"] += [f"dcgmi diag: {' '.join(line.split())}" for line in lines if "Fail" in line]
     publish({**record, "done": True})
 
 
 def publish(record: Mapping[str, Any]) -> None:
-    """Tell the batch script, with the time of this node's clock."""
+    """Send the record to the batch script, with the time of this node's clock."""
     sys.stdout.write(NODE_MARK + json.dumps({**record, "sent_unix_s": time.time()}) + "\n")
     sys.stdout.flush()
 
 
 def look_at_node(record: dict[str, Any], settings: Mapping[str, float], run_dir: Path, token: Path) -> None:
-    """Record what is wrong with this node by itself, its GPUs, and what is free."""
+    """Record this node's faults, its GPUs, and its free disk and memory."""
     end_s = time.monotonic() + settings["LIMIT_S"]
     scratch = Path(os.environ.get("CTXLM_STAGE_DIR") or os.environ.get("TMPDIR") or "/tmp")
     memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())["MemAvailable"]
@@ -88,7 +88,7 @@ def look_at_node(record: dict[str, Any], settings: Mapping[str, float], run_dir:
 
 
 def look_at_gpus(min_free: float, faults: list[str]) -> str:
-    """The node's GPUs in words (`8 x NVIDIA H100, 81559 MiB`), for one that fell off the bus is missing there."""
+    """Describe the node's GPUs (`8 x NVIDIA H100, 81559 MiB`): one that fell off the bus is missing."""
     kinds = []
     for number, line in enumerate(_ask(f"{NVIDIA_SMI} --format=csv,noheader,nounits", NVIDIA_SMI_S).splitlines()):
         name, total, used, errors = [*line.rsplit(", ", 3), "", "", ""][:4]
@@ -104,7 +104,7 @@ def look_at_gpus(min_free: float, faults: list[str]) -> str:
 
 
 def _ask(command: str, limit_s: float) -> str:
-    """What a program says; nothing if there is none."""
+    """Return a program's output; empty if it is not installed."""
     try:
         done = subprocess.run(command.split(), capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
@@ -115,10 +115,7 @@ def _ask(command: str, limit_s: float) -> str:
 
 
 def measure_reductions(record: dict[str, Any], settings: Mapping[str, float], task: SlurmTask) -> None:
-    """Time all-reduces among this node's ranks, and with the equal local rank of each neighbour in a ring.
-
-    They meet by a store at rank 0; a group that fails costs its time and no other group.
-    """
+    """Time all-reduces among this node's ranks, and with the equal local rank of each neighbour in a ring."""
     groups = groups_of(task, int(os.environ["SLURM_NODEID"]), expand_tasks(os.environ["SLURM_STEP_TASKS_PER_NODE"]))
     record["errors"] = {partner: "no answer" for _, partner, *_ in groups}
     publish(record)
@@ -135,7 +132,7 @@ def measure_reductions(record: dict[str, Any], settings: Mapping[str, float], ta
     for turn, partner, name, rank, size in groups:
         try:
             own = PrefixStore(name, store)
-            own.set_timeout(turn * limit)  # the partner may have lost its time in an earlier turn
+            own.set_timeout(turn * limit)  # the partner may be late from an earlier turn
             speed = reduce(own, rank, size, task.local_rank, turn * limit, int(settings["MIB"] * MIB))
             record["gb_per_s"][partner] = speed
             del record["errors"][partner]
@@ -150,7 +147,7 @@ def measure_reductions(record: dict[str, Any], settings: Mapping[str, float], ta
 
 
 def groups_of(task: SlurmTask, own: int, counts: Sequence[int]) -> list[tuple[int, str, str, int, int]]:
-    """A task's groups by turn: the turn, the partner (or its own node), a name, rank, size. A turn's are disjoint."""
+    """Return a task's groups by turn: turn, partner (or its own node), name, rank, size. A turn's are disjoint."""
     groups = [(1, task.hosts[own], f"node-{own}", task.local_rank, counts[own])] if counts[own] > 1 else []
     number = len(counts)
     for first in range(number if number > 2 else number - 1):
@@ -163,7 +160,7 @@ def groups_of(task: SlurmTask, own: int, counts: Sequence[int]) -> list[tuple[in
 
 
 def reduce(store: Any, rank: int, size: int, local_rank: int, limit: timedelta, num_bytes: int) -> float:
-    """Median GB/s of a group's all-reduces, counted as nccl-tests does. Raises what torch.distributed raises."""
+    """Return the median GB/s of a group's all-reduces, counted as by nccl-tests. Raises torch.distributed's errors."""
     import torch
     from torch import distributed
 

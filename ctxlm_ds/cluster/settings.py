@@ -1,4 +1,4 @@
-"""What slurm/env.sh and the user set for a job: CTXLM_... variables, checked."""
+"""A job's settings from slurm/env.sh and the user: CTXLM_... variables, checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFLIGHT = {
     "MIN_RUN_GB": 10.0, "MIN_SCRATCH_GB": 1.0, "MIN_MEMORY_GB": 1.0, "MIN_GPU_FREE": 0.9, "MAX_CLOCK_S": 2.0,
     "MIN_NODES": 0.0,
 }  # fmt: skip
-"""CTXLM_PREFLIGHT_... and its default; slurm/env.sh says what each is."""
+"""CTXLM_PREFLIGHT_... and its default; slurm/env.sh explains each."""
 VARIABLES = (
     "CTXLM_CONTAINER", "CTXLM_CONTAINER_OPTIONS", "CTXLM_CONTAINER_PYTHON", "CTXLM_ENV", "CTXLM_GPU", "CTXLM_HOME",
     "CTXLM_MAX_RESTARTS", "CTXLM_PREFLIGHT", "CTXLM_PYTHON", "CTXLM_PYXIS", "CTXLM_PYXIS_OPTIONS", "CTXLM_RESTART",
@@ -23,22 +23,22 @@ VARIABLES = (
 )  # fmt: skip
 OWN_VARIABLES = (
     "CTXLM_ATTEMPT", "CTXLM_BATCH_ARGUMENTS", "CTXLM_BATCH_SCRIPT", "CTXLM_CHAIN", "CTXLM_FOUND_PYTHON",
-    "CTXLM_LOG_FILE", "CTXLM_NEEDED_RUN", "CTXLM_NOTICE", "CTXLM_PATH_HEAD",
+    "CTXLM_LOG_FILE", "CTXLM_NEEDED_RUN", "CTXLM_NOTICE", "CTXLM_PATH_HEAD", "CTXLM_RANK_MARK",
 )  # fmt: skip
-"""What the parts of a job tell each other."""
+"""Messages between the parts of a job."""
 RESTART_MODES = ("auto", "requeue", "successor", "off")
 
 
 @dataclass(frozen=True)
 class JobSettings:
-    """How a job starts its ranks, and what it does when they end too early."""
+    """How a job starts its ranks, and what it does when they end early."""
 
     restart: str = "auto"
-    """auto (requeue, or a successor where that is disabled), requeue, successor, off."""
+    """auto (requeue, or a successor if that is disabled), requeue, successor, off."""
     max_restarts: int = 4
     """Starts in a row that leave no new checkpoint before the job gives up."""
     restart_delay_s: float = 10.0
-    """Pause before a restart in place, four times longer with each start that makes no progress."""
+    """Pause before a restart in this allocation, four times longer with each start without progress."""
     srun_options: tuple[str, ...] = ()
     container: str = ""
     """Image for apptainer."""
@@ -50,11 +50,7 @@ class JobSettings:
 
 
 def read_settings(environ: Mapping[str, str]) -> JobSettings:
-    """The settings in the environment.
-
-    Raises:
-        ConfigError: a value makes no sense.
-    """
+    """Read the settings from the environment. Raises ConfigError for an impossible value."""
     restart = environ.get("CTXLM_RESTART") or "auto"
     if restart not in RESTART_MODES:
         raise ConfigError(f"CTXLM_RESTART={restart}: expected one of {', '.join(RESTART_MODES)}")
@@ -75,12 +71,12 @@ def read_settings(environ: Mapping[str, str]) -> JobSettings:
 
 
 def read_preflight(environ: Mapping[str, str]) -> dict[str, float]:
-    """PREFLIGHT as the environment changes it. Raises ConfigError: a value makes no sense."""
+    """Read PREFLIGHT with the environment's changes. Raises ConfigError for an impossible value."""
     return {name: _number(environ, f"CTXLM_PREFLIGHT_{name}", default, 0) for name, default in PREFLIGHT.items()}
 
 
 def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """A line for each variable that is none of ours and looks as if it should be."""
+    """Return a line for each unknown variable whose name resembles a setting."""
     lines = []
     for name in sorted(environ):
         near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85) if name.startswith("CTXLM_") else []

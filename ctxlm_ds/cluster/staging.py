@@ -1,8 +1,8 @@
-"""Datasets, sample indexes and tokenizer on each node's own disk before training reads them (CTXLM_STAGE_DIR).
+"""Copies datasets, sample indexes and tokenizer to each node's own disk before training (CTXLM_STAGE_DIR).
 
 In: a job (or this machine alone: `python -m ctxlm_ds.cluster.staging DIR --config RECIPE`). Out: the settings that make
-the run read the copies. One task a node copies; what one node cannot copy or prove is read from the shared file system
-on all of them, because every rank must see the same. Staging that fails never fails the job.
+the run read the copies. One task per node copies. A source that one node cannot copy or verify is read from the shared
+file system on all of them, because every rank must see the same. Staging that fails never fails the job.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.cluster.context import JobContext, tell
-from ctxlm_ds.cluster.steps import NODE_MARK, run_on_nodes
+from ctxlm_ds.cluster.job_context import JobContext, log
+from ctxlm_ds.cluster.srun import NODE_MARK, run_on_nodes
 from ctxlm_ds.console import format_size
 from ctxlm_ds.errors import ClusterError
 
@@ -34,27 +34,27 @@ SPARE_BYTES = 1 << 28  # left free on the disk
 def run_staging(
     context: JobContext, nodes: Sequence[str], environ: Mapping[str, str], should_stop: Callable[[], bool]
 ) -> list[str]:
-    """Copy what a job reads to all of its nodes; `a.b=c` for --set, none if everything stays in its place."""
+    """Copy what a job reads to all of its nodes; return `a.b=c` for --set, none if nothing is copied."""
     into, start_s = environ["CTXLM_STAGE_DIR"], time.monotonic()
     words, tasks = [into, *context.words], dict.fromkeys(nodes, 1)
     try:
         module = "ctxlm_ds.cluster.staging"
-        answers, said = run_on_nodes(module, words, tasks, context.settings, environ, LIMIT_S, should_stop)
+        answers, output = run_on_nodes(module, words, tasks, context.settings, environ, LIMIT_S, should_stop)
     except ClusterError as error:
-        answers, said = [], [str(error)]
+        answers, output = [], [str(error)]
     if len(answers) < len(nodes):
-        reasons = [line.partition("error: ")[2] for line in said if "error: " in line] or said or ["no answer"]
-        tell(f"staging: {reasons[0]}; everything is read from where the recipe says")
+        reasons = [line.partition("error: ")[2] for line in output if "error: " in line] or output or ["no answer"]
+        log(f"staging: {reasons[0]}; everything is read from where the recipe says")
         return []
-    settings = settings_of(answers, Path(into), tell)
+    settings = settings_of(answers, Path(into), log)
     copied = max(answer["copied_bytes"] for answer in answers)
     amount = f"{format_size(copied)} copied, {time.monotonic() - start_s:.0f} s"
-    tell(f"staging: {Path(into) / ROOT_NAME} of {len(nodes)} nodes; {amount}")
+    log(f"staging: {Path(into) / ROOT_NAME} of {len(nodes)} nodes; {amount}")
     return settings
 
 
 def settings_of(answers: Sequence[Mapping[str, Any]], into: Path, say: Callable[[str], object]) -> list[str]:
-    """What makes a run read the copies that all nodes have (JSON is YAML); a line for each other item."""
+    """Return settings that make a run read the copies that all nodes have (JSON is YAML); explain the others."""
     plan = answers[0]
     failed = {source: (a["node"], why) for a in reversed(answers) for source, why in a["failed"].items()}
     for source, (node, why) in failed.items():
@@ -63,37 +63,30 @@ def settings_of(answers: Sequence[Mapping[str, Any]], into: Path, say: Callable[
         say(f"staging: {note}")
     settings = []
     for name in ("train", "validation"):
-        moved = [{**one, "path": _moved(one["path"], failed, into)} for one in plan[name]]
+        copies = {one["path"]: str(copy_of(one["path"], into)) for one in plan[name] if one["path"] not in failed}
+        moved = [{**one, "path": copies.get(one["path"], one["path"])} for one in plan[name]]
         if moved != plan[name]:
             settings.append(f"data.{name}={json.dumps(moved)}")
     if plan["tokenizer"] and plan["tokenizer"] not in failed:
-        settings.append(f"tokenizer.path={json.dumps(_moved(plan['tokenizer'], failed, into))}")
+        settings.append(f"tokenizer.path={json.dumps(str(copy_of(plan['tokenizer'], into)))}")
     if plan["has_index_dir"] and not any(one["path"] in failed for one in plan["train"] + plan["validation"]):
-        # Else the indexes of those that stay are found there, and the others' as well.
         settings.append("data.sample_index_dir=null")
     return settings
 
 
-def _moved(source: str, failed: Mapping[str, Any], into: Path) -> str:
-    return source if source in failed else str(target_of(source, into.resolve()) / Path(source).name)
-
-
-def target_of(source: str, into: Path) -> Path:
-    """A folder for a source's copies, different for equal names in different places."""
+def copy_of(source: str, into: Path) -> Path:
+    """Return the place of a source's copy, different for equal names in different folders."""
     path = Path(source).resolve()
-    return into / ROOT_NAME / f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    folder = f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return into.resolve() / ROOT_NAME / folder / Path(source).name
 
 
 def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
-    """This node's part: copy and prove everything that a recipe's run reads; what failed, and the recipe's sources.
-
-    Raises:
-        DataError, TokenizerError: what training itself would refuse.
-    """
+    """Copy and verify everything that a recipe's run reads to this node; return what failed, and the sources."""
     from ctxlm_ds.data.dataset.checksums import manifest_text
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.index.location import IndexPlace
-    from ctxlm_ds.data.stream.splits import held_out_parts, train_parts
+    from ctxlm_ds.data.index.build import IndexPlace
+    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.recipe.source_rules import source_names
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -102,7 +95,6 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     places = [IndexPlace.of(part, tokenizer, config, held_out) for part, held_out in parts] if tokenizer else []
     indexes = {place.directory: str(place.dataset.prefix) for place in places}
     missing = [folder for folder in indexes if not (folder / "meta.json").is_file()]
-    # A name may else follow from the path.
     named = zip(config.data.train, source_names(config), strict=True)
     given = [{"path": one.path, "weight": one.weight, "epochs": one.epochs, "name": name} for one, name in named]
     train = [{key: value for key, value in values.items() if value is not None} for values in given]
@@ -129,8 +121,8 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
 
 
 def _stage(answer: dict[str, Any], source: str, paths: list[Path], proof: str, into: Path) -> None:
-    """Copy what is new, and all of it if the copy is not what `proof`, lines of sha256sum, says of the source."""
-    target, check = target_of(source, into), ["sha256sum", "--check", "--quiet", "-"]
+    """Copy what is new, and everything once more if the copy does not match `proof`, lines of sha256sum."""
+    target, check = copy_of(source, into).parent, ["sha256sum", "--check", "--quiet", "-"]
     files = [(path, file) for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
     copies = {file: target / file.relative_to(path.parent) for path, file in files if file.is_file()}
     try:
@@ -157,19 +149,18 @@ def _mark(path: Path) -> tuple[int, int] | None:
 
 
 def _copy(file: Path, copy: Path) -> None:
-    """Copy aside and rename: an interrupted copy is not taken for a file. Raises OSError."""
+    """Copy to another name and rename, so that an interrupted copy is not taken for a file. Raises OSError."""
     copy.parent.mkdir(parents=True, exist_ok=True)
-    aside = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
-    words = ["rsync" if shutil.which("rsync") else "cp", "-aL", str(file), str(aside)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        aside.unlink(missing_ok=True)
-        raise OSError(f"{words[0]} {file}: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
-    os.replace(aside, copy)
+    partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
+    try:
+        shutil.copy2(file, partial)
+        os.replace(partial, copy)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def main() -> None:
-    """A node's task: `DIR --config RECIPE [--set ...]`, options of ctxlm_ds.pretrain."""
+    """Run a node's task: `DIR --config RECIPE [--set ...]`, options of ctxlm_ds.pretrain."""
     from ctxlm_ds.pretrain import parse_arguments
     from ctxlm_ds.recipe.load import load_config
 

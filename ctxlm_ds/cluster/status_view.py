@@ -1,57 +1,53 @@
-"""The status of runs as text: a table of several, all that is known of one.
+"""The status of runs as text: a table of several, everything about one.
 
-In: RunStatus. Out: lines, or a rich table on a terminal. Not here: finding it out (status.py).
+In: RunStatus. Out: lines. Not here: finding it out (status.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
 from ctxlm_ds.cluster.status import RunStatus
 from ctxlm_ds.console import aligned, counted, format_duration
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 HEADINGS = ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "restarts", "skipped", "job")
-TEXT_COLUMNS = ("run", "state")
 LEAST_NEEDED = ("job", "skipped", "tokens/s", "restarts", "left")
-"""Left out in this order where a terminal is narrow."""
-RICH_GAP_CHARACTERS = 2
+"""Columns that a narrow terminal loses, in this order."""
+GAP_CHARACTERS = 2
 UNKNOWN = "-"
-STYLES = {
-    "running": "green", "starting": "green", "completed": "bold green", "queued": "yellow", "restarting": "yellow",
-    "failed": "bold red", "stale": "bold red", "no such folder": "red",
+COLOURS = {
+    "running": "32", "starting": "32", "completed": "1;32", "queued": "33", "restarting": "33", "failed": "1;31",
+    "stale": "1;31", "no such folder": "31",
 }  # fmt: skip
+"""ANSI codes of the states on a terminal."""
 
 
 def cells(status: RunStatus) -> dict[str, str]:
-    """One line of the table, by heading."""
+    """Return a run's row of the table by heading."""
+    speed, last = status.tokens_per_second, "" if status.max_steps is None else f"/{status.max_steps}"
     return {
         "run": status.run,
         "state": status.state,
-        "step": step_cell(status),
-        "loss": _cell(status, "metrics.jsonl", None if status.loss is None else f"{status.loss:.4f}"),
-        "tokens/s": _cell(
-            status, "metrics.jsonl", None if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}"
-        ),
+        "step": _metric(status, None if status.step is None else f"{status.step}{last}"),
+        "loss": _metric(status, None if status.loss is None else f"{status.loss:.4f}"),
+        "tokens/s": _metric(status, None if speed is None else f"{speed:,.0f}"),
         "left": UNKNOWN if status.eta_s is None else format_duration(status.eta_s),
         "checkpoint": checkpoint_cell(status),
         "restarts": str(status.restarts),
-        "skipped": skipped_cell(status),
+        "skipped": f"{status.skips}, {status.rollbacks} back" if status.rollbacks else str(status.skips),
         "job": status.job_id or UNKNOWN,
     }
 
 
-def step_cell(status: RunStatus) -> str:
-    """`12/100`."""
-    last = "" if status.max_steps is None else f"/{status.max_steps}"
-    return _cell(status, "metrics.jsonl", None if status.step is None else f"{status.step}{last}")
+def _metric(status: RunStatus, text: str | None) -> str:
+    why = status.damaged.get("metrics.jsonl")
+    if why is not None:
+        return "damaged" if why == "damaged" else "unreadable"
+    return UNKNOWN if text is None else text
 
 
 def checkpoint_cell(status: RunStatus) -> str:
-    """`12, 3:20 ago`, or what is wrong with it."""
+    """Return `12, 3:20 ago`, or what is wrong with the checkpoint."""
     if "checkpoints" in status.damaged:
         return status.damaged["checkpoints"]
     if status.checkpoint_step is None:
@@ -61,60 +57,37 @@ def checkpoint_cell(status: RunStatus) -> str:
     return f"{status.checkpoint_step}, {format_duration(status.checkpoint_age_s or 0)} ago"
 
 
-def skipped_cell(status: RunStatus) -> str:
-    """Batches passed over, and how often the run went back."""
-    return f"{status.skips}, {status.rollbacks} back" if status.rollbacks else str(status.skips)
-
-
-def _cell(status: RunStatus, file: str, text: str | None) -> str:
-    if file in status.damaged:
-        return "damaged" if status.damaged[file] == "damaged" else "unreadable"
-    return UNKNOWN if text is None else text
-
-
-def plain_table(statuses: Sequence[RunStatus]) -> list[str]:
-    """Aligned lines, headings first: names to the left, figures to the right."""
-    rows = [HEADINGS, *(tuple(cells(status).values()) for status in statuses)]
-    return aligned(rows, left=range(len(TEXT_COLUMNS)), indent="")
-
-
-def headings_that_fit(statuses: Sequence[RunStatus], width: int) -> list[str]:
-    """The columns that a terminal of `width` characters can show."""
+def table(statuses: Sequence[RunStatus], terminal_width: int | None = None) -> list[str]:
+    """Return aligned lines, headings first; for a terminal in colour, with the columns that fit."""
     rows = [cells(status) for status in statuses]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + RICH_GAP_CHARACTERS for name in HEADINGS}
+    shown = list(HEADINGS) if terminal_width is None else headings_that_fit(rows, terminal_width)
+    lines = aligned([shown, *([row[name] for name in shown] for row in rows)], left=(0, 1), indent="")
+    if terminal_width is not None:
+        for number, status in enumerate(statuses, 1):
+            coloured = f"\033[{COLOURS.get(status.state, '0')}m{status.state}\033[0m"
+            name, found, rest = lines[number].partition(f"  {status.state}")
+            lines[number] = f"{name}  {coloured}{rest}" if found else name
+    return lines
+
+
+def headings_that_fit(rows: Sequence[dict[str, str]], width: int) -> list[str]:
+    """Return the columns that a terminal of `width` characters can show."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + GAP_CHARACTERS for name in HEADINGS}
     shown = list(HEADINGS)
     for name in LEAST_NEEDED:
-        if sum(widths[kept] for kept in shown) + RICH_GAP_CHARACTERS > width:
+        if sum(widths[kept] for kept in shown) > width:
             shown.remove(name)
     return shown
 
 
-def rich_table(statuses: Sequence[RunStatus], width: int) -> Table:
-    """The same for a terminal of `width` characters."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    shown = headings_that_fit(statuses, width)
-    for heading in shown:
-        justify: Literal["left", "right"] = "left" if heading in TEXT_COLUMNS else "right"
-        table.add_column(heading, justify=justify, no_wrap=heading != "run", overflow="fold")
-    for status in statuses:
-        line, style = cells(status), STYLES.get(status.state, "")
-        table.add_row(*(Text(line[name], style=style if name == "state" else "") for name in shown))
-    return table
-
-
 def remarks(statuses: Sequence[RunStatus]) -> list[str]:
-    """What does not fit into a table: why a run is not running, how its last start ended, what is damaged."""
+    """Return what does not fit into a table: why a run is not running, how its last start ended, what is damaged."""
     lines = []
     for status in statuses:
         facts = [f"{status.state}: {status.why}"] if status.why and status.state != "completed" else []
         if status.ends and status.state in ("running", "starting", "restarting"):
-            facts.append(f"the last start before this one: {status.ends[-1]}")
-        facts += _trouble(status)
-        lines += [f"{status.run}: {fact}" for fact in facts]
+            facts.append(f"the previous start: {status.ends[-1]}")
+        lines += [f"{status.run}: {fact}" for fact in [*facts, *_trouble(status)]]
     return lines
 
 
@@ -128,7 +101,9 @@ def _trouble(status: RunStatus) -> list[str]:
 
 
 def details(status: RunStatus) -> list[str]:
-    """Everything about one run, a fact a line."""
+    """Return everything about one run, a fact per line."""
+    if status.state == "no such folder":
+        return [f"{status.run}: no such folder; give a run directory such as runs/NAME, or a folder of runs"]
     pairs = [(name, text) for name, text in cells(status).items() if name != "run"]
     if status.why:
         pairs.insert(1, ("why", status.why))

@@ -1,8 +1,8 @@
-"""A job that goes on where this one ends, on clusters that do not requeue: same script, arguments and resources.
+"""A job that continues this one on clusters that do not requeue: same script, arguments and resources.
 
 It waits by --dependency=singleton: Slurm starts it when no job of this user and name is left before it. A job that
-waits for this one (`--dependency=afterok:JOB`) starts, or is cancelled, by how JOB itself ends; it is made to wait for
-the successor instead.
+waits for this one (`--dependency=afterok:JOB`) would start, or be cancelled, when JOB itself ends; it is made to wait
+for the successor instead.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ctxlm_ds.atomic import write_text
-from ctxlm_ds.cluster.commands import Job, call, cancel, insist, sbatch_words, show_job
-from ctxlm_ds.cluster.context import JobContext, tell
+from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.cluster.job_context import JobContext, log
+from ctxlm_ds.cluster.slurm_commands import Job, call, cancel, insist, sbatch_words, show_job
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 
 RECORD_NAME = "successor.json"
-# A script that runs the supervisor several times says what is to be submitted again; arguments one a line.
+# A script that runs the supervisor several times names what to submit again; arguments one per line.
 SCRIPT_VARIABLE = "CTXLM_BATCH_SCRIPT"
 ARGUMENTS_VARIABLE = "CTXLM_BATCH_ARGUMENTS"
-# scontrol's field -> sbatch's option, for values that are passed on as they are.
+# scontrol's field -> sbatch's option, for values that are passed on unchanged.
 _OPTIONS = {
     "Partition": "--partition", "Account": "--account", "QOS": "--qos", "TimeLimit": "--time",
     "CPUs/Task": "--cpus-per-task", "Features": "--constraint", "Reservation": "--reservation",
@@ -41,18 +41,14 @@ _IDS = re.compile(r"(?<=:)(\d+)(?![\d_])")
 
 
 class Successors:
-    """The successor of one job: never more than one that waits."""
+    """The successor of one job; never more than one waits."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
         self._submitted: str | None = None
 
     def submit(self, exclude: Iterable[str] = ()) -> str:
-        """Make sure that one waits: the id of the one that does already, or of a new one.
-
-        Raises:
-            ClusterError: Slurm refuses it.
-        """
+        """Make sure that one waits, and return its id. Raises ClusterError if Slurm refuses it."""
         context = self._context
         waiting = self._find(("PENDING",))
         if waiting is not None and not exclude:
@@ -67,7 +63,7 @@ class Successors:
         else:
             script = batch_script(job, arguments, context.run_dir)
         options = [*self._wait_by_name(job), *successor_options(job, environ)]
-        # Slurm's own form of a list is fine as one item of it.
+        # Slurm's form of a list is fine as one item of it.
         options += sbatch_words(filter(None, [job.given("ExcNodeList"), *exclude]))
         words = ["sbatch", *options, script, *arguments]
         new = call(words, successor_environment(environ, context.chain)).strip().split(";")[0]
@@ -79,9 +75,8 @@ class Successors:
     def cancel(self, begun: bool = False) -> None:
         """Cancel the one that waits, if there is one; what waited for it waits for this job again.
 
-        Args:
-            begun: also where it waits no more: Slurm may start it as soon as this job is cancelled, before this job's
-                ranks have saved.
+        With `begun` also one that waits no more: Slurm may start it as soon as this job is cancelled, before this job's
+        ranks have saved.
         """
         found = self._find(("PENDING", "CONFIGURING", "RUNNING") if begun else ("PENDING",))
         if found is None:
@@ -91,10 +86,10 @@ class Successors:
         if self._recorded() == found:
             with contextlib.suppress(OSError):
                 (self._context.run_dir / RECORD_NAME).unlink(missing_ok=True)
-        tell(f"successor {found} is cancelled")
+        log(f"successor {found} is cancelled")
 
     def _find(self, states: Sequence[str]) -> str | None:
-        """The successor that this job has submitted, now or before a requeue, if it is in one of these states."""
+        """Return the successor that this job submitted, now or before a requeue, if it is in one of these states."""
         new = self._recorded() or self._submitted
         try:
             return new if new is not None and show_job(new).state in states else None
@@ -102,19 +97,15 @@ class Successors:
             return None
 
     def _recorded(self) -> str | None:
-        """This job's successor by the file; once that has begun, it may hold the successor's own."""
-        try:
-            record = json.loads((self._context.run_dir / RECORD_NAME).read_text(encoding="utf-8"))
-            new, after = str(record["job_id"]), str(record["after"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return new if after == self._context.job_id else None
+        """Read this job's successor from the file, which may hold the successor's successor by now."""
+        record = read_object(self._context.run_dir / RECORD_NAME) or {}
+        return str(record.get("job_id")) if str(record.get("after")) == self._context.job_id else None
 
     def _wait_by_name(self, job: Job) -> list[str]:
-        """Options for a successor's name and what it waits for.
+        """Return options for a successor's name and what it waits for.
 
-        A singleton waits for every job of its name, so this job and its successor get one that no job of another run
-        has. Slurm renames no job that it has ended: there the successor waits for the job's id.
+        A singleton waits for every job of its name, so this job and its successor get a name that no job of another run
+        has. Slurm renames no job that it has ended: then the successor waits for the job's id.
         """
         name = job.given("JobName")
         mark = f"-{zlib.crc32(str(self._context.run_dir.resolve()).encode()):08x}"
@@ -128,7 +119,7 @@ class Successors:
 
 
 def successor_options(job: Job, environ: Mapping[str, str]) -> list[str]:
-    """sbatch's options that ask again for what a job was given, but for its name and excluded nodes."""
+    """Return sbatch's options that request a job's resources again, without its name and excluded nodes."""
     options = ["--parsable", "--requeue" if job.may_requeue else "--no-requeue"]
     options += [f"{option}={job.given(name)}" for name, option in _OPTIONS.items() if job.given(name)]
     of_nodes = [found.replace("=", ":") for found in _GRES.findall(job.given("TresPerNode"))]
@@ -149,7 +140,7 @@ def successor_options(job: Job, environ: Mapping[str, str]) -> list[str]:
 
 
 def successor_environment(environ: Mapping[str, str], chain: str) -> dict[str, str]:
-    """The environment without what belongs to this job."""
+    """Return the environment without the variables of this job."""
     kept = {
         key: value
         for key, value in environ.items()
@@ -159,11 +150,7 @@ def successor_environment(environ: Mapping[str, str], chain: str) -> dict[str, s
 
 
 def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
-    """The job's script: where it was submitted from, or Slurm's copy of it if it is gone.
-
-    Raises:
-        ClusterError: Slurm gives no copy.
-    """
+    """Return the job's script, or Slurm's copy if it no longer exists. Raises ClusterError without a copy."""
     command = job.given("Command")
     joined = " ".join(arguments)
     script = command[: -len(joined) - 1] if joined and command.endswith(f" {joined}") else command
@@ -176,13 +163,9 @@ def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
 
 
 def move_dependants(old_id: str, new_id: str) -> list[str]:
-    """Let every pending job of this user that waits for one job wait for another.
+    """Let every pending job of this user that waits for one job wait for another; return the jobs that were changed.
 
-    Returns:
-        Ids of the jobs that were changed. One that ends or starts meanwhile is passed over.
-
-    Raises:
-        ClusterError: Slurm does not answer.
+    A job that ends or starts meanwhile is passed over. Raises ClusterError if Slurm does not answer.
     """
     form = SEPARATOR.join(("%A", "%E"))
     words = ["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", f"--format={form}"]
@@ -201,8 +184,10 @@ def move_dependants(old_id: str, new_id: str) -> list[str]:
 
 
 def moved_dependency(dependency: str, old_id: str, new_id: str) -> str | None:
-    """squeue's `afterok:12(unfulfilled),afterok:3_*(unfulfilled)` as scontrol takes it, with another id; None where it
-    does not hold the old one."""
+    """Write squeue's `afterok:12(unfulfilled),afterok:3_*(unfulfilled)` for scontrol, with another id.
+
+    Returns None if the old id is not in it.
+    """
     plain = _STATE.sub("", dependency).replace("_*", "")
     ids = _IDS.findall(plain)
     if old_id not in ids:

@@ -1,7 +1,7 @@
-"""What the data needs to know of an objective: the fields of a batch, how labels are counted, and its loops.
+"""The part of an objective that the data uses: the fields of a batch, the count of labels, and its loops.
 
-Objectives are built above the data and handed in (objectives/base.py); this is all that the data calls of one. Imports
-nothing but the standard library: a recipe is checked without numpy.
+Objectives are built above the data and passed in (objectives/base.py). This module imports only the standard library:
+a recipe is checked without numpy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 IGNORE_LABEL = -100
-"""A label of nothing to predict."""
+"""The label of a position without a prediction."""
 FITS = -1
-"""What filling returns if every row fits into its fields; otherwise it returns the first row that does not."""
+"""The result of filling if every row fits into its fields; otherwise it is the first row that does not."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Field:
 
 
 class RowShape(Protocol):
-    """What an objective needs of the data section (recipe/sections.DataSection)."""
+    """The part of the data section that an objective uses (recipe/sections.DataSection)."""
 
     @property
     def seq_length(self) -> int: ...
@@ -49,7 +49,7 @@ class RowShape(Protocol):
 
 
 class Term(Protocol):
-    """What the loader needs of a term of the loss (objectives/base.LossTerm)."""
+    """The part of a loss term that the loader uses (objectives/base.LossTerm)."""
 
     @property
     def name(self) -> str: ...
@@ -62,7 +62,7 @@ class Term(Protocol):
 
 
 class Objective(Protocol):
-    """What the data needs of an objective (objectives/base.Objective)."""
+    """The part of an objective that the data uses (objectives/base.Objective)."""
 
     @property
     def terms(self) -> Sequence[Term]: ...

@@ -1,11 +1,11 @@
-"""Keyed random words inside compiled loops (numba): counter-based, at a nanosecond a word.
+"""Keyed random words inside compiled loops (numba), counter-based at a nanosecond per word, and keyed orders.
 
-A stream belongs to (seed, purpose) and three integers; its word j is splitmix64's output function of state + j·gamma
-(Steele 2014), so any word is computed on its own, in any order, on any rank. The state is the triple folded in by the
-same function, one integer at a time.
+A stream belongs to (seed, purpose) and three integers. Its word j is splitmix64's output function of state + j·gamma
+(Steele 2014), so any word is computed by itself, in any order, on any rank. The same function folds the three integers
+into the state, one at a time.
 
-Rules for compiled code here: `@compiled` and `@inlined` only (cached on disk, no GIL); never numba's own threads, which
-do not survive a fork: parallel loops are threads of the caller, each over its own range.
+Compiled code uses only `@compiled` and `@inlined` (cached on disk, no GIL), and never numba's threads, which do not
+survive a fork: parallel loops are threads of the caller, each over a range.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 import numba
 import numpy as np
-
-from ctxlm_ds.data.randomness import hash_words
+from numpy.typing import NDArray
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 FLOAT_SCALE = 2.0**-53
+FEISTEL_ROUNDS = 6
 
 CACHE_PREFIX = "compiled-"
 
 
 @lru_cache
 def _cache_folder() -> str:
-    """Where compiled code is kept: one folder for each state of the package's sources.
+    """Return the folder of compiled code, one for each state of the package's sources.
 
-    numba's own check sees changes of a function's file alone, not of what that function calls in others.
+    numba's check sees changes of a function's file only, not of the functions that it calls in other files.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -61,14 +61,21 @@ compiled = _compile()
 inlined = _compile(inline="always")
 
 
+def hash_words(count: int, *parts: int | str) -> NDArray[np.uint64]:
+    """Return [count] 64-bit words of a hash over typed parts (1 and "1" differ, as do ("ab", "c") and ("a", "bc"))."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    digest = hashlib.shake_256(text.encode()).digest(8 * count)
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
 def stream_key(seed: int, *purpose: int | str) -> np.uint64:
-    """The key of all streams of (seed, purpose...)."""
+    """Return the key of all streams of (seed, purpose...)."""
     return np.uint64(hash_words(1, seed, *purpose)[0])
 
 
 @inlined
 def mix(word: np.uint64) -> np.uint64:
-    """splitmix64's finalizer: a bijection of 64 bits."""
+    """Return splitmix64's finalizer of a word, a bijection of 64 bits."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
@@ -76,7 +83,7 @@ def mix(word: np.uint64) -> np.uint64:
 
 @inlined
 def stream(key: np.uint64, first: int, second: int, third: int) -> np.uint64:
-    """State of the stream of three integers under a key."""
+    """Return the state of the stream of three integers under a key."""
     state = mix(key + np.uint64(first) * GAMMA + GAMMA)
     state = mix(state ^ (np.uint64(second) * GAMMA + np.uint64(1)))
     return mix(state ^ (np.uint64(third) * GAMMA + np.uint64(2)))
@@ -84,25 +91,25 @@ def stream(key: np.uint64, first: int, second: int, third: int) -> np.uint64:
 
 @inlined
 def word_at(state: np.uint64, number: int) -> np.uint64:
-    """Word `number` (from 0) of a stream."""
+    """Return word `number` (from 0) of a stream."""
     return mix(state + (np.uint64(number) + np.uint64(1)) * GAMMA)
 
 
 @inlined
 def uniform(word: np.uint64) -> float:
-    """A word as a number in [0, 1), 53 bits."""
+    """Return a word as a number in [0, 1), 53 bits."""
     return float(word >> np.uint64(11)) * FLOAT_SCALE
 
 
 @inlined
 def below(word: np.uint64, bound: int) -> np.int64:
-    """A word as a whole number in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
+    """Return a word as an integer in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
     return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
 @compiled
 def permute(values: Any, size: int, half_bits: int, round_keys: Any) -> None:
-    """Replace each value, 0..size-1, by its image under a Feistel network (randomness.Permutation)."""
+    """Replace each value, 0..size-1, by its image under a Feistel network (Permutation)."""
     half = np.uint64(half_bits)
     mask = (np.uint64(1) << half) - np.uint64(1)
     for position in range(len(values)):
@@ -115,3 +122,22 @@ def permute(values: Any, size: int, half_bits: int, round_keys: Any) -> None:
             if value < np.uint64(size):
                 break
         values[position] = value
+
+
+class Permutation:
+    """A pseudo-random order of 0..size-1 that needs no memory: each position is computed by itself.
+
+    A Feistel network over the next even power of two, walked until it falls inside (Black and Rogaway 2002), keyed by
+    (seed, key...). An array of the order would take 3 GB per process for bert-large's ten duplicates.
+    """
+
+    def __init__(self, size: int, seed: int, *key: int | str) -> None:
+        self.size = size
+        self._half_bits = max(1, (max(1, size - 1).bit_length() + 1) // 2)
+        self._round_keys = hash_words(FEISTEL_ROUNDS, seed, *key, size)
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the elements at `positions` (any shape, each in 0..size-1)."""
+        values = np.array(positions, dtype=np.int64, order="C")
+        permute(values.reshape(-1), self.size, self._half_bits, self._round_keys)
+        return values

@@ -1,11 +1,11 @@
-"""The values handed from samples to the model: Samples -> (objective) -> Examples -> (collate) -> Batch.
+"""The values between a sample index and the model: Samples -> (objective) -> Examples -> (collate) -> Batch.
 
-The sequences of a micro-batch lie in flat arrays one after another, so that compiled loops take them as they are: what
-belongs to sequence i of t tokens in all is `input_ids[starts[i] : starts[i + 1]]`. Sample and Example are one of them.
+The sequences of a micro-batch are stored one after another in flat arrays, which compiled loops read: sequence i is
+`input_ids[starts[i] : starts[i + 1]]`. Sample and Example are one sequence.
 
-Shape letters: c sequences of a micro-batch, t their tokens together, q their predictions together; n tokens of one
-sequence, k its predictions; b rows of a micro-batch, s positions of a row, p prediction slots of a row, m sequences of
-a row (1 without packing).
+Shape letters: c sequences of a micro-batch, t all their tokens, q all their predictions; n tokens of one sequence, k
+its predictions; b rows of a micro-batch, s positions of a row, p prediction slots of a row, m sequences of a row (1
+without packing).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_LABEL = -1
 class Sample:
     """One input sequence before corruption, special tokens in place.
 
-    If the sample format is shifted, the last token is no input: it is what the last input predicts, and may be another
+    If the sample format is shifted, the last token is not an input: the last input predicts it, and it may be another
     sample's first.
     """
 
@@ -39,9 +39,9 @@ class Sample:
     token_type_ids: NDArray[np.int32]
     """[n], 0 for [CLS] A [SEP], 1 for B [SEP]."""
     special_mask: NDArray[np.bool_]
-    """[n], True at a special token that was inserted by the sample builder (CLS, SEP, separators)."""
+    """[n], True at a special token that the sample format inserted (CLS, SEP, separators)."""
     sequence_label: int
-    """Of the sequence, such as whether B follows A; NO_LABEL if the sample format has none."""
+    """Label of the sequence, such as whether B follows A; NO_LABEL if the sample format has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Example:
 
 
 class Samples(NamedTuple):
-    """The sequences of a micro-batch before corruption (Sample says more)."""
+    """The sequences of a micro-batch before corruption (see Sample)."""
 
     input_ids: NDArray[np.int32]
     """[t]"""
@@ -73,22 +73,22 @@ class Samples(NamedTuple):
     sequence_labels: NDArray[np.int8]
     """[c]"""
     keys: NDArray[np.uint64]
-    """[c, 3], the integers that a sequence's random words are keyed by: sample number, epoch, index."""
+    """[c, 3], the integers that key a sequence's random words: sample number, epoch, index."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[c] tokens of each sequence."""
+        """Number of tokens [c] of each sequence."""
         return np.diff(self.starts)
 
     def sample(self, number: int) -> Sample:
-        """Sequence `number` on its own."""
+        """Return sequence `number`."""
         begin, end = int(self.starts[number]), int(self.starts[number + 1])
         types = token_types(end - begin, int(self.second_starts[number]))
         return Sample(self.input_ids[begin:end], types, self.special_mask[begin:end], int(self.sequence_labels[number]))
 
 
 class Examples(NamedTuple):
-    """The sequences of a micro-batch after corruption (Example says more)."""
+    """The sequences of a micro-batch after corruption (see Example)."""
 
     input_ids: NDArray[np.int32]
     """[t]"""
@@ -106,7 +106,7 @@ class Examples(NamedTuple):
     """[c + 1], sequence i has predictions prediction_starts[i] to prediction_starts[i + 1]."""
 
     def example(self, number: int) -> Example:
-        """Sequence `number` on its own."""
+        """Return sequence `number`."""
         begin, end = int(self.starts[number]), int(self.starts[number + 1])
         predictions = slice(int(self.prediction_starts[number]), int(self.prediction_starts[number + 1]))
         return Example(
@@ -119,12 +119,12 @@ class Examples(NamedTuple):
 
 
 def token_types(length: int, second_start: int) -> NDArray[np.int32]:
-    """[length] 0, and 1 from `second_start` on."""
+    """Return [length] token types: 0, and 1 from `second_start`."""
     return (np.arange(length) >= second_start).astype(np.int32)
 
 
 def empty_samples(lengths: NDArray[np.int64]) -> Samples:
-    """Room for sequences of `lengths`; everything but `starts` is to be filled."""
+    """Allocate sequences of `lengths`; only `starts` and `keys` are set."""
     starts = starts_of(lengths)
     total, count = int(starts[-1]), len(lengths)
     return Samples(
@@ -138,7 +138,7 @@ def empty_samples(lengths: NDArray[np.int64]) -> Samples:
 
 
 def empty_examples(lengths: NDArray[np.int64], prediction_counts: NDArray[np.int64]) -> Examples:
-    """Room for sequences of `lengths` with so many predictions; everything but the two `starts` is to be filled."""
+    """Allocate sequences of `lengths` with these numbers of predictions; only the two `starts` are set."""
     starts, prediction_starts = starts_of(lengths), starts_of(prediction_counts)
     return Examples(
         input_ids=np.empty(int(starts[-1]), dtype=np.int32),
@@ -152,7 +152,7 @@ def empty_examples(lengths: NDArray[np.int64], prediction_counts: NDArray[np.int
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[c + 1] 0 and the sums of `lengths` [c] up to each."""
+    """Return [c + 1] 0 and the cumulative sums of `lengths` [c]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
@@ -162,11 +162,11 @@ def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
 class Batch:
     """One micro-batch: tensors [b, columns] of constant shape by the name of their field.
 
-    An objective says which fields there are (objectives/base.Objective.fields). Names that several have, all int64:
+    An objective declares the fields (objectives/base.Objective.fields). Several objectives have these, all int64:
 
         input_ids             [b, s], the padding token in empty places
         token_type_ids        [b, s]
-        position_ids          [b, s], from 0 on in each sequence of a row; 0 at padding
+        position_ids          [b, s], from 0 in each sequence of a row; 0 at padding
         sequence_ids          [b, s], 1..m for the sequences of a row, 0 at padding
         sequence_starts       [b, m + 1], first position of each sequence and of the padding; s if there is none
         prediction_positions  [b, p], 0 in empty slots
@@ -178,15 +178,15 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Positions that are not padding."""
+        """Number of positions that are not padding."""
         return int(self.fields["sequence_ids"].count_nonzero())
 
     @classmethod
     def example(cls, fields: Sequence[Field], rows: int, rng: np.random.Generator, vocab_size: int) -> Batch:
         """Make up rows of one full sequence each, for measurements and tests.
 
-        Tokens are any ids below `vocab_size`, every prediction slot is used, float fields lie between 0 and 1; labels
-        are 0 or 1, which every vocabulary and every classifier has.
+        Tokens are ids below `vocab_size`, every prediction slot is used, floats are between 0 and 1; labels are 0 or 1,
+        which every vocabulary and every classifier has.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""What the export knows of a family: its classes in transformers, and how settings, tensors, inputs and outputs match.
+"""The interface of a family's export: its classes in transformers, and how settings, tensors, inputs, outputs match.
 
 In: the family's section, the outputs (heads) that an objective asks for, the files of a folder. Out: what the generic
 code of this package writes, reads and compares. Not here: any family (families/*/export.py).
@@ -46,24 +46,24 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class CardText:
-    """What a model card says of the family."""
+    """A model card's sentences about the family."""
 
     kind: str
-    """What the model is, after `A`."""
+    """Kind of model, after `A`."""
     heads: str
-    """What it predicts: a sentence."""
+    """A sentence about what it predicts."""
     task: str
     """Its pipeline in transformers."""
     tag: str
-    """Its tag on the Hub, besides the general ones."""
+    """Its tag on the Hub, in addition to the general ones."""
     usage: str
-    """Lines of Python that use the pipeline, the model being in `folder`."""
+    """Lines of Python that use the pipeline; the model is in `folder`."""
     language_model: str
     """Kind of language model, after `A`."""
 
 
 class FamilyExport(ABC):
-    """A family's side of the conversion to and from transformers."""
+    """A family's part of the conversion to and from transformers."""
 
     section: ClassVar[type[ModelSection]]
     model_type: ClassVar[str]
@@ -81,7 +81,9 @@ class FamilyExport(ABC):
     further_activations: ClassVar[Mapping[str, str]] = {}
     """Their further names -> our activation."""
     plain_settings: ClassVar[Mapping[str, Any]] = {}
-    """Values of settings with which the class computes the published model, and besides which none is imported."""
+    """Settings with the only values that are imported: those with which the class computes the published model."""
+    kept_settings: ClassVar[tuple[str, ...]] = ()
+    """Their settings that our model does not have: an export of imported weights has the source's values."""
     next_token_output: ClassVar[str | None] = None
     """The output [b, s, v] with the next token's logits at every position, if transformers' class can generate()."""
 
@@ -94,7 +96,7 @@ class FamilyExport(ABC):
         """
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
-        """Raise ExportError with the reason if no class of transformers computes this model."""
+        """Raise ExportError if no class of transformers computes this model."""
         if frozenset(outputs) not in self.hf_classes:
             raise ExportError(
                 f"model.family {model.family} with {', '.join(outputs)}: no class of transformers computes these; "
@@ -112,13 +114,13 @@ class FamilyExport(ABC):
         """Return the values of our section for a config of transformers.
 
         Raises:
-            ExportError: the config's activation is none of ours.
+            ExportError: the config's activation is not one of ours.
         """
         known = {**{theirs: ours for ours, theirs in self.activations.items()}, **self.further_activations}
         activation = getattr(config, self.activation_key)
         if activation not in known:
             raise ExportError(
-                f"{folder}/config.json: {self.activation_key} {activation!r} is none of {', '.join(known)}"
+                f"{folder}/config.json: {self.activation_key} {activation!r} is not one of {', '.join(known)}"
             )
         return {ours: getattr(config, theirs) for ours, theirs in self.settings.items()} | {
             "family": self.section.model_fields["family"].default,
@@ -130,29 +132,29 @@ class FamilyExport(ABC):
         return config.pad_token_id or 0
 
     def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
-        """Return the outputs whose heads a folder's tensors hold, whatever class its config.json declares."""
+        """Return the outputs whose heads are among a folder's tensors; its config.json may declare another class."""
         (outputs,) = self.hf_classes
         return tuple(outputs)
 
     def import_warnings(self, read: Callable[[str], Tensor]) -> Iterator[str]:
-        """Yield what an import loses of the tensors, which `read(name in the table)` reads."""
+        """Yield what an import changes or loses; `read(name in the table)` reads their tensors."""
         yield from ()
 
     def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
-        """Tell why a folder's tokenizer does not go with its config, whose padding id is `pad_id`."""
+        """Return why a folder's tokenizer does not fit its config with this padding id; None if it does."""
         return None
 
     def num_token_types(self, model: Any) -> int:
-        """Return how many token types the model tells apart."""
+        """Return the number of token types that the model distinguishes."""
         return 1
 
     def more_fields(self, model: Any, fields: Fields) -> Fields:
-        """Return what the layers read besides the fields that verify.make_fields makes."""
+        """Return fields that the layers read in addition to those that verify.make_fields makes."""
         return {}
 
     @abstractmethod
     def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
-        """Return pairs of texts as rows, special tokens from the tokenizer as transformers loads it (`loaded`).
+        """Return pairs of texts as rows; special tokens come from `loaded`, the tokenizer as transformers loads it.
 
         Raises:
             ExportError: its special tokens are not those that the model was trained with.
@@ -164,19 +166,19 @@ class FamilyExport(ABC):
 
     @abstractmethod
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        """Return what transformers' forward gave under our names, each shaped as ours."""
+        """Return the result of transformers' forward under our names and in our shapes."""
 
     @abstractmethod
     def their_labels(self, fields: Fields) -> Fields:
-        """Return the labels of transformers' forward for a batch's fields, for the same loss as ours."""
+        """Return the labels with which transformers' forward computes our loss for a batch's fields."""
 
     @abstractmethod
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        """Return what a model card says; `mask_token` is empty for a tokenizer that has none."""
+        """Return the model card's sentences; `mask_token` is empty if the tokenizer has none."""
 
 
 def export_of(family: str) -> FamilyExport:
-    """Import a family's export.
+    """Return a family's export.
 
     Raises:
         ExportError: transformers has no such model.
@@ -190,7 +192,7 @@ def export_of(family: str) -> FamilyExport:
 
 
 def all_exports() -> Iterator[FamilyExport]:
-    """Import one export after the other, this package's first."""
+    """Yield the exports of all families, those of this package first."""
     for name in FAMILIES.names():
         if FAMILIES.get(name).export is not None:
             yield export_of(name)

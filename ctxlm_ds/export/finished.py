@@ -1,6 +1,6 @@
-"""Whether an export is there already: what a Hugging Face folder was made of, kept in exported_from.json in it.
+"""exported_from.json: what a Hugging Face folder was made of, so that a finished export is recognised.
 
-In: the arguments of to_hf. Out: yes, no, or an ExportError that names what differs. Loads no weights.
+In: the arguments of to_hf. Out: True, False, or an ExportError that names what differs. Loads no weights.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ REMEDY = "replace it with --overwrite, or give another --output"
 
 
 def export_record(checkpoint: Path, dtype: str, max_shard_bytes: int) -> dict[str, Any]:
-    """Return what an export of one checkpoint's folder is made of; None stands for a manifest that is not there."""
+    """Return what an export of a checkpoint's folder is made of; `manifest` is None if there is no manifest."""
     manifest = checkpoint / MANIFEST_NAME
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
     return {"checkpoint": checkpoint.name, "manifest": digest, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
 
 
 def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int) -> bool:
-    """Tell whether `output` is the finished export of a checkpoint, or of the newest one of a run.
+    """Return whether `output` is the finished export of a checkpoint, or of the newest one of a run.
 
     Raises:
         CheckpointError: there is no checkpoint, or none that is intact.
-        ExportError: the folder was made otherwise; the message names the differences.
+        ExportError: the folder was made of something else; the message names the differences.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False

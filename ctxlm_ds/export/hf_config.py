@@ -1,4 +1,4 @@
-"""The shape of a model as a Hugging Face config and back.
+"""The settings of a model as a Hugging Face config and back.
 
 In: a section of a recipe and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here:
 weights, and what differs by family (FamilyExport).
@@ -6,18 +6,21 @@ weights, and what differs by family (FamilyExport).
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports
 from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.untrusted_json import read_json_object
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+MAX_SIZE = 1 << 24
+"""No size in a config is larger; products of two such sizes are still countable."""
 
 
 class FolderModel(NamedTuple):
@@ -26,30 +29,42 @@ class FolderModel(NamedTuple):
     export: FamilyExport
     model: ModelSection
     pad_id: int
+    kept: dict[str, Any]
+    """Settings that our model does not have, for a later export (FamilyExport.kept_settings)."""
 
 
 def to_hf_config(
-    export: FamilyExport, model: ModelSection, hf_class: str, ids: TokenIds, dtype: str
+    export: FamilyExport,
+    model: ModelSection,
+    hf_class: str,
+    ids: TokenIds,
+    dtype: str,
+    kept: Mapping[str, Any] | None = None,
 ) -> PretrainedConfig:
-    """Return the config of `hf_class` for `model`, with vocab_size set; `dtype` is fp32, bf16 or fp16."""
-    import transformers
+    """Return the config of a class of transformers.
 
-    values = export.their_settings(model, ids)
-    return getattr(transformers, export.config_class)(architectures=[hf_class], dtype=TORCH_DTYPES[dtype], **values)
+    Args:
+        export: of the model's family.
+        model: the shape, with vocab_size set.
+        hf_class: the model class.
+        ids: the tokenizer's ids.
+        dtype: fp32, bf16 or fp16, of the weights.
+        kept: settings of the folder that the weights were imported from.
+
+    Raises:
+        ExportError: transformers refuses the settings.
+    """
+    kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
+    values = {**export.their_settings(model, ids), **kept, "architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
+    return _complete(export, values, hf_class)
 
 
 def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a local folder; raise ExportError if it is missing or not a JSON object."""
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise ExportError(f"{folder} has no config.json: give a folder written by save_pretrained")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{path} is not JSON ({error}): copy the model folder again") from error
-    if not isinstance(values, dict):
-        raise ExportError(f"{path} holds no JSON object: copy the model folder again")
-    return values
+    return read_json_object(path, ExportError)
 
 
 def from_hf_config(folder: Path) -> FolderModel:
@@ -59,21 +74,28 @@ def from_hf_config(folder: Path) -> FolderModel:
         ExportError: no family has this type of model, or it computes something that ours cannot.
     """
     values = read_hf_config(folder)
-    export = _export_for(values.get("model_type"), folder)
-    config = _complete(export, values, folder)
+    path = folder / "config.json"
+    export = _export_for(values.get("model_type"), path)
+    config = _complete(export, values, path)
     for key, value in export.plain_settings.items():
         if values.get(key, value) != value:
-            raise ExportError(
-                f"{folder}/config.json: {key} is {values[key]!r}; only models with {key} {value!r} can be imported"
-            )
+            raise ExportError(f"{path}: {key} is {values[key]!r}; only models with {key} {value!r} can be imported")
+    for key in export.settings.values():
+        size = getattr(config, key)
+        if isinstance(size, (int, float)) and size > MAX_SIZE:
+            raise ExportError(f"{path}: {key} is {size}, more than {MAX_SIZE:,}; correct the file")
     try:
         model = export.section.model_validate(export.our_settings(config, folder))
-    except ValueError as error:
-        raise ExportError(f"{folder}/config.json describes no model that can be trained here: {error}") from error
-    return FolderModel(export, model, export.pad_id(config))
+        pad_id = export.pad_id(config)
+        vocab_size = int(model.vocab_size or 0)
+        if not 0 <= pad_id < vocab_size:
+            raise ValueError(f"pad_token_id {pad_id} is not one of {vocab_size} ids")
+    except (ValueError, TypeError) as error:
+        raise ExportError(f"{path} describes no model that can be trained here: {error}") from error
+    return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
 
 
-def _export_for(model_type: Any, folder: Path) -> FamilyExport:
+def _export_for(model_type: Any, path: Path) -> FamilyExport:
     known = []
     for export in all_exports():
         if export.model_type == model_type:
@@ -82,17 +104,15 @@ def _export_for(model_type: Any, folder: Path) -> FamilyExport:
     *types, last = [export.model_type for export in known]
     classes = ", ".join(name for export in known for name in export.hf_classes.values())
     raise ExportError(
-        f"{folder}/config.json: model_type {model_type!r} cannot be imported; only {', '.join(types)} and {last} "
-        f"({classes})"
+        f"{path}: model_type {model_type!r} cannot be imported; only {', '.join(types)} and {last} ({classes})"
     )
 
 
-def _complete(export: FamilyExport, values: dict[str, Any], folder: Path) -> PretrainedConfig:
-    """Fill in the class's defaults for what an older file left out."""
+def _complete(export: FamilyExport, values: dict[str, Any], where: object) -> PretrainedConfig:
+    """Make a config of transformers, with the class's defaults for what is not given."""
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
     try:
         return getattr(transformers, export.config_class).from_dict(values)
-    except (TypeError, ValueError, StrictDataclassError) as error:
-        raise ExportError(f"{folder}/config.json does not fit {export.model_type}: {error}") from error
+    except Exception as error:  # transformers raises many classes for values of a wrong type
+        raise ExportError(f"{where}: the settings do not fit {export.model_type}: {error}") from error

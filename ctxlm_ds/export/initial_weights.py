@@ -1,7 +1,7 @@
 """Weights for a new run from a checkpoint of this project or a Hugging Face folder (`initialize_from`).
 
-In: the folder and the new model's shape. Out: its parameters one at a time. A larger vocabulary or position table keeps
-its fresh rows, heads that the source lacks stay fresh; anything else that differs is an error.
+In: the folder and the new model's shape. Out: its parameters one at a time. The additional rows of a larger vocabulary
+or position table, and heads that the source lacks, keep their initial values; any other difference is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.key_maps import Shape
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, is_checkpoint, open_checkpoint
+from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
@@ -36,13 +36,14 @@ def load_initial_weights(
         path: a run, a checkpoint, an imported folder (from-hf), or a Hugging Face folder with safetensors.
         model: the new model, vocab_size set.
         outputs: what the new objective needs from the model, which decides its heads.
-        fresh: gives a parameter's own initial value, for rows and heads that the source lacks.
+        fresh: returns a parameter's initial value, for rows and heads that the source lacks.
 
     Raises:
-        CheckpointError: the source does not fit; lists every difference. Raised before the first value.
-        ExportError: a Hugging Face folder that cannot be read.
+        CheckpointError: the source does not fit (this lists every difference, before the first value), or a tensor has
+            a NaN.
+        ExportError: the Hugging Face folder cannot be read.
     """
-    folder, model = Path(path), model
+    folder = Path(path)
     source = _open(folder)
     whole = describe_model(model, outputs)
     found = {name: source.weights.shape(name) for name in source.weights.names()}
@@ -56,13 +57,13 @@ def load_initial_weights(
     left_out = [name for name in found if name not in whole.shapes]
     if left_out:
         logger.info("initialize_from: not needed by this objective: %s", ", ".join(left_out))
-    return _values(source.weights, whole, fresh)
+    return _values(source.weights, whole, fresh, folder)
 
 
 def _open(folder: Path) -> _Source:
     if not folder.is_dir():
         raise CheckpointError(
-            f"initialize_from: {folder} is no folder; give a run, a checkpoint or a local Hugging Face model folder "
+            f"initialize_from: {folder} is not a folder; give a run, a checkpoint or a local Hugging Face model folder "
             "(download a model of the Hub there first)"
         )
     if is_checkpoint(folder):
@@ -73,7 +74,7 @@ def _open(folder: Path) -> _Source:
 
 
 def _settings_that_differ(there: ModelSection, here: ModelSection) -> Iterator[str]:
-    """Tell settings that change what the model computes without changing any shape."""
+    """Describe differences in settings that change what the model computes but no shape."""
     for key in here.same_function:
         if hasattr(there, key) and getattr(there, key) != getattr(here, key):
             yield f"model.{key} is {getattr(there, key)!r} there, {getattr(here, key)!r} here"
@@ -93,20 +94,20 @@ def _parameters_that_differ(source: _Source, found: dict[str, Shape], whole: Who
 
 
 def _fits(found: Shape, shape: Shape, facts: ParameterFacts) -> bool:
-    """Tell whether the shapes are equal, or fewer rows of a parameter that grows are there."""
+    """Return whether the shapes are equal, or the source has fewer rows of a parameter that can grow."""
     return found == shape or (facts.grows is not None and found[1:] == shape[1:] and found[0] < shape[0])
 
 
 def _values(
-    source: WeightSource, whole: WholeModel, fresh: Callable[[str], torch.Tensor]
+    source: WeightSource, whole: WholeModel, fresh: Callable[[str], torch.Tensor], folder: Path
 ) -> Iterator[tuple[str, torch.Tensor]]:
     available = set(source.names())
     for name, shape in whole.shapes.items():
         if name not in available:
-            logger.info("initialize_from: %s is not there and keeps its fresh value", name)
+            logger.info("initialize_from: %s is missing there and keeps its initial value", name)
             yield name, fresh(name)
             continue
-        value = source.read_full(name)
+        value = check_finite(name, source.read_full(name), f"initialize_from: {folder}")
         if tuple(value.shape) != shape:
             logger.info("initialize_from: %s of %s, extended from %d to %d rows",
                         whole.facts[name].grows, name, value.shape[0], shape[0])  # fmt: skip

@@ -1,9 +1,8 @@
-"""Two-way tables between our parameters and the tensors of a plain Hugging Face class; each family brings its own.
+"""Tables between our parameters and the tensors of a plain Hugging Face class, for both directions.
 
-A row of a table names one parameter of ours and the tensors it becomes there. In a family's rows `{i}` stands for the
-number of a layer, `{p}` for `weight` and `bias`. Every parameter of either side is in exactly one row; what a Hugging
-Face file may hold besides (a buffer, the second name of a tied tensor) is listed too, so that nothing is dropped
-unseen.
+A row names one parameter of ours and the tensors it becomes there. In a family's rows `{i}` is the number of a layer
+and `{p}` is `weight` and `bias`. Every parameter of either side is in exactly one row. Other tensors that a file may
+hold (a buffer, the second name of a tied tensor) are listed too, so that none is dropped unnoticed.
 """
 
 from __future__ import annotations
@@ -17,16 +16,18 @@ import torch
 from ctxlm_ds.errors import ExportError
 
 Shape = tuple[int, ...]
+MOST_NAMES = 3
+"""Names of tensors in a message."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """How one parameter of ours becomes their tensors, and back bit for bit; on the meta device too."""
+    """Conversion of one parameter of ours to their tensors and back, bit for bit; on the meta device too."""
 
     to_theirs: Callable[[torch.Tensor, int], Sequence[torch.Tensor]]
-    """From ours and their number to theirs, in the order of the row."""
+    """Converts ours and the number of theirs to theirs, in the order of the row."""
     to_ours: Callable[[list[torch.Tensor]], torch.Tensor]
-    """From theirs to ours."""
+    """Converts theirs to ours."""
 
 
 def _stack(values: list[torch.Tensor]) -> torch.Tensor:
@@ -38,9 +39,9 @@ def _transpose(value: torch.Tensor) -> torch.Tensor:
 
 
 STACKED = Change(lambda value, count: value.chunk(count), _stack)
-"""Ours is theirs one below the other; with one tensor, the two are equal."""
+"""Ours is theirs stacked by rows; with one tensor, the two are equal."""
 TRANSPOSED = Change(lambda value, _: [_transpose(value)], lambda values: _transpose(values[0]))
-"""They have a matrix as [inputs, outputs]; a bias is equal."""
+"""Their matrices are [inputs, outputs]; a bias is equal."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Row:
         return self.change.to_theirs(value, len(self.theirs))
 
     def to_ours(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """Return our parameter, their tensors read with `read(name in the table)`."""
+        """Return our parameter from their tensors, which `read(name in the table)` reads."""
         return self.change.to_ours([read(name) for name in self.theirs])
 
     def their_shapes(self, shape: Shape) -> list[Shape]:
@@ -64,35 +65,35 @@ class Row:
         return [tuple(value.shape) for value in self.to_theirs(torch.empty(shape, device="meta"))]
 
     def our_shape(self, shape_of: Callable[[str], Shape]) -> Shape:
-        """Return the shape of our parameter, theirs told by `shape_of(name in the table)`.
+        """Return the shape of our parameter from theirs, which `shape_of(name in the table)` returns.
 
         Raises:
             ExportError: their tensors do not fit together.
         """
         try:
             return tuple(self.to_ours(lambda name: torch.empty(shape_of(name), device="meta")).shape)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError, ValueError) as error:
             raise ExportError(f"{', '.join(self.theirs)} do not fit together: {error}") from error
 
 
 @dataclass(frozen=True)
 class KeyMap:
-    """The rows of one Hugging Face class with everything else that its files may hold."""
+    """The rows of one Hugging Face class, and other tensors that its files may hold."""
 
     hf_class: str
     rows: tuple[Row, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Second name of a tensor -> the name under which it is written."""
+    """Second name of a tensor -> the name under which it is saved."""
     unused: tuple[str, ...] = ()
     """Patterns of tensors that files hold although the class has no such parameter."""
     old_endings: Mapping[str, str] = field(default_factory=dict)
     """Ending of a name in older files -> the present one."""
     optional_prefix: str = ""
-    """Beginning of their names that a file saved from the bare model leaves out."""
+    """Prefix of their names that a file saved from the bare model does not have."""
 
 
 def expand(rows: Sequence[Row], num_layers: int) -> tuple[Row, ...]:
-    """Fill in `{i}` and `{p}`: one row a parameter."""
+    """Fill in `{i}` and `{p}`: one row per parameter."""
     expanded = []
     for row in rows:
         layers = range(num_layers) if "{i}" in row.ours else (0,)
@@ -106,7 +107,7 @@ def expand(rows: Sequence[Row], num_layers: int) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Assignment:
-    """How the tensors of a Hugging Face file belong to a table."""
+    """The tensors of a Hugging Face file by their place in a table."""
 
     stored: dict[str, str]
     """Name in the table -> name in the file that holds it."""
@@ -117,10 +118,10 @@ class Assignment:
 
 
 def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment:
-    """Find each tensor of the table among the names of a file, under its own, its tied or its older name.
+    """Find each tensor of the table among the names of a file, under its present, tied or older name.
 
     Raises:
-        ExportError: names every tensor that is missing and every one that is unknown.
+        ExportError: names the tensors that are missing and those that are unknown.
     """
     wanted = {name for row in key_map.rows for name in row.theirs}
     stored: dict[str, str] = {}
@@ -166,10 +167,14 @@ def _with_present_ending(name: str, old_endings: Mapping[str, str]) -> str:
 
 
 def _mismatch(hf_class: str, where: str, missing: Sequence[str], unknown: Sequence[str]) -> str:
-    parts = [f"{where} is not a {hf_class}"]
-    if missing:
-        parts.append(f"missing: {', '.join(missing)}")
-    if unknown:
-        parts.append(f"unknown: {', '.join(unknown)}")
-    remedy = f"save it with {hf_class}.save_pretrained (a bare encoder or a fine-tuned head is not enough)"
-    return "; ".join([*parts, remedy])
+    lists = [f"{what}: {_first(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
+    return (
+        f"{where} is not a {hf_class}; save it with {hf_class}.save_pretrained (a bare encoder or a fine-tuned head is "
+        f"not enough). {'; '.join(lists)}"
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    """List the first names and count the others."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,14 +1,16 @@
 """The model card (README.md) of an exported model, from what its run recorded.
 
-In: the resolved recipe, state.json, the run's metrics.jsonl and the JSON beside each dataset. Out: Markdown. What was
-not recorded is said to be unknown, nothing is guessed.
+In: the resolved recipe, state.json, the run's metrics.jsonl and the JSON next to each dataset. Out: Markdown; what is
+unknown is "not recorded".
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,16 @@ from ctxlm_ds.console import format_duration
 from ctxlm_ds.export.base import CardText
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.untrusted_json import open_regular
 
+MAX_LINE_BYTES = 1 << 20
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is written from."""
+    """The facts of a model card."""
 
     config: RunConfig
     text: CardText
@@ -32,58 +36,53 @@ class CardFacts:
     dtype: str
     num_parameters: int
     train_state: Mapping[str, Any]
-    """step, tokens, seconds; empty where the weights were imported."""
+    """step, tokens, seconds; empty if the weights were imported."""
     evaluation: Mapping[str, float]
-    """Last held-out figures at or before the step, by metric name."""
+    """Latest held-out figures at or before the step, by metric name."""
     datasets: Mapping[str, Mapping[str, Any] | None]
-    """JSON beside each training prefix; None where it is not there any more."""
+    """JSON of each training dataset by prefix; None if it is missing."""
+    trained_length: int | None
+    """Longest sequence that the weights were trained on."""
 
 
 def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
-    """The last held-out figures of each name at or before `step`; unreadable lines (a cut-off last one) are skipped."""
+    """Return the latest held-out figures of each name at or before `step`; damaged lines are skipped."""
     figures: dict[str, float] = {}
-    if not metrics_file.is_file():
-        return figures
-    with open(metrics_file, encoding="utf-8") as lines:
-        for line in lines:
-            if '"eval/' not in line:
-                continue
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if entry.get("step", step + 1) <= step:
-                figures |= {key: value for key, value in entry.items() if key.startswith("eval/")}
+    with suppress(OSError), open_regular(metrics_file) as file:
+        for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
+            figures |= _evaluation(line, step) if b'"eval/' in line else {}
     return figures
 
 
+def _evaluation(line: bytes, step: int) -> dict[str, float]:
+    try:
+        entry = json.loads(line)
+        is_wanted = type(entry["step"]) is int and entry["step"] <= step
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
+    return {key: value for key, value in numbers.items() if is_wanted and key.startswith("eval/")}
+
+
 def read_dataset_metadata(prefixes: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """The JSON beside each dataset, None where it is missing or unreadable."""
+    """Return the JSON of each dataset by prefix; None if it is missing or unreadable."""
     return {prefix: read_object(Path(f"{prefix}.json")) for prefix in prefixes}
 
 
 def write_model_card(facts: CardFacts) -> str:
-    """The whole card as Markdown with the Hub's YAML header."""
+    """Return the card as Markdown with the Hub's YAML header."""
     sections = [
-        _header(facts),
+        f"---\nlibrary_name: transformers\npipeline_tag: {facts.text.task}\n"
+        f"tags:\n- ctxlm_ds\n- {facts.text.tag}\n- deepspeed\n---",
         f"# {facts.config.name}\n\n{_summary(facts)}",
-        _section("How to load it", _loading(facts)),
-        _section("Training data", _training_data(facts)),
-        _section("Held-out figures", _figures(facts)),
-        _section("Model", _table(_rows(facts.config.model.model_dump()))),
-        _section("Training", _table(_training_rows(facts))),
-        _section("Limits", _limits(facts)),
+        f"## How to load it\n\n{_loading(facts)}",
+        f"## Training data\n\n{_training_data(facts)}",
+        f"## Held-out figures\n\n{_figures(facts)}",
+        f"## Model\n\n{_table(_rows(facts.config.model.model_dump()))}",
+        f"## Training\n\n{_table(_training_rows(facts))}",
+        f"## Limits\n\n{_limits(facts)}",
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _header(facts: CardFacts) -> str:
-    tags = f"tags:\n- ctxlm_ds\n- {facts.text.tag}\n- deepspeed"
-    return f"---\nlibrary_name: transformers\npipeline_tag: {facts.text.task}\n{tags}\n---"
-
-
-def _section(title: str, text: str) -> str:
-    return f"## {title}\n\n{text}"
 
 
 def _summary(facts: CardFacts) -> str:
@@ -154,7 +153,7 @@ def _training_rows(facts: CardFacts) -> dict[str, str]:
         "steps": _number(state.get("step", 0)),
         "tokens (without padding)": _number(state.get("tokens", 0)),
         "wall time": format_duration(float(state.get("seconds", 0.0))),
-        "rows a step": _number(config.training.global_batch_size),
+        "rows per step": _number(config.training.global_batch_size),
         "precision": config.training.precision,
         "seed": str(config.training.seed),
         "sequence length": _number(config.data.seq_length),
@@ -181,7 +180,9 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _limits(facts: CardFacts) -> str:
-    return (
+    longest, trained = facts.config.model.longest_sequence, facts.trained_length
+    untrained = f"It was trained on sequences of {trained} tokens; later positions have random weights. "
+    return ("" if trained == longest else untrained) + (
         f"A {facts.text.language_model} language model completes text as its training data would; it repeats that "
         "data's errors and biases and states no facts. Check it on your own task before you rely on it."
     )

@@ -1,8 +1,8 @@
-"""Proof of a conversion: the outputs of our model and of transformers' on the same inputs.
+"""Proof of a conversion: our model and transformers' give the same outputs for the same inputs.
 
-Our model is filled from our weights, theirs is loaded by transformers from the folder as any user would; both compute
-in fp32, one after the other, so that only one is in memory. Models that predict the next token also generate.
-The inputs: random ids, the longest row, and real text through the tokenizer, as transformers loads it and as ours.
+Our model is filled from our weights, theirs is loaded by transformers from the folder. Both compute in fp32, one after
+the other, so that only one is in memory. Models that predict the next token also generate. The inputs are random ids,
+the longest row, and real text through the tokenizer, which must give the same ids in transformers and here.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import torch
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, Fields, Rows, at_positions, export_of
+from ctxlm_ds.export.safetensors_files import DTYPES
 from ctxlm_ds.export.weights import WeightSource
 from ctxlm_ds.models.build import plain_model
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 MAX_PREDICTIONS = 16
-"""Positions of a row whose logits over the vocabulary are compared."""
+"""Positions per row whose logits over the vocabulary are compared."""
 UNLIMITED_LENGTH = 512
 """Longest row for a model that can read any length."""
 SHORT_LENGTH = 24
@@ -65,7 +66,7 @@ def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokeni
 def _random_rows(
     rng: np.random.Generator, model: ModelSection, pad_id: int, num_types: int, lengths: Sequence[int]
 ) -> Rows:
-    """Draw ids over the whole vocabulary but padding, and token types from 0 up."""
+    """Draw ids of the vocabulary except padding, and token types from 0 up."""
     assert model.vocab_size is not None
     ids = [(pad_id + rng.integers(1, model.vocab_size, length)) % model.vocab_size for length in lengths]
     types = [[position * num_types // length for position in range(length)] for length in lengths]
@@ -76,8 +77,8 @@ def _loaded_tokenizer(folder: Path, tokenizer: Tokenizer) -> Any:
     """Load the folder's tokenizer with transformers and compare its ids of real text with ours."""
     from transformers import AutoTokenizer
 
-    with quiet_transformers():
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    with transformers_errors(folder):
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     texts = [text for pair in TEXT_PAIRS for text in pair]
     for text, expected in zip(texts, tokenizer.encode_batch(texts), strict=True):
         ids = loaded(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -87,7 +88,7 @@ def _loaded_tokenizer(folder: Path, tokenizer: Tokenizer) -> Any:
 
 
 def make_fields(rows: Rows, pad_id: int, rng: np.random.Generator) -> Fields:
-    """Put one sequence in a row, padded to the longest, with the same number of predicted positions in each row."""
+    """Return one sequence per row, padded to the longest, with the same number of predicted positions in each row."""
     length = max(len(row) for row in rows.ids)
     predictions = min(MAX_PREDICTIONS, min(len(row) for row in rows.ids))
 
@@ -108,7 +109,7 @@ def make_fields(rows: Rows, pad_id: int, rng: np.random.Generator) -> Fields:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' own progress bars and reports: what matters of them is raised as an error."""
+    """Silence transformers' progress bars and reports; what matters in them is raised as an error."""
     from transformers.utils import logging as hf_logging
 
     verbosity = hf_logging.get_verbosity()
@@ -123,11 +124,20 @@ def quiet_transformers() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
+@contextmanager
+def transformers_errors(folder: Path) -> Iterator[None]:
+    """Raise any error of transformers as an ExportError, since it raises many classes for damaged files."""
+    try:
+        with quiet_transformers():
+            yield
+    except Exception as error:
+        raise ExportError(f"{folder}: transformers cannot load it ({type(error).__name__}: {error})") from error
+
+
 BOUND = 1e-4
-"""Largest difference of logits computed in fp32 from the same weights, relative to the largest logit."""
+"""Bound of the difference of logits computed in fp32 from the same weights, relative to the largest logit."""
 ROUNDING_BOUNDS = {"fp32": BOUND, "fp16": 2e-2, "bf16": 1e-1}
-"""Largest difference that rounding the weights to an export's data type may make, relative to the largest logit."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Bound of the difference that rounding the weights to a data type makes, relative to the largest logit."""
 GENERATED_TOKENS = 20
 
 
@@ -144,12 +154,12 @@ class Comparison:
 
     @property
     def relative(self) -> float:
-        """The difference in units of the reference's largest logit."""
+        """Return the difference as a part of the reference's largest logit."""
         return self.largest_difference / self.logit_scale if self.logit_scale > 0 else self.largest_difference
 
     @property
     def holds(self) -> bool:
-        """False for a NaN too."""
+        """Return whether the difference is within the bound; False for a NaN."""
         return self.relative <= self.bound
 
     def __str__(self) -> str:
@@ -160,7 +170,7 @@ class Comparison:
 
 
 class Continuation(NamedTuple):
-    """A prompt's ids and those that a model wrote after it."""
+    """A prompt's ids and the ids that a model generated after it."""
 
     prompt: torch.Tensor
     tokens: torch.Tensor
@@ -176,8 +186,8 @@ def verify_folder(
 ) -> list[Comparison]:
     """Compare the transformers model in `folder` with ours filled from `source`.
 
-    `dtype` is that of the folder's weights: ours are rounded alike for the comparison, and the effect of the rounding
-    itself is compared with a bound of its own.
+    `dtype` is that of the folder's weights. Ours are rounded in the same way for the comparison; the effect of the
+    rounding has another bound.
 
     Raises:
         ExportError: lists every difference past its bound.
@@ -199,7 +209,7 @@ def verify_folder(
         raise ExportError(
             "the logits of transformers and of this project's model differ: "
             + "; ".join(failed)
-            + ". Nothing was kept. Try the versions in constraints.txt; if it stays, please report it with yours"
+            + ". Nothing was kept. Try the versions in constraints.txt; if they differ there too, please report it"
         )
     return comparisons
 
@@ -217,11 +227,11 @@ def load_with_transformers(folder: Path, hf_class: str) -> Any:
     """Load the folder's model in fp32 and evaluation mode.
 
     Raises:
-        ExportError: transformers misses a tensor, or finds one of another shape.
+        ExportError: transformers cannot load it, misses a tensor, or finds one of another shape.
     """
     import transformers
 
-    with quiet_transformers():
+    with transformers_errors(folder):
         module, info = getattr(transformers, hf_class).from_pretrained(
             str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True
         )
@@ -244,7 +254,7 @@ def _our_logits(module: Any, export: FamilyExport, inputs: dict[str, Fields]) ->
 def _their_side(
     folder: Path, export: FamilyExport, model: ModelSection, outputs: Sequence[str], inputs: dict[str, Fields]
 ) -> tuple[Fields, list[Continuation]]:
-    """Compute transformers' outputs under our names and, if it predicts the next token, what it writes."""
+    """Compute transformers' outputs under our names and, if it predicts the next token, its continuations."""
     module = load_with_transformers(folder, export.hf_classes[frozenset(outputs)])
     logits: Fields = {}
     with torch.no_grad():
@@ -256,7 +266,7 @@ def _their_side(
 
 
 def _compared(outputs: Fields, export: FamilyExport, fields: Fields) -> Fields:
-    """Keep the predicted positions of an output that has logits everywhere, at padding too."""
+    """Return only the predicted positions of an output that has logits at every position."""
     whole = export.next_token_output
     return {
         name: at_positions(value, fields["prediction_positions"]) if name == whole else value
@@ -275,11 +285,11 @@ def _compare(reference: Fields, other: Fields, bound: float, note: str = "") -> 
 
 
 def _generated(module: Any, prompts: Fields, longest: int) -> list[Continuation]:
-    """Let transformers write after each prompt, the end-of-text token being one like any other."""
+    """Generate with transformers after each prompt; the end-of-text token does not end the text."""
     from transformers import GenerationConfig
 
     length = min(GENERATED_TOKENS, longest - 1)
-    # The model's own settings (its end-of-text token, a release's sampling) are not what is compared.
+    # The folder's settings (end-of-text token, sampling) would change the comparison.
     module.generation_config = GenerationConfig(
         do_sample=False, max_new_tokens=length, eos_token_id=None, pad_token_id=0
     )
@@ -291,10 +301,10 @@ def _generated(module: Any, prompts: Fields, longest: int) -> list[Continuation]
 
 
 def _compare_generation(ours: Any, output: str, written: Sequence[Continuation]) -> Comparison:
-    """Tell whether a greedy loop over our model gives the tokens of transformers' greedy generate().
+    """Compare greedy generation: each token of transformers must have our largest logit at its position.
 
-    Ours reads what theirs wrote: each token must have our largest logit at its place (up to BOUND, so that a tie of two
-    words is none of the conversion's doing). By induction a loop of our own writes the same.
+    Our model reads the tokens that transformers generated, so by induction a greedy loop over it generates the same. A
+    difference up to BOUND is allowed because two tokens may tie.
     """
     largest, scale = 0.0, 0.0
     for prompt, tokens in written:

@@ -1,12 +1,11 @@
-"""Where weights come from, under our names: a checkpoint, or a Hugging Face folder through its table.
+"""Sources of weights under our names: a checkpoint, or a Hugging Face folder through its key map.
 
-A checkpoint is found, checked against its manifest, and opened with its recipe and reader. Needs no launcher and no
+A checkpoint is found, compared with its manifest, and opened with its recipe and reader. Needs no launcher and no
 deepspeed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,20 +14,29 @@ from typing import Any, Protocol
 
 import torch
 
+from ctxlm_ds.atomic import read_object
+from ctxlm_ds.checkpoint.chunk_index import INDEX_NAME
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified
-from ctxlm_ds.checkpoint.layout_free import INDEX_NAME, CheckpointReader
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import logger
-from ctxlm_ds.errors import CheckpointError, ExportError
-from ctxlm_ds.export.hf_config import from_hf_config, read_hf_config
+from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
+from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import Row, Shape, assign
 from ctxlm_ds.export.safetensors_files import SafetensorsFolder
-from ctxlm_ds.models.build import vocabulary_table
+from ctxlm_ds.models.build import WholeModel, describe_model, vocabulary_table
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.training.metrics import METRICS_NAME
+from ctxlm_ds.untrusted_json import check_regular_files
+
+IMPORT_RECORD = "imported_from.json"
+KEPT_SETTINGS = "kept_settings"
+MOMENTS_PATTERN = "moments-*"
+"""Files of the optimizer's moments, which no export reads: only their sizes are checked."""
 
 
 class WeightSource(Protocol):
@@ -41,23 +49,60 @@ class WeightSource(Protocol):
     def read_full(self, name: str) -> torch.Tensor: ...
 
 
+def describe_source(source: WeightSource, model: ModelSection, outputs: Sequence[str], folder: Path) -> WholeModel:
+    """Return the model that the source's config describes, whose names and shapes must be those of the source.
+
+    Raises:
+        CheckpointError: lists every parameter that is missing, unknown or of another shape.
+    """
+    found = {name: source.shape(name) for name in source.names()}
+    _check_layers(model, len(found), folder)
+    try:
+        expected = (whole := describe_model(model, outputs)).shapes
+    except (ConfigError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: the weights do not fit its config: {error}") from error
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unknown" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {found[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if problems:
+        raise CheckpointError(f"{folder} does not hold the model that its config describes: {'; '.join(problems)}")
+    return whole
+
+
+def check_finite(name: str, value: torch.Tensor, where: object) -> torch.Tensor:
+    """Return the value of a parameter; raise CheckpointError if it has a NaN or an infinity."""
+    if not bool(torch.isfinite(value).all()):
+        raise CheckpointError(f"{where}: {name} has NaN or infinite values; give weights from before a run diverged")
+    return value
+
+
 class HuggingFaceWeights:
     """A local folder of a class that some family's export knows, under our names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raise ExportError if the folder is none of them, or holds no safetensors."""
-        self.export, self.model, self.pad_id = from_hf_config(folder)
+        """Raise ExportError if the folder is of none of these classes, or its files do not fit its config."""
+        check_regular_files(folder, ExportError)
+        self.export, self.model, self.pad_id, self.kept = from_hf_config(folder)
         self._files = SafetensorsFolder(folder)
         file_names = self._files.names()
         self.outputs = self.export.outputs_in(file_names)
-        self.key_map = self.export.key_map(self.model, self.outputs, self.pad_id)
-        self._assignment = assign(self.key_map, file_names, str(folder))
-        self._rows: dict[str, Row] = {row.ours: row for row in self.key_map.rows}
+        try:
+            _check_layers(self.model, len(file_names), folder)
+            self.key_map = self.export.key_map(self.model, self.outputs, self.pad_id)
+            self._assignment = assign(self.key_map, file_names, str(folder))
+            self._rows: dict[str, Row] = {row.ours: row for row in self.key_map.rows}
+            self.whole = describe_source(self, self.model, self.outputs, folder)
+        except CheckpointError as error:
+            raise ExportError(str(error)) from error
         self._check_doubles(folder)
         self._report(folder)
 
     def names(self) -> list[str]:
-        """List our parameters."""
+        """Return the names of our parameters."""
         return list(self._rows)
 
     def shape(self, name: str) -> Shape:
@@ -65,7 +110,7 @@ class HuggingFaceWeights:
         return self._rows[name].our_shape(lambda theirs: self._files.shape(self._assignment.stored[theirs]))
 
     def read_full(self, name: str) -> torch.Tensor:
-        """Read one of our parameters in fp32, put together from theirs."""
+        """Return one of our parameters in fp32, made of theirs."""
         return self._rows[name].to_ours(self._read)
 
     def _read(self, name: str) -> torch.Tensor:
@@ -88,18 +133,14 @@ class HuggingFaceWeights:
             logger.warning("%s: %s", folder, warning)
 
 
-MOMENTS_PATTERN = "moments-*"
-"""Files of the optimizer's moments, which no export reads: only their sizes are checked."""
-
-
 @dataclass(frozen=True)
 class CheckpointSource:
-    """A verified checkpoint: weights by name and what the run recorded beside them."""
+    """A verified checkpoint: weights by name, and what the run recorded."""
 
     folder: Path
     config: RunConfig
     model: ModelSection
-    """The shape, vocab_size set."""
+    """The shape, with vocab_size set."""
     outputs: tuple[str, ...]
     """What its objective needs from the model."""
     train_state: dict[str, Any]
@@ -112,12 +153,26 @@ class CheckpointSource:
 
     @property
     def metrics_file(self) -> Path:
-        """The run's metrics.jsonl, whether or not it is there."""
+        """The path of the run's metrics.jsonl, which may not exist."""
         return self.folder.parent.parent / METRICS_NAME
+
+    @property
+    def kept_settings(self) -> dict[str, Any]:
+        """Settings of the Hugging Face folder that the weights were imported from (FamilyExport.kept_settings)."""
+        kept = (read_object(self.folder / IMPORT_RECORD) or {}).get(KEPT_SETTINGS)
+        return kept if isinstance(kept, dict) else {}
+
+    @property
+    def trained_length(self) -> int | None:
+        """Longest sequence that the weights were trained on; None if it is unknown or has no limit."""
+        longest = self.model.longest_sequence
+        if longest is None or not self.train_state or self.config.initialize_from:
+            return longest
+        return min(longest, self.config.data.seq_length)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether `path` is a run or a checkpoint of this project (and not a Hugging Face folder)."""
+    """Return whether `path` is a run or a checkpoint of this project (and not a Hugging Face folder)."""
     return (path / INDEX_NAME).is_file() or (path / MANIFEST_NAME).is_file() or (path / CHECKPOINTS_DIR).is_dir()
 
 
@@ -125,24 +180,24 @@ def open_checkpoint(path: Path) -> CheckpointSource:
     """Open a checkpoint's folder, or the newest checkpoint of a run that verifies.
 
     Raises:
-        CheckpointError: there is none, or it is damaged (a run: every one of them is).
+        CheckpointError: there is none, or it is damaged (of a run: all of them are).
     """
     folder, _ = find_verified(path, partial(verify, sizes_only=MOMENTS_PATTERN))
     reader = CheckpointReader(folder)
     config = load_saved_config(folder / "config.yaml")
     outputs = OBJECTIVES.get(config.objective.name).outputs
+    _check_layers(config.model, len(reader.names()), folder)
     table = vocabulary_table(config.model, outputs)
-    if table not in reader:
+    if table not in reader or not reader.shape(table) or reader.shape(table)[0] > MAX_SIZE:
         raise CheckpointError(f"{folder} has no {table}, so it is not a model of the family {config.model.family}")
     model = config.model.model_copy(update={"vocab_size": reader.shape(table)[0]})
-    return CheckpointSource(folder, config, model, outputs, _train_state(folder), reader)
+    train_state = read_saved_state(folder).get("train_state", {})
+    return CheckpointSource(folder, config, model, outputs, train_state, reader)
 
 
-def _train_state(folder: Path) -> dict[str, Any]:
-    path = folder / "state.json"
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")).get("train_state", {}))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); use another checkpoint") from error
+def _check_layers(model: ModelSection, num_tensors: int, folder: Path) -> None:
+    """Raise CheckpointError before a model with more layers than there are tensors is built."""
+    if model.num_blocks > num_tensors:
+        raise CheckpointError(
+            f"{folder}: its config describes {model.num_blocks} layers, but it has only {num_tensors} tensors"
+        )

@@ -1,7 +1,7 @@
-"""What a family of models is to the rest of the system, and the settings that transformers share.
+"""A family of models, and the settings that transformers share.
 
-A family is a folder: config.py (this file's classes, no torch), layers.py (its list of layers), export.py (Hugging
-Face). One line of registry.py names it. docs/extending.md shows how one is added.
+A family is a folder: config.py (subclasses of this file's classes, no torch), layers.py (its list of layers), export.py
+(Hugging Face). One line of registry.py names it. docs/extending.md shows how to add one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveFloat, PositiveInt, Probability
+from ctxlm_ds.recipe.section import PositiveFraction, Probability, SmallInt, Width
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 
@@ -21,9 +21,9 @@ class Family:
     """One family of models."""
 
     name: str
-    """As recipes name it."""
+    """Name in recipes."""
     title: str
-    """For people: name and publication."""
+    """Name and publication, for people."""
     section: type[ModelSection]
     """Settings of the recipe's `model` section."""
     layers: str
@@ -31,20 +31,30 @@ class Family:
     outputs: frozenset[str]
     """Tensors that an objective may ask the model for."""
     objective: str
-    """Objective that it was published with: the default for imported models."""
+    """Published objective, the default for imported models."""
     sample_format: str
-    """Sample format that it was published with."""
+    """Published sample format."""
     tokenizer: str
-    """Type of tokenizer that it was published with (tools/train_tokenizer.py)."""
+    """Published type of tokenizer (tools/train_tokenizer.py)."""
     tiny: Callable[[], dict[str, Any]]
     """Makes the `model`, `objective` and `data` sections of a recipe small enough for tests."""
     vocab_size: int | None = None
-    """Words of the tokenizer that it was published with: what a plan counts if the recipe leaves the size open."""
+    """Published size of the vocabulary, which a plan takes if the recipe sets none."""
     export: str | None = None
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
     frozen: str | None = None
-    """`module:function` from the section to a function from the name of a parameter that no step changes (a teacher's)
-    to its whole fp32 value; None draws initial values."""
+    """`module:function` from the section to a function from a teacher's parameter name to its complete fp32 value; None
+    draws initial values."""
+
+
+def tiny_transformer(family: str, objective: str, sample_format: str, **model: Any) -> dict[str, Any]:
+    """Return the sections of a transformer's recipe small enough for tests; `model` are further settings."""
+    shape = {"hidden_size": 32, "num_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    return {
+        "model": {"family": family, **shape, "max_position_embeddings": 64, **model},
+        "objective": {"name": objective},
+        "data": {"sample_format": sample_format, "seq_length": 32},
+    }
 
 
 class TransformerSection(ModelSection):
@@ -54,25 +64,27 @@ class TransformerSection(ModelSection):
         "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
     )  # fmt: skip
 
-    hidden_size: PositiveInt = 768
+    hidden_size: Width = 768
     """Width of the residual stream."""
-    num_layers: PositiveInt = 12
+    num_layers: SmallInt = 12
     """Number of transformer layers."""
-    num_attention_heads: PositiveInt = 12
+    num_attention_heads: SmallInt = 12
     """Attention heads; must divide hidden_size."""
-    intermediate_size: PositiveInt = 3072
+    intermediate_size: Width = 3072
     """Width of the feed-forward layer."""
-    max_position_embeddings: PositiveInt = 512
+    max_position_embeddings: Width = 512
     """Longest sequence the position table can hold (RoBERTa's two unused rows are added by the model)."""
     hidden_activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """Activation of the feed-forward layer; `gelu` is the exact erf form."""
-    layer_norm_eps: PositiveFloat = 1e-12
+    layer_norm_eps: PositiveFraction = 1e-12
     """Epsilon of every LayerNorm (BERT 1e-12, RoBERTa and GPT 1e-5)."""
     hidden_dropout: Probability = 0.1
     """Dropout on embeddings and on the output of attention and feed-forward."""
     attention_dropout: Probability = 0.1
     """Dropout on attention probabilities."""
-    initializer_range: PositiveFloat = 0.02
+    initializer: Literal["normal", "truncated_normal"] = "normal"
+    """Distribution of the initial weights; `truncated_normal` has none beyond two deviations (BERT's own code)."""
+    initializer_range: PositiveFraction = 0.02
     """Standard deviation of the initial weights."""
 
     @property
@@ -120,7 +132,7 @@ class TransformerSection(ModelSection):
         if heads % size:
             yield Problem(
                 path,
-                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds whole heads; "
+                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds complete heads; "
                 f"{fitting}",
                 ("model.num_attention_heads",),
             )
@@ -132,7 +144,16 @@ class TransformerSection(ModelSection):
             )
 
 
+class EncoderSection(TransformerSection):
+    """The shape of an encoder."""
+
+    same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
+
+    pre_layer_norm: bool = False
+    """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
+
+
 def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of `number` that is nearest to `wanted`."""
-    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-    return min(divisors, key=lambda candidate: abs(candidate - wanted))
+    near = (candidate for distance in range(number + wanted) for candidate in (wanted - distance, wanted + distance))
+    return next(candidate for candidate in near if candidate > 0 and number % candidate == 0)

@@ -3,9 +3,9 @@
 Shape letters: b rows, s positions of a row, t positions of a row of keys (s in self-attention), n heads, k heads of
 keys and values (n unless grouped), d size of a head, m sequences of a row. The spec of a Need is an AttentionSpec.
 
-A position sees the positions with its own sequence id, of these only earlier ones and itself if causal, only near ones
-in a window. Padding sees padding or, if a row holds one sequence, that sequence; a position without any key of its
-sequence sees every key of its row. So no softmax is empty and nothing is NaN. Nobody reads what such positions hold.
+A position sees the positions of its sequence: only itself and earlier ones if causal, only near ones in a window.
+Padding sees padding or, if a row holds one sequence, that sequence. A position without a key of its sequence sees every
+key of its row, so no softmax is empty and nothing is NaN. The results at such positions are never read.
 """
 
 from __future__ import annotations
@@ -70,18 +70,12 @@ class Sequences(NamedTuple):
 class AttentionKernel(Protocol):
     """query [b, s, n, d], key and value [b, t, k, d] -> [b, s, n, d].
 
-    dropout_p is the dropout of the attention probabilities, 0 in evaluation; bias [n, s, t] or [b, n, s, t] is added
-    to the scaled scores.
+    p is the dropout of the attention probabilities, 0 in evaluation. bias [n, s, t] or [b, n, s, t] is added to the
+    scaled scores.
     """
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sequences: Sequences,
-        dropout_p: float,
-        bias: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, p: float, bias: Tensor | None = None
     ) -> Tensor: ...
 
 
@@ -95,7 +89,7 @@ def same_sequence_mask(sequences: Sequences) -> Tensor:
 
 
 def first_sequence_mask(key_ids: Tensor) -> Tensor:
-    """[b, t] -> [b, 1, 1, t] bool for rows of one sequence: its keys; all keys if the row is empty."""
+    """Return the keys [b, t] of rows with one sequence as [b, 1, 1, t] bool; all keys if the row is empty."""
     return (key_ids == key_ids[:, :1])[:, None, None, :]
 
 
@@ -114,13 +108,7 @@ class ReferenceAttention:
     spec: AttentionSpec
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sequences: Sequences,
-        dropout_p: float,
-        bias: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, p: float, bias: Tensor | None = None
     ) -> Tensor:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         group = query.shape[1] // key.shape[1]
@@ -133,7 +121,7 @@ class ReferenceAttention:
         scores = scores.masked_fill(~self._visible(sequences, scores.shape[-1]), float("-inf"))
         softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
         probabilities = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(value.dtype)
-        return (F.dropout(probabilities, dropout_p) @ value).transpose(1, 2)
+        return (F.dropout(probabilities, p) @ value).transpose(1, 2)
 
     def _visible(self, sequences: Sequences, length: int) -> Tensor:
         """Return [b, 1, s, t] bool."""
@@ -156,13 +144,7 @@ class SdpaAttention:
     """Compute in float32 and round the result."""
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sequences: Sequences,
-        dropout_p: float,
-        bias: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, p: float, bias: Tensor | None = None
     ) -> Tensor:
         dtype = query.dtype
         if self.in_float32:
@@ -174,14 +156,14 @@ class SdpaAttention:
             bias = bias if bias.ndim == 4 else bias[None]
             mask = bias.to(query.dtype).masked_fill(~mask, float("-inf"))
         context = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal,
+            query, key, value, attn_mask=mask, dropout_p=p, is_causal=is_causal,
             scale=self.spec.scale, enable_gqa=self.spec.grouped,
         )  # fmt: skip
         return context.transpose(1, 2).to(dtype)
 
     @property
     def _needs_no_mask(self) -> bool:
-        """Whether torch's own causal mask does: padding comes after the sequence, and none of its positions looks."""
+        """Whether torch's causal mask suffices: padding comes after the sequence, and its results are not read."""
         return self.spec.causal and not self.spec.shares_rows and self.spec.window is None
 
     def _mask(self, sequences: Sequences) -> Tensor:
@@ -199,9 +181,9 @@ class SdpaAttention:
 
 
 def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
-    """sequence_starts [b, m + 1] -> [b * (m + 1) + 1] int32: bounds of all sequences in the flattened rows.
+    """Map sequence_starts [b, m + 1] to the bounds of all sequences in the flattened rows, [b * (m + 1) + 1] int32.
 
-    Every row's padding is a sequence of its own; slots without a sequence are empty ones, which FlashAttention skips.
+    The padding of each row counts as a sequence. Slots without a sequence are empty, and FlashAttention skips them.
     """
     num_rows = sequence_starts.shape[0]
     row_starts = torch.arange(num_rows, device=sequence_starts.device)[:, None] * seq_length
@@ -211,23 +193,17 @@ def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class VarlenAttention:
-    """FlashAttention over the flattened rows (torch.nn.attention.varlen): work goes with the sum of squared lengths."""
+    """FlashAttention over the flattened rows (torch.nn.attention.varlen); its work is the sum of squared lengths."""
 
     spec: AttentionSpec
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sequences: Sequences,
-        dropout_p: float,
-        bias: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, p: float, bias: Tensor | None = None
     ) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        if dropout_p > 0.0:
-            raise KernelError(f"kernels.attention: `varlen` has no attention dropout, but it is {dropout_p}")
+        if p > 0.0:
+            raise KernelError(f"kernels.attention: `varlen` has no attention dropout, but it is {p}")
         if bias is not None:
             raise KernelError("kernels.attention: `varlen` adds no bias to the scores, but one was given")
         (num_rows, length), key_length = query.shape[:2], key.shape[1]

@@ -1,8 +1,7 @@
-"""A linear layer with its bias and activation: plain formulas, torch's activations, bias and activation compiled.
+"""A linear layer with its bias and activation: plain formulas, torch's activations, or bias and activation compiled.
 
 The product belongs to the operation because torch adds the bias inside it while the compiled kernel adds it outside.
-Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions. The spec of a Need is
-the LinearKernel that computes the product.
+Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions. A Need has no spec.
 """
 
 from __future__ import annotations
@@ -16,34 +15,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.kernels.linear import LinearKernel, torch_linear
 
 
 class BiasGeluKernel(Protocol):
-    """x [..., i], weight [o, i], bias [o], activation `gelu`, `gelu_tanh` or `relu` -> [..., o]."""
+    """x [..., i], weight [o, i], bias [o], activation `gelu`, `gelu_tanh` or `relu` -> [..., o].
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor: ...
+    `linear` computes the product (a tensor-parallel one, for example).
+    """
 
-    def with_linear(self, linear: LinearKernel) -> BiasGeluKernel:
-        """Return the same kernel around another product (a tensor-parallel one)."""
-        ...
-
-
-def _erf_gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
-
-
-def _tanh_gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _relu(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x, torch.zeros_like(x))
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+    ) -> Tensor: ...
 
 
 Activation = Callable[[Tensor], Tensor]
-REFERENCE_ACTIVATIONS: dict[str, Activation] = {"gelu": _erf_gelu, "gelu_tanh": _tanh_gelu, "relu": _relu}
+REFERENCE_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": lambda x: 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0))),
+    "gelu_tanh": lambda x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+}
+"""Hendrycks & Gimpel 2016: x·Φ(x), and its tanh approximation."""
 TORCH_ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -51,32 +44,25 @@ TORCH_ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class ReferenceBiasGelu:
-    """Activations by their formulas (Hendrycks & Gimpel 2016: x·Φ(x), and its tanh approximation)."""
-
-    def __init__(self, linear: LinearKernel = torch_linear) -> None:
-        self.linear = linear
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-        return REFERENCE_ACTIVATIONS[activation](self.linear(x, weight, bias))
-
-    def with_linear(self, linear: LinearKernel) -> ReferenceBiasGelu:
-        """Return the same kernel around another product."""
-        return ReferenceBiasGelu(linear)
+def reference_bias_gelu(
+    x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+) -> Tensor:
+    """Compute the activation by its formula."""
+    return REFERENCE_ACTIVATIONS[activation](linear(x, weight, bias))
 
 
-class TorchBiasGelu:
-    """The bias inside the product, then torch's activation."""
+def torch_bias_gelu(
+    x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+) -> Tensor:
+    """Add the bias inside the product, then call torch's activation."""
+    return TORCH_ACTIVATIONS[activation](linear(x, weight, bias))
 
-    def __init__(self, linear: LinearKernel = torch_linear) -> None:
-        self.linear = linear
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-        return TORCH_ACTIVATIONS[activation](self.linear(x, weight, bias))
-
-    def with_linear(self, linear: LinearKernel) -> TorchBiasGelu:
-        """Return the same kernel around another product."""
-        return TorchBiasGelu(linear)
+def compiled_bias_gelu(
+    x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+) -> Tensor:
+    """Compute the product, then bias and activation in one kernel of torch.compile (some seconds at the first step)."""
+    return _compiled_bias_activation(activation)(linear(x, weight, None), bias)
 
 
 @lru_cache
@@ -85,20 +71,6 @@ def _compiled_bias_activation(activation: str) -> Callable[[Tensor, Tensor], Ten
         return TORCH_ACTIVATIONS[activation](x + bias)
 
     return torch.compile(bias_activation, dynamic=False)
-
-
-class CompiledBiasGelu:
-    """The product, then bias and activation in one kernel made by torch.compile (some seconds at the first step)."""
-
-    def __init__(self, linear: LinearKernel = torch_linear) -> None:
-        self.linear = linear
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-        return _compiled_bias_activation(activation)(self.linear(x, weight, None), bias)
-
-    def with_linear(self, linear: LinearKernel) -> CompiledBiasGelu:
-        """Return the same kernel around another product."""
-        return CompiledBiasGelu(linear)
 
 
 def why_compiled_cannot_run(device_type: str) -> str | None:
@@ -119,12 +91,8 @@ def why_compiled_cannot_run(device_type: str) -> str | None:
     return None
 
 
-def _why_not_compiled(need: Need) -> str | None:
-    return why_compiled_cannot_run(need.device_type)
-
-
 IMPLEMENTATIONS = (
-    Implementation("torch", lambda need: TorchBiasGelu(need.spec)),
-    Implementation("compiled", lambda need: CompiledBiasGelu(need.spec), _why_not_compiled),
-    Implementation("reference", lambda need: ReferenceBiasGelu(need.spec)),
+    Implementation("torch", lambda need: torch_bias_gelu),
+    Implementation("compiled", lambda need: compiled_bias_gelu, lambda need: why_compiled_cannot_run(need.device_type)),
+    Implementation("reference", lambda need: reference_bias_gelu),
 )

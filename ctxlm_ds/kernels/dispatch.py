@@ -1,4 +1,4 @@
-"""The implementations of a run: one of each operation, or one for each kind of layer."""
+"""The kernels of a run: one implementation of each operation, or one for each kind of layer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
 
 
 class KernelSet:
-    """The implementations of a run; models call them and know nothing else about devices."""
+    """The kernels of a run. Models call them and know nothing else about devices."""
 
     def __init__(self, config: KernelsConfig, device_type: str, dtype: torch.dtype) -> None:
-        """Choose the first implementation of each operation that suits and runs, or exactly the one asked for by name.
+        """Choose the first implementation of each operation that suits and runs, or the one that the recipe names.
 
         Args:
             config: the recipe's `kernels` section.
@@ -40,31 +40,31 @@ class KernelSet:
             dtype: of the activations.
 
         Raises:
-            KernelError: an implementation asked for by name cannot run here; the message has the reason.
+            KernelError: an implementation that the recipe names cannot run here; the message has the reason.
         """
         self._config, self._device_type, self._dtype = config, device_type, dtype
         self._chosen: dict[tuple[str, Hashable], tuple[str, Any]] = {}
         self.layer_norm: LayerNormKernel = self._kernel("layer_norm", norm.LAYER)
         self.linear: LinearKernel = self._kernel("linear")
         self.dropout: DropoutKernel = self._kernel("dropout")
-        self.bias_gelu: BiasGeluKernel = self._kernel("bias_gelu", self.linear)
+        self.bias_gelu: BiasGeluKernel = self._kernel("bias_gelu")
 
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
         """Return the implementation for a layer's attention.
 
         Raises:
-            KernelError: the one asked for by name cannot compute it here.
+            KernelError: the one that the recipe names cannot compute it here.
         """
         return self._kernel("attention", spec)
 
     @property
     def rms_norm(self) -> RmsNormKernel:
-        """RMSNorm by the implementation that `kernels.layer_norm` asks for; KernelError if that cannot run."""
+        """RMSNorm by the implementation of `kernels.layer_norm`; raises KernelError if it cannot run."""
         return self._kernel("layer_norm", norm.RMS)
 
     @property
     def names(self) -> dict[str, str]:
-        """Operation -> name of its implementation as in KernelsConfig, as far as layers have asked for it."""
+        """Operation -> name of its implementation as in KernelsConfig, for operations that layers use."""
         return {operation: name for operation in OPERATIONS if (name := self._name(operation))}
 
     def describe(self) -> str:
@@ -72,10 +72,10 @@ class KernelSet:
         return ", ".join(f"{operation} {name}" for operation, name in self.names.items())
 
     def _name(self, operation: str) -> str:
-        return " and ".join(sorted({name for (asker, _), (name, _) in self._chosen.items() if asker == operation}))
+        return " and ".join(sorted({name for (key, _), (name, _) in self._chosen.items() if key == operation}))
 
     def _kernel(self, operation: str, spec: Hashable = None) -> Any:
-        """Choose once for each spec."""
+        """Return the implementation for a spec, chosen once."""
         if (operation, spec) not in self._chosen:
             need = Need(spec, self._device_type, self._dtype)
             chosen = choose(operation, getattr(self._config, operation), OPERATIONS[operation], need)
@@ -83,6 +83,4 @@ class KernelSet:
         return self._chosen[operation, spec][1]
 
 
-def choose_kernels(config: KernelsConfig, device_type: str, dtype: torch.dtype) -> KernelSet:
-    """Choose the implementations of a run (KernelSet)."""
-    return KernelSet(config, device_type, dtype)
+choose_kernels = KernelSet

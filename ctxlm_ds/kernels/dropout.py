@@ -1,7 +1,7 @@
-"""Random numbers keyed on the device, for dropout and draws: each is a hash of a key and of its element's place.
+"""Random numbers by key on the device, for dropout and draws: each is a hash of a key and of its element's place.
 
-So an eager layer, a compiled one, a recomputed one and a CUDA graph drop the same elements. The hash is splitmix64
-(Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16 drops its element.
+An eager layer, a compiled one, a recomputed one and a CUDA graph therefore drop the same elements. The hash is
+splitmix64 (Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16 drops its element.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
-from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.implementation import Implementation
 
 GAMMA = 0x9E3779B97F4A7C15
 GAMMA_INVERSE = pow(GAMMA, -1, 1 << 64)
@@ -35,7 +35,7 @@ def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
         x: any shape, floating.
         p: probability, rounded to a multiple of 2^-16.
         key: 0-d int64 on x's device; two keys must be hashes themselves (parallel/random.py), not neighbours.
-        first: place of x's first element in the whole tensor, if x is a share of one.
+        first: place of x's first element in the complete tensor, if x is a share of one.
     """
     threshold = round(p * LANE_VALUES)
     keep = _lanes(x.numel(), key, first).view(x.shape) >= threshold - LANE_VALUES // 2
@@ -46,7 +46,7 @@ def keyed_uniform(places: Tensor, key: Tensor) -> Tensor:
     """Draw an fp32 number in (0, 1) for each place, of which any rank may hold any.
 
     Args:
-        places: any shape, int64: numbers of the elements in the whole tensor.
+        places: any shape, int64: numbers of the elements in the complete tensor.
         key: as of keyed_dropout.
     """
     return (_shift_right(_hash(places, key), 40).float() + 0.5) * 2.0**-24
@@ -82,26 +82,25 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-@lru_cache
-def _compiled() -> Any:
-    return torch.compile(keyed_dropout, dynamic=False)
-
-
 def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
-    """Drop the same elements as keyed_dropout, in one kernel made by torch.compile (some seconds at the first step)."""
+    """Drop the same elements as keyed_dropout, in one kernel of torch.compile (some seconds at the first step)."""
     if torch.compiler.is_compiling():
         return keyed_dropout(x, p, key, first)
     return _compiled()(x, p, key, first)
 
 
-def _why_not_compiled(need: Need) -> str | None:
-    return why_compiled_cannot_run(need.device_type)
+@lru_cache
+def _compiled() -> Any:
+    return torch.compile(keyed_dropout, dynamic=False)
 
 
 IMPLEMENTATIONS = (
-    # One pass over x instead of about twenty over the hash, which is what an accelerator's memory would be busy with.
+    # One pass over x instead of about twenty over the hash: an accelerator's memory is the bottleneck.
     Implementation(
-        "compiled", lambda need: compiled_dropout, _why_not_compiled, suits=lambda need: need.device_type != "cpu"
+        "compiled",
+        lambda need: compiled_dropout,
+        lambda need: why_compiled_cannot_run(need.device_type),
+        suits=lambda need: need.device_type != "cpu",
     ),
     Implementation("torch", lambda need: keyed_dropout),
 )

@@ -1,7 +1,7 @@
-"""A row of an operation's table, and the choice of one row.
+"""One implementation of an operation, and the choice of one.
 
 Each operation has a file with its implementations and a table of them, the preferred first. A new implementation is a
-class or function in that file and a row of that table; its name also joins KernelsConfig (recipe/schema.py).
+class or function in that file, a row of that table, and a name in KernelsConfig (recipe/schema.py).
 """
 
 from __future__ import annotations
@@ -17,24 +17,14 @@ from ctxlm_ds.errors import KernelError
 
 @dataclass(frozen=True)
 class Need:
-    """What a layer asks of an operation, and the device that computes it."""
+    """What a layer needs from an operation, and the device that computes it."""
 
     spec: Any
-    """The operation's own description of the layer; its file says of which type."""
+    """Description of the layer; its type is in the operation's file."""
     device_type: str
-    """As in torch.device: `cpu`, `cuda`."""
+    """torch's name: `cpu`, `cuda`."""
     dtype: torch.dtype
-    """Of the activations."""
-
-
-def always_runs(need: Need) -> str | None:
-    """Name no reason against an implementation."""
-    return None
-
-
-def always_suits(need: Need) -> bool:
-    """Let `auto` take an implementation wherever it runs."""
-    return True
+    """Type of the activations."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +32,13 @@ class Implementation:
     """One way to compute an operation."""
 
     name: str
-    """As in a recipe's `kernels` section."""
+    """Name in a recipe's `kernels` section."""
     make: Callable[[Need], Any]
     """Returns the function that layers call."""
-    why_not: Callable[[Need], str | None] = always_runs
+    why_not: Callable[[Need], str | None] = lambda need: None
     """Returns the reason why it cannot compute this here, or None."""
-    suits: Callable[[Need], bool] = always_suits
-    """Returns whether `auto` takes it if it can run; by name it runs in any case."""
+    suits: Callable[[Need], bool] = lambda need: True
+    """Returns whether `auto` takes it if it can run; if the recipe names it, it is taken in any case."""
 
 
 def choose(operation: str, asked: str, table: Sequence[Implementation], need: Need) -> Implementation:

@@ -1,4 +1,4 @@
-"""Matrix product of a linear layer: torch's own, or computed in float32 on CPUs without bfloat16 units.
+"""Matrix product of a linear layer: torch's, or computed in float32 on CPUs without bfloat16 units.
 
 Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions.
 """
@@ -32,12 +32,12 @@ def float32_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def bf16_is_emulated(device_type: str) -> bool:
-    """Say whether bfloat16 products lack vector code here (x86 below AVX-512: 10 to 50 times slower than float32)."""
+    """Return True if bfloat16 products have no vector code here (x86 below AVX-512; 10 to 50 times slower)."""
     return device_type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def computes_in_float32(need: Need) -> bool:
-    """Say whether a product of the activations is better computed in float32."""
+    """Return True if a product of the activations is faster in float32."""
     return need.dtype == torch.bfloat16 and bf16_is_emulated(need.device_type)
 
 

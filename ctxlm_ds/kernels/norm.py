@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.implementation import Implementation
 
 LAYER, RMS = "layer", "rms"
 
@@ -83,21 +83,12 @@ def why_apex_cannot_run(device_type: str) -> str | None:
     return None
 
 
-def _kinds(layer: LayerNormKernel, rms: RmsNormKernel) -> dict[str, LayerNormKernel | RmsNormKernel]:
-    return {LAYER: layer, RMS: rms}
-
-
-REFERENCE = _kinds(reference_layer_norm, reference_rms_norm)
-TORCH = _kinds(torch_layer_norm, torch_rms_norm)
-APEX = _kinds(apex_layer_norm, apex_rms_norm)
-
-
-def _why_not_apex(need: Need) -> str | None:
-    return why_apex_cannot_run(need.device_type)
-
-
 IMPLEMENTATIONS = (
-    Implementation("apex", lambda need: APEX[need.spec], _why_not_apex),
-    Implementation("torch", lambda need: TORCH[need.spec]),
-    Implementation("reference", lambda need: REFERENCE[need.spec]),
+    Implementation(
+        "apex",
+        lambda need: {LAYER: apex_layer_norm, RMS: apex_rms_norm}[need.spec],
+        lambda need: why_apex_cannot_run(need.device_type),
+    ),
+    Implementation("torch", lambda need: {LAYER: torch_layer_norm, RMS: torch_rms_norm}[need.spec]),
+    Implementation("reference", lambda need: {LAYER: reference_layer_norm, RMS: reference_rms_norm}[need.spec]),
 )

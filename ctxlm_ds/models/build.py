@@ -1,4 +1,4 @@
-"""From the model's section of a recipe to its list of layers, and to a plain module with its initial values."""
+"""Build a model from the recipe's `model` section: its list of layers, or one module with initial values."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ctxlm_ds.registry import FAMILIES, load_object
 
 @dataclass(frozen=True)
 class ModelBuild:
-    """What a family's list of layers depends on besides the model's own settings."""
+    """Everything that a family's list of layers depends on in addition to the model's settings."""
 
     outputs: tuple[str, ...]
     """Tensors that the objective needs from the model; they decide its heads."""
     kernels: KernelSet
     parallel: ParallelContext = field(default_factory=ParallelContext)
-    """This rank's share of every layer; the default is the whole model."""
+    """This rank's share of every layer; the default is the complete model."""
     recompute: bool = False
-    """Whether the repeated layers are computed again in the backward pass."""
+    """True if the backward pass computes the repeated layers again."""
     compile: bool = False
-    """Whether the repeated layers run through torch.compile."""
+    """True if torch.compile compiles the repeated layers."""
     shares_rows: bool = False
-    """Whether a row holds several sequences that never see each other."""
+    """True if a row holds several sequences that never see each other."""
 
 
 def build_layer_list(model: ModelSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the model's layers in order, not built yet.
+    """List the model's layers in order, not yet built.
 
     Raises:
         ConfigError: the shape is impossible, or the family has no head for an output.
@@ -63,7 +63,7 @@ def build_model(model: ModelSection, build: ModelBuild, seed: int | None = None)
 
 
 def plain_model(model: ModelSection, outputs: Sequence[str], device: str) -> LayerSequence:
-    """Build the whole model with the default kernels, its parameters unset, in evaluation mode.
+    """Build the complete model with the default kernels, its parameters unset, in evaluation mode.
 
     Raises:
         ConfigError: as build_layer_list.
@@ -75,24 +75,24 @@ def plain_model(model: ModelSection, outputs: Sequence[str], device: str) -> Lay
 
 @dataclass(frozen=True)
 class WholeModel:
-    """The whole model's parameters as facts and shapes, found without memory."""
+    """Facts and shapes of the complete model's parameters."""
 
     shapes: dict[str, tuple[int, ...]]
     facts: dict[str, ParameterFacts]
 
     @property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters that steps change."""
+        """Shapes of the trained parameters."""
         return {name: shape for name, shape in self.shapes.items() if self.facts[name].trained}
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters, a tied one once."""
+        """Elements of all parameters; a tied one counts once."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
 
 def describe_model(model: ModelSection, outputs: Sequence[str]) -> WholeModel:
-    """Build the whole model on the meta device and read off its parameters.
+    """Build the complete model on the `meta` device and return its parameters.
 
     Raises:
         ConfigError: as build_layer_list.
@@ -102,7 +102,7 @@ def describe_model(model: ModelSection, outputs: Sequence[str]) -> WholeModel:
 
 
 def describe_layers(layers: Sequence[LayerDescription], outputs: Sequence[str]) -> WholeModel:
-    """Read the parameters off a list of layers of the whole model."""
+    """Return the parameters of a list of layers of the complete model."""
     with torch.device("meta"):
         module: Any = LayerSequence(layers, outputs)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -110,7 +110,7 @@ def describe_layers(layers: Sequence[LayerDescription], outputs: Sequence[str]) 
 
 
 def vocabulary_table(model: ModelSection, outputs: Sequence[str]) -> str:
-    """Return the name of the parameter that has a row for each word, whether or not vocab_size is set."""
+    """Return the name of the parameter that has a row for each word; vocab_size may be unset."""
     whole = describe_model(model.model_copy(update={"vocab_size": model.vocab_size or 1}), outputs)
     tables = (name for name, facts in whole.facts.items() if facts.grows == "vocabulary" and facts.trained)
     return max(tables, key=lambda name: len(whole.shapes[name]))

@@ -1,9 +1,9 @@
-"""Tensors that a layer carries from step to step (truncated backpropagation over lanes of text).
+"""Tensors that a layer carries between steps (truncated backpropagation over lanes of text).
 
-A layer names them in LayerDescription.carries: it reads what it wrote for the same rows in the step before, detached,
-or None in the first step. They are kept by the number of the micro-batch in the global batch, so a resume on another
-number of data-parallel ranks finds them; every tensor-parallel rank holds them whole. They are inputs of the layer, so
-a layer that is recomputed reads the same ones again.
+A layer names them in LayerDescription.carries. It reads the tensor that it wrote for the same rows in the previous
+step, detached, or None in the first step. The key is the number of the micro-batch in the global batch, so a resume on
+another number of data-parallel ranks finds them. Every tensor-parallel rank holds them completely. They are inputs of
+the layer, so a recomputed layer reads the same ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CarriedStates:
         self._written: dict[tuple[str, int], Tensor] = {}
 
     def begin(self, micro_batch: int) -> None:
-        """Select the micro-batch, by its number in the global batch, whose forward pass runs next."""
+        """Select the micro-batch of the next forward pass by its number in the global batch."""
         self._number = micro_batch
 
     def take(self, name: str) -> Tensor | None:
@@ -35,13 +35,13 @@ class CarriedStates:
         self._written[name, self._number] = value.detach()
 
     def end_step(self, keep: bool) -> None:
-        """Take what the step wrote for the next one, or forget it."""
+        """Keep the step's tensors for the next step, or discard them."""
         if keep:
             self._held.update(self._written)
         self._written = {}
 
     def named(self) -> dict[str, Tensor]:
-        """Return every tensor as `NAME.NUMBER`, for a checkpoint."""
+        """Return every tensor under `NAME.NUMBER`, for a checkpoint."""
         return {f"{name}.{number}": value for (name, number), value in self._held.items()}
 
     def load(self, named: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Initial values that do not depend on the layout: each parameter has its own stream, keyed by seed and full name."""
+"""Initial values that do not depend on the layout: seed and full name are the key of each parameter's stream."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ STREAM_PURPOSE = "ctxlm_ds initial value"
 
 
 def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Tensor:
-    """Return the full parameter's fp32 value on the CPU, whatever rank, device or layout asks for it.
+    """Return the full parameter's fp32 value on the CPU, the same one for every rank, device and layout.
 
     Args:
-        name: full name of the parameter, which keys its stream.
-        shape: of the full parameter.
-        init: as its module declares it.
-        seed: of the run.
+        name: full name of the parameter.
+        shape: shape of the full parameter.
+        init: distribution that its module declares.
+        seed: seed of the run.
     """
     value = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
     if isinstance(init, Constant):
         return value.fill_(init.value)
     generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
-    return value.normal_(0.0, init.standard_deviation, generator=generator)
+    deviation = init.standard_deviation
+    if init.truncated:
+        return nn.init.trunc_normal_(value, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)
+    return value.normal_(0.0, deviation, generator=generator)
 
 
 def initialize_parameters(module: nn.Module, seed: int) -> None:
-    """Give every parameter of a whole model its initial value, rounded to its type; `meta` parameters stay empty."""
+    """Set every parameter of a complete model to its initial value, rounded to its type; skip `meta` parameters."""
     facts = collect_facts(module)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

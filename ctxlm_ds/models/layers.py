@@ -1,9 +1,8 @@
 """A model as one ordered list of layers with named tensors, and the module that runs such a list.
 
-Each description says which tensors its layer reads and which it writes; what nobody wrote before is a field of the
-batch. One pass over the list finds what is alive before each layer, so the list can be cut anywhere into pipeline
-stages: a tensor crosses a cut only if a later layer reads it. A layer that occurs several times (a tied one) has the
-same tie key each time and is one module.
+Each description names the tensors that its layer reads and writes; a tensor that no earlier layer writes is a field of
+the batch. A tensor crosses a cut into pipeline stages only if a later layer reads it, so the list can be cut anywhere.
+A layer that occurs several times (a tied one) has the same tie key each time and is one module.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class LayerDescription:
     name: str
     """Prefix of its parameters' names; dots make nested names (`encoder.0`)."""
     factory: Callable[..., nn.Module]
-    """Makes the module from `kwargs`."""
+    """Builds the module from `kwargs`."""
     reads: tuple[str, ...]
     """Tensors that its forward takes, in this order."""
     writes: tuple[str, ...]
@@ -39,23 +38,23 @@ class LayerDescription:
     tie_key: str | None = None
     """Layers with the same key are one module (built from the first of them)."""
     call_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of its forward at this place in the list."""
+    """Further arguments of its forward at this position in the list."""
     no_gradient: frozenset[str] = frozenset()
     """Those of `writes` through which no gradient flows (ids, masks, a teacher's outputs)."""
     carries: frozenset[str] = frozenset()
-    """Tensors of `reads` and `writes` that it carries from step to step (models/carried.py)."""
+    """Tensors of `reads` and `writes` that it carries between steps (models/carried.py)."""
     recompute: bool = False
     """Keep only its inputs and compute it again in the backward pass."""
     compile: bool = False
     """Run it through torch.compile."""
     block: bool = False
-    """One of the model's repeated layers, before which a pipeline may be cut. A layer that is cheaper to repeat than
-    its output is to send (a tied relative bias) is the block in place of the layer after it."""
+    """True for the model's repeated layers. A pipeline may be cut before a block. If a layer (a tied relative bias) is
+    cheaper to repeat than its output is to send, it is the block instead of the layer after it."""
     frozen: bool = False
-    """No step changes its parameters (a teacher): it runs without gradients and dropout."""
+    """True for a teacher's layer: it is not trained and runs without gradients and dropout."""
 
     def computes_like(self, other: LayerDescription) -> bool:
-        """Return whether both layers do the same work on tensors of the same shapes."""
+        """Return True if both layers do the same work on tensors of the same shapes."""
         return (
             self.factory is other.factory
             and self.kwargs == other.kwargs
@@ -64,11 +63,11 @@ class LayerDescription:
         )
 
     def needs(self) -> tuple[str, ...]:
-        """Return what it reads from earlier layers and the batch."""
+        """Return the tensors that it reads from earlier layers and the batch."""
         return tuple(name for name in self.reads if name not in self.carries)
 
     def gives(self) -> tuple[str, ...]:
-        """Return what it writes for later layers."""
+        """Return the tensors that it writes for later layers."""
         return tuple(name for name in self.writes if name not in self.carries)
 
     def without_gradient(self) -> frozenset[str]:
@@ -76,7 +75,7 @@ class LayerDescription:
         return frozenset(self.writes) if self.frozen else self.no_gradient
 
     def build(self) -> nn.Module:
-        """Make the module, its parameters allocated and unset."""
+        """Build the module; its parameters are allocated and unset."""
         module = self.factory(**self.kwargs)
         if self.frozen:
             freeze(module)
@@ -86,19 +85,19 @@ class LayerDescription:
 
 
 def parameter_prefixes(descriptions: Sequence[LayerDescription]) -> list[str]:
-    """Return the name under which each layer's parameters are kept: a tied one's is that of its first place."""
+    """Return the prefix of each layer's parameters; a tied layer has the name of its first occurrence."""
     first: dict[str, str] = {}
     return [first.setdefault(d.tie_key, d.name) if d.tie_key else d.name for d in descriptions]
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The tensors that are alive before a layer, in the order in which they cross a cut there."""
+    """The tensors that a layer and those after it need, in the order in which they cross a cut before it."""
 
     with_gradient: tuple[str, ...]
-    """Written by a layer, floating, and sent back a gradient."""
+    """Tensors of a layer that receive a gradient."""
     without_gradient: tuple[str, ...]
-    """Fields of the batch, and what layers write without a gradient."""
+    """Fields of the batch, and tensors of layers without a gradient."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,14 +105,14 @@ class Crossing:
 
 
 class Flow:
-    """Which tensor is needed where in a list of layers."""
+    """The tensors that are needed before each layer of a list."""
 
     def __init__(self, descriptions: Sequence[LayerDescription], outputs: Sequence[str]) -> None:
         """Follow the tensors from the last layer back.
 
         Args:
             descriptions: the layers in order.
-            outputs: tensors that are needed after the last layer.
+            outputs: tensors needed after the last layer.
 
         Raises:
             ValueError: no layer writes an output.
@@ -158,10 +157,10 @@ def run_layer(
     streams: DropoutStreams,
     carried: CarriedStates,
 ) -> None:
-    """Run one layer: take what it reads from `tensors`, put what it writes there.
+    """Run one layer on `tensors` and store its outputs there.
 
-    `module` was built from `description`, which is number `index` of the list. The layer has random keys of its own,
-    and the same ones when it is recomputed.
+    `module` was built from `description`, which is number `index` of the list. A recomputed layer has the same random
+    keys as before.
     """
     if description.frozen and module.training:
         module.eval()
@@ -187,14 +186,14 @@ def run_layer(
     stopped = description.without_gradient()
     for name, value in zip(description.writes, written, strict=True):
         if name not in description.carries:
-            # As behind a cut, so that every layout computes the same.
+            # Detach as after a cut, so that every layout computes the same.
             tensors[name] = value.detach() if name in stopped else value
         elif name in keeps:
             carried.put(name, value)
 
 
 def carried_states(descriptions: Sequence[LayerDescription]) -> CarriedStates:
-    """Make room for what these layers carry."""
+    """Return the carried tensors of these layers, all unset."""
     return CarriedStates({name for description in descriptions for name in description.carries})
 
 
@@ -209,7 +208,7 @@ class LayerSequence(nn.Module):
         Args:
             descriptions: the layers in order.
             outputs: tensors to return.
-            streams: those that the layers were made with; None if they drop nothing.
+            streams: dropout keys of the layers; None if they drop nothing.
         """
         super().__init__()
         self.flow = Flow(descriptions, outputs)

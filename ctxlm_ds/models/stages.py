@@ -1,7 +1,6 @@
-"""Cutting the list of layers into pipeline stages: what precedes the blocks stays first, what follows them last.
+"""Cut the list of layers into pipeline stages. Layers before the first block stay first, those after the last last.
 
-In: the descriptions and what each layer costs (parameters, seconds, or 1 a block). Out: bounds of the stages.
-Not here: measuring (training/stage_timing.py), DeepSpeed's pipeline module (training/pipeline.py).
+training/stage_timing.py measures layers, training/pipeline.py has DeepSpeed's pipeline module.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ def plan_stages(
     shapes: Mapping[str, Sequence[int]],
     measure: Callable[[], Sequence[float]] | None = None,
 ) -> list[int]:
-    """Decide where a pipeline is cut, for the run, the planner and everything else that must agree with them.
+    """Decide where a pipeline is cut. The run and the planner share this decision.
 
     Args:
         layout: the recipe's `parallel` section.
         descriptions: the layers in order.
-        shapes: of the whole model's trained parameters by name.
-        measure: measures each layer's time, for `pipeline_partition: time`; None takes equal blocks for it.
+        shapes: shapes of the complete model's trained parameters by name.
+        measure: returns each layer's time, for `pipeline_partition: time`; without it blocks count equally.
 
     Returns:
         First layer of each stage, and the number of layers at the end.
@@ -40,8 +39,8 @@ def plan_stages(
     for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if not any(trained[start:stop]):
             raise ConfigError(
-                f"pipeline stage {stage} would hold layers of a teacher alone, and DeepSpeed steps no stage without a "
-                "trained parameter; set parallel.pipeline_partition: parameters, or fewer stages"
+                f"pipeline stage {stage} would hold only layers of a teacher, and DeepSpeed needs a trained parameter "
+                "in every stage; set parallel.pipeline_partition: parameters, or fewer stages"
             )
     return bounds
 
@@ -72,13 +71,17 @@ def blocks_per_stage(descriptions: Sequence[LayerDescription], bounds: Sequence[
 
 
 def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float], num_stages: int) -> list[int]:
-    """First layer of each stage, and the number of layers at the end: the dearest stage is as cheap as can be.
+    """Minimise the cost of the most expensive stage, with at least one block per stage.
 
-    Embeddings are on the first stage, the heads and the decoder on the last, and every stage has at least one block.
-    Of equally good cuts the one with fewer blocks on earlier stages is taken, so every rank finds the same.
+    Among equally good cuts it takes the one with fewer blocks on earlier stages, so every rank finds the same one.
 
     Args:
-        costs: one a layer, of any unit.
+        descriptions: the layers in order.
+        costs: cost of each layer, in any unit.
+        num_stages: number of stages.
+
+    Returns:
+        First layer of each stage, and the number of layers at the end.
 
     Raises:
         ConfigError: there are fewer blocks than stages.
@@ -89,7 +92,7 @@ def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float
             f"parallel.pipeline_parallel_size: {num_stages} stages for {len(blocks)} transformer layers; set it to at "
             f"most {len(blocks)}"
         )
-    # A layer between blocks belongs to the stage of the block before it; the first layers go with the first block.
+    # A layer between blocks belongs to the stage of the block before it, the first layers to that of the first block.
     starts = [0, *blocks[1:], len(costs)]
     spans = [sum(costs[start:stop]) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
     counts = _balance(spans, num_stages)
@@ -97,7 +100,7 @@ def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float
 
 
 def bounds_of_counts(descriptions: Sequence[LayerDescription], counts: Sequence[int]) -> list[int]:
-    """The bounds where stage k has counts[k] transformer layers.
+    """Return the bounds of stages with counts[k] transformer layers.
 
     Raises:
         ConfigError: the counts do not add up to the model's layers.
@@ -113,7 +116,7 @@ def bounds_of_counts(descriptions: Sequence[LayerDescription], counts: Sequence[
 
 
 def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]) -> list[float]:
-    """Elements of each layer's parameters; a tied layer counts wherever it occurs, for both stages hold it."""
+    """Return the elements of each layer's parameters; a tied layer counts on every stage that holds it."""
     costs = []
     for prefix in parameter_prefixes(descriptions):
         sizes = [shape for name, shape in shapes.items() if name.startswith(f"{prefix}.")]
@@ -122,7 +125,7 @@ def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[st
 
 
 def block_costs(descriptions: Sequence[LayerDescription]) -> list[float]:
-    """1 for each block, 0 for all else: an equal number of transformer layers a stage."""
+    """Return 1 for each block and 0 for other layers, for an equal number of blocks per stage."""
     return [float(description.block) for description in descriptions]
 
 
@@ -131,7 +134,7 @@ def _blocks(descriptions: Sequence[LayerDescription]) -> list[int]:
 
 
 def _balance(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Items of each contiguous part, none empty, such that the dearest part is as cheap as possible."""
+    """Return the sizes of contiguous parts, none empty, that minimise the cost of the most expensive part."""
     sums = [0.0, *accumulate(costs)]
     count = len(costs)
     best = [[float("inf")] * (count + 1) for _ in range(num_stages + 1)]
@@ -140,9 +143,9 @@ def _balance(costs: Sequence[float], num_stages: int) -> list[int]:
     for stage in range(1, num_stages + 1):
         for stop in range(stage, count + 1):
             for start in range(stage - 1, stop):
-                dearest = max(best[stage - 1][start], sums[stop] - sums[start])
-                if dearest < best[stage][stop]:
-                    best[stage][stop], cut[stage][stop] = dearest, start
+                costliest = max(best[stage - 1][start], sums[stop] - sums[start])
+                if costliest < best[stage][stop]:
+                    best[stage][stop], cut[stage][stop] = costliest, start
     stops = [count]
     for stage in range(num_stages, 0, -1):
         stops.append(cut[stage][stops[-1]])

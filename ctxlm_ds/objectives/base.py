@@ -1,8 +1,8 @@
-"""What an objective is to the rest of the system: the fields of a batch, their corruption, and the terms of the loss.
+"""The interface of an objective: the fields of a batch, their corruption, and the terms of the loss.
 
-An objective is one file: its settings (an ObjectiveSection without torch and numpy) and an Objective; compiled loops
-are imported when they run. One line of registry.py names it. Loader, engine, evaluation, preview and export loop over
-`fields` and `terms` and know no name of either.
+An objective is one file with its settings (an ObjectiveSection without torch and numpy) and an Objective. Its compiled
+loops are imported when they run. One line of registry.py names it. Loader, engine, evaluation, preview and export loop
+over `fields` and `terms` and know no name of either.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 VOCABULARY_SUMS = "ctxlm_ds.parallel.cross_entropy:vocabulary_sums"
 CLASSIFICATION_SUMS = "ctxlm_ds.parallel.cross_entropy:classification_sums"
+STYLES = {"mask": "bold yellow", "random": "bold red", "kept": "bold green", "special": "cyan", "text": ""}
 
 
 @dataclass(frozen=True)
@@ -43,37 +44,37 @@ class LossTerm:
     """`module:function` from (outputs, labels, ParallelContext) to Sums."""
     weight: float = 1.0
     count: Callable[[Arrays], int] | None = None
-    """Counts what the sum is divided by, from the fields of a micro-batch before it is computed; None counts the
-    labels of labels[0] that are not IGNORE_LABEL."""
+    """Function from the fields of a micro-batch to the divisor of the sum; None counts the labels of labels[0] that
+    are not IGNORE_LABEL."""
     has_accuracy: bool = True
-    """Whether the reduction counts right predictions."""
+    """True if the reduction counts right predictions."""
     has_perplexity: bool = False
-    """Whether evaluation reports exp(loss) as `perplexity`."""
+    """True if evaluation reports exp(loss) as `perplexity`."""
 
 
 class Objective(ABC):
-    """What a model learns to predict."""
+    """The predictions that a model learns."""
 
     name: ClassVar[str]
     section: ClassVar[type[ObjectiveSection]]
     outputs: ClassVar[tuple[str, ...]]
     """Tensors that it needs from the model."""
     needs_pairs: ClassVar[bool] = False
-    """Whether samples must have a second segment and its label."""
+    """True if samples must have a second segment and its label."""
     shifted: ClassVar[bool] = False
-    """Whether a sample's last token must be a label only."""
+    """True if a sample's last token must be only a label."""
 
     terms: tuple[LossTerm, ...]
     pad_id: int
     """Token of empty places."""
 
     def __init__(self, section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> None:
-        """Set up the objective; without a tokenizer it tells terms and fields, and corrupts nothing."""
+        """Set up the objective; without a tokenizer it has terms and fields, but cannot corrupt."""
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
 
     @classmethod
     def stores_examples(cls, section: Any) -> bool:
-        """Tell whether examples are made once, with the sample index; they must then be sample.Examples."""
+        """Return whether examples are made once, with the sample index; they must then be sample.Examples."""
         return False
 
     @abstractmethod
@@ -114,8 +115,6 @@ class Objective(ABC):
 
     def render(self, example: Any, tokenizer: Tokenizer) -> Text:
         """Return one sequence on one line, for people."""
-        from ctxlm_ds.objectives.rendering import render_tokens
-
         return render_tokens(example.input_ids, tokenizer)
 
 
@@ -140,3 +139,28 @@ def fill_token_fields(examples: Examples, row_starts: NDArray[np.int64], arrays:
         fill_tokens(examples, row_starts, input_ids, arrays["position_ids"], arrays["sequence_ids"])
         fill_sequence_starts(examples, row_starts, sequence_starts)
     return int(row)
+
+
+def shown(token_id: int, tokenizer: Tokenizer) -> tuple[str, str]:
+    """Return the space before a token, and the token: WordPiece tokens by name, others as their text."""
+    if tokenizer.kind == "wordpiece" or token_id in tokenizer.special_ids:
+        return " ", tokenizer.id_to_token(token_id)
+    text = tokenizer.decode([token_id]).replace("\n", "⏎")
+    return (" ", text[1:]) if text.startswith(" ") else ("", text)
+
+
+def render_tokens(
+    input_ids: NDArray[Any], tokenizer: Tokenizer, predicted: dict[int, tuple[str, str, str]] | None = None
+) -> Text:
+    """Return tokens on one line, with (space, text, style) of `predicted` at its positions."""
+    from rich.text import Text
+
+    text = Text()
+    for position, token_id in enumerate(input_ids.tolist()):
+        if predicted and position in predicted:
+            lead, token, style = predicted[position]
+        else:
+            lead, token = shown(token_id, tokenizer)
+            style = STYLES["special" if token_id in tokenizer.special_ids else "text"]
+        text.append(lead).append(token, style=style)
+    return text[1:] if text.plain.startswith(" ") else text

@@ -1,4 +1,4 @@
-"""From the recipe's objective section to the objective."""
+"""Building the objective of a recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> Objective:
-    """Build the objective that a section names; without a tokenizer it tells terms and fields, and corrupts nothing.
+    """Build the objective that a section names; without a tokenizer it has terms and fields, but cannot corrupt.
 
     Raises:
         ConfigError, TokenizerError: the section does not go with the tokenizer.

@@ -1,11 +1,11 @@
-"""Causal language modelling (GPT): every position predicts the next token of its own text."""
+"""Causal language modelling (GPT): every position predicts the next token of its text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, RowShape
-from ctxlm_ds.objectives.base import LossTerm, Objective, fill_token_fields, token_fields
+from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, fill_token_fields, render_tokens, shown, token_fields
 from ctxlm_ds.recipe.sections import ObjectiveSection
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ class CausalLM(Objective):
 
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
         """Return the text, and behind it in brackets what its last token predicts."""
-        from ctxlm_ds.objectives.rendering import STYLES, render_tokens, shown
-
         text = render_tokens(example.input_ids, tokenizer)
         lead, last = shown(int(example.prediction_labels[-1]), tokenizer)
         return text.append(lead).append(f"[→{last}]", style=STYLES["mask"])

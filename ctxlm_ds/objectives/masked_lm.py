@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, RowShape
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.base import CLASSIFICATION_SUMS, LossTerm, Objective, fill_token_fields, token_fields
+from ctxlm_ds.objectives.base import (
+    CLASSIFICATION_SUMS,
+    STYLES,
+    LossTerm,
+    Objective,
+    fill_token_fields,
+    render_tokens,
+    shown,
+    token_fields,
+)
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveInt, Probability
+from ctxlm_ds.recipe.section import Probability, Width
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ class MaskedLMSection(ObjectiveSection):
     """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
     count_rounding: Literal["nearest", "probabilistic"] = "nearest"
     """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
-    max_predictions: PositiveInt | None = None
+    max_predictions: Width | None = None
     """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
@@ -49,7 +58,7 @@ class MaskedLMSection(ObjectiveSection):
             yield Problem(
                 "objective.random_prob",
                 f"{self.random_prob:g} and objective.keep_prob {self.keep_prob:g} add up to more than 1; "
-                "what they leave becomes the mask token (0.1 and 0.1 as published)",
+                "the rest becomes the mask token (0.1 and 0.1 as published)",
                 ("objective.keep_prob",),
             )
         if not 0.0 < self.mask_prob < 1.0:
@@ -89,11 +98,11 @@ class MaskedLM(Objective):
         return bool(section.masking == "static")
 
     def slots(self, data: RowShape) -> int:
-        """Return the prediction slots of a row: the setting, or what no row can exceed."""
+        """Return the prediction slots of a row: the setting, or the most that a row can need."""
         return self.config.max_predictions or self._slots_needed(data)
 
     def _slots_needed(self, data: RowShape) -> int:
-        """Return what no row can exceed: each of its sequences rounds up by less than one."""
+        """Return the most predictions of any row: each of its sequences rounds up by less than one."""
         return max(1, math.ceil(self.config.mask_prob * data.seq_length)) + data.sequences_per_row - 1
 
     def fields(self, data: RowShape) -> tuple[Field, ...]:
@@ -111,7 +120,7 @@ class MaskedLM(Objective):
         )
 
     def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]:
-        """Return the [n] most predictions of sequences of `lengths`, whatever shares a row with them.
+        """Return the [n] most predictions of sequences of `lengths`, in any row.
 
         Alone in a row a sequence may use every slot (BERT's max_predictions_per_seq). If packed rows were given fewer
         slots than they can need, each sequence has one and its share by length of the others.
@@ -145,9 +154,7 @@ class MaskedLM(Objective):
         return row
 
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
-        """Return `[CLS] the [MASK→cat] sat`: what the model reads, and what it should say."""
-        from ctxlm_ds.objectives.rendering import STYLES, render_tokens, shown
-
+        """Return `[CLS] the [MASK→cat] sat`: the input and the token to predict."""
         predicted = {}
         for position, label in zip(
             example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True

@@ -1,24 +1,46 @@
-"""What a layer must know of tensor parallelism: handed to every layer, never looked up."""
+"""A rank's share of every layer, and its count of tensor-parallel traffic. Both are passed to the layers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.parallel.traffic import TrafficCounter
+
+
+class TrafficCounter:
+    """Calls and bytes of one rank's tensor-parallel collectives, which DeepSpeed's comms logger does not see.
+
+    Bytes count as there: the tensor handed to the collective, that is the complete one of an all-reduce, the gathered
+    one of an all-gather, and the input of a reduce-scatter.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+
+    def add(self, operation: str, num_bytes: int) -> None:
+        """Count one collective: all_reduce, all_gather or reduce_scatter."""
+        self.calls[operation] += 1
+        self.num_bytes[operation] += num_bytes
+
+    def reset(self) -> None:
+        """Set all counts to 0."""
+        self.calls.clear()
+        self.num_bytes.clear()
 
 
 @dataclass(frozen=True)
 class ParallelContext:
-    """One rank's part of every layer. The default is a whole model in one process."""
+    """One rank's share of every layer. The default is a complete model in one process."""
 
     size: int = 1
     """Ranks that share each layer."""
     rank: int = 0
     group: Any = None
-    """Their process group; None where size is 1."""
+    """Their process group; None if size is 1."""
     sequence_parallel: bool = False
     """Each rank holds a share of the tokens between the split matrices."""
     vocab_multiple: int = 1
@@ -28,9 +50,9 @@ class ParallelContext:
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether activations between the split matrices are [b·s / size, h] instead of [b, s, h]."""
+        """True if activations between the split matrices are [b·s / size, h] instead of [b, s, h]."""
         return self.sequence_parallel and self.size > 1
 
     def vocabulary_rows(self, vocab_size: int) -> int:
-        """Rows of this rank's part of the word embedding, zeros that pad the vocabulary included."""
+        """Return the rows of this rank's part of the word embedding, including zeros that pad the vocabulary."""
         return vocabulary_rows_per_rank(vocab_size, self.size, self.vocab_multiple)

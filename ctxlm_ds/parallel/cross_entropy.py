@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary that is whole, or split over the tensor-parallel ranks (megatron-core's).
+"""Cross entropy over the vocabulary of one rank, or over tensor-parallel ranks with megatron-core.
 
 Shape letters: v vocabulary, n tensor-parallel ranks, k labels.
 """
@@ -19,13 +19,13 @@ from ctxlm_ds.parallel.mappings import all_reduce
 
 
 class Sums(NamedTuple):
-    """fp32 sums of one loss term over a micro-batch, the same on every tensor-parallel rank."""
+    """fp32 sums of one loss term over a micro-batch, equal on every tensor-parallel rank."""
 
     loss: Tensor
     correct: Tensor | None
-    """Right predictions; None if the term has no such thing."""
+    """Right predictions; None if the term does not predict classes."""
     count: Tensor
-    """What the loss is divided by (LossTerm.count)."""
+    """Divisor of the loss (LossTerm.count)."""
 
 
 def vocabulary_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
@@ -51,17 +51,17 @@ def label_losses(logits: Tensor, labels: Tensor, parallel: ParallelContext) -> t
         return losses, hits
     from ctxlm_ds.parallel.megatron import vocab_parallel_cross_entropy
 
-    # Three all-reduces of an fp32 number a label: the largest logit, the label's, the sum of exponentials.
+    # Three all-reduces of one fp32 number per label: the largest logit, the label's, the sum of exponentials.
     for _ in range(3):
         parallel.traffic.add("all_reduce", flat_labels.numel() * 4)
-    # megatron-core overwrites fp32 logits, which another term or layer may read; others it copies itself.
+    # megatron-core copies 16-bit logits but overwrites fp32 ones, which another term or layer may read.
     own = flat_logits.clone() if flat_logits.dtype == torch.float32 else flat_logits
     losses = vocab_parallel_cross_entropy(own, flat_labels.where(counted, 0))
     return losses.where(counted, 0.0), hits
 
 
 def classification_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
-    """Sum the cross entropy of logits [..., v], which every rank holds whole, with labels [...]."""
+    """Sum the cross entropy of complete logits [..., v] with labels [...]."""
     (logits,), (label,) = outputs, labels
     flat_logits, flat_labels = logits.flatten(0, -2), label.flatten()
     loss_sum = F.cross_entropy(flat_logits.float(), flat_labels, ignore_index=IGNORE_LABEL, reduction="sum")
@@ -71,7 +71,7 @@ def classification_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], par
 
 
 def first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:
-    """Find the word [k] with the largest of logits [k, v / n] over all ranks, the first of equals (as argmax)."""
+    """Return the word [k] with the largest of logits [k, v / n] over all ranks, the first of equal ones."""
     if parallel.size == 1:
         return logits.argmax(dim=-1)
     words_per_rank = logits.shape[-1]

@@ -1,8 +1,7 @@
-"""The layers that hold weight matrices, made here and nowhere else: whole in one process, or a rank's share.
+"""Layers with weight matrices: torch's in one process, megatron-core's (parallel/megatron.py) with tensor parallelism.
 
-Without tensor parallelism they are torch's own; with it megatron-core's (parallel/megatron.py). Parameters are
-allocated and left unset (models/initialize.py gives them their values), with torch's default type and device of the
-place they are built in: the CPU, `meta`, or ZeRO-3's partitions. Each declares its facts (parallel/parameters.py).
+Parameters are allocated and left unset (models/initialize.py sets them), with torch's default type and device: the CPU,
+`meta`, or ZeRO-3's partitions. Each declares its facts (parallel/parameters.py).
 Shape letters: i inputs, o outputs of a layer, v rows of the vocabulary, h width, t tokens, n ranks of tensor
 parallelism; `...` any leading dimensions.
 """
@@ -24,7 +23,7 @@ from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split
 
 
 class Linear(nn.Linear):
-    """torch.nn.Linear whose product (with bias, and activation if it has one) is computed by a kernel."""
+    """torch.nn.Linear with a kernel that computes product, bias and, if there is one, activation."""
 
     def __init__(self, in_features: int, out_features: int, kernel: LinearKernel) -> None:
         super().__init__(in_features, out_features)
@@ -50,13 +49,13 @@ def column_parallel_linear(
     """Make a linear layer split by its outputs (query/key/value, the first feed-forward matrix).
 
     Args:
-        in_features: i; the input is whole on every rank, or under sequence parallelism this rank's tokens.
+        in_features: i; every rank has the complete input, or under sequence parallelism its tokens.
         out_features: o.
         init: initial values of the weight; the bias begins at 0.
         kernels: compute the product and the activation.
         parallel: this rank's share.
-        activation: name of one that follows the product.
-        blocks: outputs of each part that is split on its own; they add up to o.
+        activation: name of the activation after the product, if any.
+        blocks: outputs of each part that is split separately; they add up to o.
     """
     split = Split("rows", blocks) if blocks else ROWS
     if parallel.size == 1:
@@ -96,9 +95,9 @@ def replicated_linear(
     activation: str | None = None,
     optional: bool = False,
 ) -> nn.Module:
-    """Make a linear layer that every tensor-parallel rank holds whole (the heads).
+    """Make a linear layer that every tensor-parallel rank holds completely (the heads).
 
-    `optional` marks a head that the objective decides (ParameterFacts.optional).
+    `optional` marks a head of the objective (ParameterFacts.optional).
     """
     layer = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
     declare(layer, weight=ParameterFacts(init, decays=True, optional=optional))
@@ -109,16 +108,16 @@ def replicated_linear(
 def _with_activation(kernels: KernelSet, product: LinearKernel, activation: str | None) -> LinearKernel:
     if activation is None:
         return product
-    return partial(kernels.bias_gelu.with_linear(product), activation=activation)
+    return partial(kernels.bias_gelu, activation=activation, linear=product)
 
 
 def column_product(kernels: KernelSet, parallel: ParallelContext, split_tokens: bool) -> ColumnParallelProduct:
-    """Make the product of a layer split by its outputs, computed as the chosen linear kernel computes."""
+    """Make the product of a layer split by its outputs, with the precision of the chosen linear kernel."""
     return ColumnParallelProduct(parallel, kernels.linear is float32_linear, split_tokens)
 
 
 class VocabParallelEmbedding(nn.Module):
-    """The table of word embeddings [v, h], split by rows; padding rows after the vocabulary are 0 and never chosen."""
+    """The table of word embeddings [v, h], split by rows; padding rows are 0 and never predicted."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, init: Init, kernels: KernelSet, parallel: ParallelContext
@@ -155,7 +154,7 @@ class VocabParallelEmbedding(nn.Module):
         return reduce_from_ranks(found, self.parallel)
 
     def decode(self, hidden: Tensor, split_tokens: bool = False) -> Tensor:
-        """Map hidden [..., h] to scores of this rank's words [..., v / n], with the same table; padding rows -inf.
+        """Map hidden [..., h] to scores of this rank's words [..., v / n]; padding rows get -inf.
 
         `split_tokens`: hidden holds this rank's tokens only, [t / n, h] -> [t, v / n].
         """
@@ -170,7 +169,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class VocabParallelBias(nn.Module):
-    """One number a word [v], split like the table; added to the scores of this rank's words."""
+    """One number per word [v], split like the table and added to the scores of this rank's words."""
 
     def __init__(self, vocab_size: int, parallel: ParallelContext) -> None:
         super().__init__()

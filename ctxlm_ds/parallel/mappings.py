@@ -1,8 +1,8 @@
-"""Where activations pass between ranks that share a layer: forward and backward collectives as autograd functions.
+"""Collectives on activations between ranks that share a layer, as autograd functions.
 
-megatron-core's mappings, on any device: its sequence-parallel ones allocate on the current CUDA device. Tokens are
-split in their flattened order [b·s, h], so neither a transposition nor a divisible sequence length is needed.
-Compiled layers are cut here (torch.compile would specialise each on the state of its surroundings).
+They replace megatron-core's mappings, whose sequence-parallel ones allocate on the current CUDA device. Tokens are
+split in their flattened order [b·s, h], so no transposition and no divisible sequence length is needed. torch.compile
+cuts its graphs here; otherwise it would specialise each of them on the state around it.
 Shape letters: t tokens (b·s), n ranks, h width, i inputs, o outputs of a rank's share of a layer.
 """
 
@@ -21,31 +21,31 @@ from ctxlm_ds.parallel.context import ParallelContext
 
 @torch.compiler.disable
 def reduce_from_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
-    """Sum of the ranks' x, in its place; backward hands the gradient to each. After a layer whose inputs are split."""
+    """Sum x over the ranks in place, after a layer with split inputs; backward passes the gradient on."""
     return _ReduceFromRanks.apply(x.contiguous(), parallel) if parallel.size > 1 else x
 
 
 @torch.compiler.disable
 def reduce_scatter_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
-    """x [t, h] -> [t / n, h]: this rank's tokens of the ranks' sum; backward gathers."""
+    """Sum x [t, h] over the ranks and return this rank's tokens [t / n, h]; backward gathers."""
     return _ReduceScatterTokens.apply(x, parallel)
 
 
 @torch.compiler.disable
 def gather_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
-    """x [t / n, h] -> [t, h]; backward takes this rank's tokens. Before a part that every rank computes alike."""
+    """Gather x [t / n, h] to [t, h], before a part that every rank computes; backward takes this rank's tokens."""
     return _GatherTokens.apply(x, parallel)
 
 
 def own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
-    """x [t, ...] -> [t / n, ...]: this rank's share of values that every rank holds (no gradient passes)."""
+    """Return this rank's tokens [t / n, ...] of values [t, ...] that every rank holds, without a gradient."""
     return x.chunk(parallel.size)[parallel.rank]
 
 
 def share_parameters(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]:
-    """Parameters that every rank holds, where each sees only its own tokens: backward adds up their gradients.
+    """Return parameters that every rank holds and uses for its tokens only; backward sums their gradients.
 
-    One collective for all of them, inside autograd: every ZeRO stage is then handed whole gradients.
+    One collective inside autograd sums all of them, so every ZeRO stage receives complete gradients.
     """
     return _share(parallel, *parameters) if parallel.splits_tokens else parameters
 
@@ -56,21 +56,21 @@ def _share(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]
 
 
 class ColumnParallelProduct:
-    """The product of a layer split by its outputs, its communication beside its computation (a linear kernel).
+    """The product of a layer split by its outputs (a linear kernel), with communication during computation.
 
-    As megatron-core's: in the backward pass the all-reduce (or reduce-scatter) of the input's gradient runs while the
-    weight's is computed; under sequence parallelism the gathered input is not kept but gathered again.
+    As in megatron-core, the all-reduce (or reduce-scatter) of the input's gradient runs while the weight's gradient is
+    computed. Under sequence parallelism the gathered input is not kept but gathered again.
     """
 
     def __init__(self, parallel: ParallelContext, in_float32: bool, split_tokens: bool) -> None:
-        """`split_tokens`: x holds this rank's tokens only. `in_float32`: as kernels/linear.py's kernel of the name."""
+        """`split_tokens`: x holds this rank's tokens only; `in_float32`: compute as kernels/linear.py's float32."""
         self.parallel = parallel
         self.in_float32 = in_float32
         self.split_tokens = split_tokens
 
     @torch.compiler.disable
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., i] ([t / n, i] with split tokens), weight [o, i], bias [o] -> [..., o] ([t, o])."""
+        """Map x [..., i] ([t / n, i] with split tokens), weight [o, i], bias [o] to [..., o] ([t, o])."""
         return _ColumnProduct.apply(x, weight, bias, self)
 
 
@@ -155,7 +155,7 @@ class _ColumnProduct(Function):
 
 
 def all_reduce(x: Tensor, parallel: ParallelContext, op: Any = dist.ReduceOp.SUM) -> Tensor:
-    """The ranks' x reduced in place, and counted."""
+    """Reduce x over the ranks in place, and count the traffic."""
     x = x.contiguous()
     dist.all_reduce(_counted("all_reduce", x, parallel), op=op, group=parallel.group)
     return x

@@ -1,7 +1,7 @@
-"""megatron-core, imported late: the import takes five seconds, and only tensor parallelism needs it.
+"""megatron-core, which takes five seconds to import. Only tensor parallelism imports this module.
 
-Its layers allocate a rank's share of the weights and mark them for everything that knows Megatron's marks (gradient
-norms in DeepSpeed); ours compute the products, so that they run on any device and with the chosen kernels.
+Its layers allocate a rank's share of the weights and set Megatron's marks, which DeepSpeed reads for gradient norms.
+Our forward functions compute the products, so they run on any device and with the chosen kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import reduce_from_ranks, reduce_scatter_tokens, share_parameters
 
 with warnings.catch_warnings():
-    # Transformer Engine and apex are optional to it, and not used here.
+    # It warns that Transformer Engine and apex are missing, which are optional and not used here.
     warnings.simplefilter("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     from megatron.core import ModelParallelConfig, parallel_state, tensor_parallel
@@ -28,14 +28,14 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelTable", "m
 
 
 def _config() -> ModelParallelConfig:
-    """Values are given later by name (models/initialize.py), so they do not depend on the layout."""
+    """Return a configuration that leaves values unset (models/initialize.py sets them by name)."""
     return ModelParallelConfig(
         use_cpu_initialization=True, perform_initialization=False, params_dtype=torch.get_default_dtype()
     )
 
 
 class _PlainState(nn.Module):
-    """Without the `_extra_state` that megatron-core's layers put into every state dict and ask of it."""
+    """Removes the `_extra_state` that megatron-core's layers add to every state dict."""
 
     get_extra_state = nn.Module.get_extra_state
     set_extra_state = nn.Module.set_extra_state
@@ -56,12 +56,12 @@ class ColumnParallelLinear(_PlainState, tensor_parallel.ColumnParallelLinear):
         self.kernel = kernel
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [b, s, i] (or this rank's tokens [t / n, i]) -> [b, s, o / n] (or [t, o / n])."""
+        """Map x [b, s, i] (or this rank's tokens [t / n, i]) to [b, s, o / n] (or [t, o / n])."""
         return self.kernel(x, self.weight, self.bias)
 
 
 class RowParallelLinear(_PlainState, tensor_parallel.RowParallelLinear):
-    """A rank's columns of a matrix [o, i]; the bias is added once, after the ranks' products were added up."""
+    """A rank's columns of a matrix [o, i]; the bias is added once, to the sum of the ranks' products."""
 
     def __init__(self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext) -> None:
         tensor_parallel.RowParallelLinear.__init__(
@@ -74,7 +74,7 @@ class RowParallelLinear(_PlainState, tensor_parallel.RowParallelLinear):
         self.parallel = parallel
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [b, s, i / n] -> [b, s, o], or this rank's tokens [t / n, o] under sequence parallelism."""
+        """Map x [b, s, i / n] to [b, s, o], or to this rank's tokens [t / n, o] under sequence parallelism."""
         product = self.kernel(x, self.weight, None)
         if self.parallel.splits_tokens:
             (bias,) = share_parameters(self.parallel, self.bias)
@@ -83,7 +83,7 @@ class RowParallelLinear(_PlainState, tensor_parallel.RowParallelLinear):
 
 
 class VocabParallelTable(_PlainState, tensor_parallel.VocabParallelEmbedding):
-    """A rank's rows of the padded word embedding; the rows that pad it stay 0."""
+    """A rank's rows of the padded word embedding; padding rows stay 0."""
 
     def __init__(self, vocab_size: int, hidden_size: int, parallel: ParallelContext) -> None:
         tensor_parallel.VocabParallelEmbedding.__init__(
@@ -96,9 +96,9 @@ class VocabParallelTable(_PlainState, tensor_parallel.VocabParallelEmbedding):
 
 
 def _leave_unset(tensor: Tensor) -> None:
-    """Never called: perform_initialization is off."""
+    """Do nothing; perform_initialization is off, so this is never called."""
 
 
 def mark_split(parameter: nn.Parameter, dim: int) -> None:
-    """Say that each rank holds its own part of the parameter, cut along `dim`."""
+    """Mark a parameter as split along `dim`, with another part on each rank."""
     tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dim, 1)

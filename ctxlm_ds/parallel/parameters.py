@@ -1,8 +1,8 @@
-"""Facts of a parameter, declared beside it: how it is split, initialised, decayed, extended.
+"""Facts of a parameter: its split, initial values, weight decay and growth.
 
-They are kept in a dict on the module that owns the parameter, because an attribute of the tensor is lost by deepcopy,
-`to_empty` and assignment. Placement, initialisation, optimizer groups, imports and the planner read them from the
-model as it is built on the `meta` device, by full name.
+A dict on the module that owns the parameter holds them, because deepcopy, `to_empty` and assignment lose attributes of
+a tensor. Placement, initialisation, optimizer groups, imports and the planner read them by full name from the model on
+the `meta` device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Growth = Literal["vocabulary", "position table"]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same initial value everywhere: 0 of biases, 1 of LayerNorm weights."""
+    """One initial value for all elements: 0 for biases, 1 for LayerNorm weights."""
 
     value: float
 
@@ -30,6 +30,8 @@ class Normal:
     """Initial values from a normal distribution around 0."""
 
     standard_deviation: float
+    truncated: bool = False
+    """True to draw values beyond two standard deviations again (TensorFlow's truncated_normal_initializer)."""
 
 
 Init = Constant | Normal
@@ -38,19 +40,19 @@ ZEROS, ONES = Constant(0.0), Constant(1.0)
 
 @dataclass(frozen=True)
 class ParameterFacts:
-    """What the rest of the system must know of one parameter."""
+    """Properties of one parameter that other code reads."""
 
     init: Init
     decays: bool
-    """Whether weight decay applies."""
+    """True for weights; False for biases and LayerNorm, which weight decay usually spares."""
     split: Split | None = None
     """How tensor-parallel ranks share it; None if each holds all of it."""
     grows: Growth | None = None
-    """What a larger model has more rows of; `initialize_from` then keeps the fresh values of the further rows."""
+    """Reason why a larger model has more rows; `initialize_from` leaves the additional rows at their initial values."""
     optional: bool = False
-    """True for a head that the objective decides: `initialize_from` may lack it or have it in excess."""
+    """True for a head of the objective, which a source of `initialize_from` may lack or have in addition."""
     trained: bool = True
-    """False for weights that no step changes (a teacher's): no gradient, not part of checkpoints."""
+    """False for a teacher's weights: they have no gradient and are not in checkpoints."""
 
 
 def declare(module: nn.Module, **facts: ParameterFacts) -> None:
@@ -60,7 +62,7 @@ def declare(module: nn.Module, **facts: ParameterFacts) -> None:
 
 
 def freeze(module: nn.Module) -> None:
-    """Declare every parameter of a module one that no step changes."""
+    """Declare every parameter of a module as not trained."""
     for part in module.modules():
         declare(part, **{name: replace(facts, trained=False) for name, facts in _own_facts(part).items()})
 
@@ -69,7 +71,7 @@ def collect_facts(model: nn.Module) -> dict[str, ParameterFacts]:
     """Return the facts of every parameter of a model by full name, in the order of `named_parameters`.
 
     Raises:
-        ValueError: a parameter has no facts (an error of the family's code, found where the model is built).
+        ValueError: a parameter has no facts (an error in the family's code).
     """
     found: dict[str, ParameterFacts] = {}
     undeclared: list[str] = []

@@ -1,8 +1,7 @@
-"""Which part of a parameter a tensor-parallel rank holds, from how the parameter is declared to be split.
+"""The part of a parameter that a tensor-parallel rank holds, from the parameter's declared split. Imports no torch.
 
-In: a Split, the full shape. Out: a Shard. The splits are Megatron-LM's (Shoeybi 2019): a rank has its heads' rows of
-query, key and value, its rows of the first feed-forward matrix, the matching columns of the matrices after them, and a
-run of the vocabulary's rows. Not here: which parameter has which split (parallel/parameters.py). Imports no torch.
+The splits are Megatron-LM's (Shoeybi 2019): a rank has its heads' rows of query, key and value, its rows of the first
+feed-forward matrix, the matching columns of the matrices after them, and consecutive rows of the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ class Split:
     axis: Literal["rows", "columns", "vocabulary"]
     """`rows`: equal runs of rows (outputs); `columns`: of columns (inputs); `vocabulary`: rows, padded at the end."""
     blocks: tuple[int, ...] = ()
-    """`rows`: rows of each block that is split on its own (query, key and value); empty for one block of all rows."""
+    """`rows`: rows of each block that is split separately (query, key and value); empty for one block of all rows."""
 
 
 ROWS, COLUMNS, VOCABULARY = Split("rows"), Split("columns"), Split("vocabulary")
 
 
 def vocabulary_rows_per_rank(vocab_size: int, size: int, vocab_multiple: int = 1) -> int:
-    """Return the rows of a rank's part of the word embeddings, the rows of padding at the end included.
+    """Return the rows of a rank's part of the word embeddings, including padding at the end.
 
     Args:
         vocab_size: words of the tokenizer.
@@ -42,7 +41,7 @@ def vocabulary_rows_per_rank(vocab_size: int, size: int, vocab_multiple: int = 1
 def shard_of(
     name: str, split: Split | None, shape: Sequence[int], size: int, rank: int, vocab_multiple: int = 1
 ) -> Shard:
-    """Return what tensor-parallel rank `rank` of `size` holds of a parameter; padding rows are in no shard.
+    """Return the shard of a parameter on tensor-parallel rank `rank` of `size`; padding rows are in no shard.
 
     Args:
         name: full name of the parameter, for messages.

@@ -1,9 +1,7 @@
-"""Which elements of a full parameter one tensor-parallel rank holds: blocks of rows and a range of columns.
-
-In: a full shape and the blocks. Out: the shard's own flat order, its places in the full parameter, copies either way.
-Not here: which shard a rank has (parallel/placement.py), the files they lie in (checkpoint/layout_free.py).
+"""The elements of a full parameter that one tensor-parallel rank holds: blocks of rows and a range of columns.
 
 A parameter counts as a matrix [shape[0], prod(shape[1:])]; one of a single dimension has 1 column, a scalar is [1, 1].
+Imports torch only for types.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ Range = tuple[int, int]
 
 
 class Rectangle(NamedTuple):
-    """Rows x columns of the full matrix whose elements lie one after the other, row by row, in a shard's order."""
+    """Rows x columns of the full matrix whose elements are consecutive, row by row, in a shard's order."""
 
     offset: int
-    """Place of the first element in the shard's local order."""
+    """Index of the first element in the shard's local order."""
     row_start: int
     row_stop: int
     column_start: int
@@ -31,33 +29,31 @@ class Rectangle(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns of the rectangle."""
         return self.column_stop - self.column_start
 
     @property
     def num_elements(self) -> int:
-        """Rows times columns."""
         return (self.row_stop - self.row_start) * self.width
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Blocks of rows, all of the same columns, of a parameter.
+    """Blocks of rows of a parameter, all with the same columns.
 
-    Its local order: the blocks one below the other, row by row, each row's columns from left to right. This is how a
-    tensor-parallel layer stores its part, so a flat range of that tensor is a range of the local order. Blocks that
-    touch are joined and empty ones dropped, so equal shards compare equal.
+    The local order is that of the tensor which a tensor-parallel layer holds: the blocks one below the other, row by
+    row. A flat range of that tensor is a range of the local order. Adjacent blocks are joined and empty ones dropped,
+    so equal shards compare equal.
     """
 
     shape: tuple[int, ...]
-    """Of the full parameter."""
+    """Shape of the full parameter."""
     rows: tuple[Range, ...]
     """Half-open, ascending, disjoint."""
     columns: Range
     """Half-open."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the blocks do not lie in the shape, in ascending order."""
+        """Raises ValueError if the blocks are not in the shape, in ascending order."""
         if not all(_is_count(size) for size in self.shape):
             raise ValueError(f"shape {self.shape} is not one of a tensor")
         num_rows, num_columns = self.matrix_shape
@@ -80,7 +76,7 @@ class Shard:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Shard:
-        """All elements of a parameter."""
+        """Return all elements of a parameter."""
         num_rows, num_columns = matrix_shape(shape)
         return cls(tuple(shape), ((0, num_rows),), (0, num_columns))
 
@@ -96,88 +92,82 @@ class Shard:
 
     @property
     def num_columns(self) -> int:
-        """Columns of each row."""
         return self.columns[1] - self.columns[0]
 
     @property
     def num_elements(self) -> int:
-        """Elements of the shard."""
         return self.num_rows * self.num_columns
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the full parameter, in its own order."""
-        num_rows, num_columns = self.matrix_shape
-        return self.num_elements == num_rows * num_columns
+        """True if this is the full parameter."""
+        return self.num_elements == math.prod(self.matrix_shape)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of the tensor that holds the shard: as many dimensions as the parameter where all columns are in it."""
+        """Shape of the tensor that holds the shard; it has the parameter's dimensions if it has all columns."""
         if len(self.shape) == 0:
             return ()
-        if len(self.shape) == 1:
-            return (self.num_rows,)
         if self.num_columns == self.matrix_shape[1]:
             return (self.num_rows, *self.shape[1:])
         return (self.num_rows, self.num_columns)
 
     def rectangles(self, start: int = 0, length: int | None = None) -> list[Rectangle]:
-        """A flat range of the local order as rectangles of the full matrix, at most three a block of rows.
+        """Return a flat range of the local order as rectangles of the full matrix, at most three per block of rows.
 
         Args:
             start: first element of the range.
-            length: its number of elements; None goes to the end.
+            length: its number of elements; None for all that follow.
 
         Raises:
-            ValueError: the range lies outside the shard.
+            ValueError: the range is not in the shard.
         """
         stop = self.num_elements if length is None else start + length
         if not 0 <= start <= stop <= self.num_elements:
-            raise ValueError(f"elements {start}..{stop} lie outside a shard of {self.num_elements}")
+            raise ValueError(f"elements {start}..{stop} are not in a shard of {self.num_elements}")
         found: list[Rectangle] = []
         block_offset = 0
         for row_start, row_stop in self.rows:
             block_elements = (row_stop - row_start) * self.num_columns
             first, last = max(start - block_offset, 0), min(stop - block_offset, block_elements)
-            if first < last:
-                found.extend(self._cut(block_offset, row_start, first, last))
+            found.extend(self._cut(block_offset, row_start, first, last))
             block_offset += block_elements
         return found
 
     def _cut(self, block_offset: int, row_start: int, first: int, last: int) -> list[Rectangle]:
-        """Elements first..last of one block: a torn row, whole rows, a torn row."""
+        """Return elements first..last of one block: the end of a row, complete rows, the start of a row."""
         width, left = self.num_columns, self.columns[0]
         found: list[Rectangle] = []
         while first < last:
             row, column = divmod(first, width)
-            whole_rows = (last - first) // width if column == 0 else 0
-            column_stop = width if whole_rows else min(width, column + last - first)
+            complete_rows = (last - first) // width if column == 0 else 0
+            column_stop = width if complete_rows else min(width, column + last - first)
             top = row_start + row
-            bottom = top + max(1, whole_rows)
+            bottom = top + max(1, complete_rows)
             piece = Rectangle(block_offset + first, top, bottom, left + column, left + column_stop)
             found.append(piece)
             first += piece.num_elements
         return found
 
     def extract(self, full: torch.Tensor) -> torch.Tensor:
-        """The shard of a full parameter of this shape: a copy, 1-D, in the local order.
+        """Return a copy of the shard, 1-D in the local order, of a full parameter.
 
         Raises:
             ValueError: the tensor has another shape.
         """
-        import torch
-
         self._check_full(full)
         matrix = full.reshape(self.matrix_shape)
-        first, last = self.columns
-        blocks = [matrix[start:stop, first:last].reshape(-1) for start, stop in self.rows]
-        return torch.cat(blocks) if blocks else matrix.new_empty(0)
+        local = full.new_empty(self.num_elements)
+        for r in self.rectangles():
+            block = matrix[r.row_start : r.row_stop, r.column_start : r.column_stop]
+            local[r.offset : r.offset + r.num_elements] = block.reshape(-1)
+        return local
 
     def place(self, full: torch.Tensor, local_flat: torch.Tensor, start: int = 0) -> None:
-        """Write 1-D `local_flat`, elements start.. of the local order, to its places in a contiguous full parameter.
+        """Copy 1-D `local_flat`, elements start.. of the local order, into a contiguous full parameter.
 
         Raises:
-            ValueError: the tensor has another shape or is not contiguous, or the range lies outside the shard.
+            ValueError: the tensor has another shape or is not contiguous, or the range is not in the shard.
         """
         self._check_full(full)
         if not full.is_contiguous():
@@ -188,7 +178,7 @@ class Shard:
             matrix[r.row_start : r.row_stop, r.column_start : r.column_stop] = values.view(-1, r.width)
 
     def to_json(self) -> dict[str, Any] | None:
-        """None for a whole parameter, else its rows and, where they are not all, its columns."""
+        """Return None for a complete parameter, else its rows and, if these are not all, its columns."""
         if self.is_whole:
             return None
         described: dict[str, Any] = {"rows": [list(block) for block in self.rows]}
@@ -198,7 +188,7 @@ class Shard:
 
     @classmethod
     def from_json(cls, shape: Sequence[int], described: Mapping[str, Any] | None) -> Shard:
-        """The shard that to_json() described.
+        """Return the shard that to_json() described.
 
         Raises:
             ValueError: the description is not one of a shard of this shape.
@@ -210,8 +200,7 @@ class Shard:
         rows = described.get("rows")
         if not isinstance(rows, (list, tuple)):
             raise ValueError(f"rows {rows!r} of a shard are not a list")
-        columns = _range(described.get("columns", (0, matrix_shape(shape)[1])))
-        return cls(tuple(shape), tuple(_range(block) for block in rows), columns)
+        return cls(tuple(shape), tuple(rows), described.get("columns", (0, matrix_shape(shape)[1])))
 
     def _check_full(self, full: torch.Tensor) -> None:
         if tuple(full.shape) != self.shape:
@@ -219,7 +208,7 @@ class Shard:
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a parameter seen as a matrix."""
+    """Return rows and columns of a parameter as a matrix."""
     return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)
 
 

@@ -1,8 +1,4 @@
-"""Where this process stands among the ranks, and small collectives over the CPU.
-
-In: an initialised torch.distributed (or none: one process). Out: a frozen Topology that is handed to the parts which
-need it. Not here: discovering ranks from the environment (process/launch.py), collectives of the model.
-"""
+"""This process's place among the ranks, and small collectives on the CPU. Imports torch only where it is used."""
 
 from __future__ import annotations
 
@@ -27,9 +23,8 @@ CPU_GROUP_TIMEOUT_S = 3600.0
 class Topology:
     """One rank's place in the world and along each parallel axis.
 
-    The collectives below run on the CPU (gloo) whatever the training backend is, so they neither touch the
-    accelerator nor wait for its queue. Every rank must call them in the same order. With one process they need no
-    process group.
+    The collectives below run on the CPU (gloo) with every training backend, so they neither use the accelerator nor
+    wait for its queue. Every rank must call them in the same order. One process needs no process group.
     """
 
     rank: int = 0
@@ -43,25 +38,25 @@ class Topology:
     pipeline_parallel_rank: int = 0
     pipeline_parallel_size: int = 1
     cpu_group: dist.ProcessGroup | None = None
-    """Group of all ranks on gloo; None when there is one process."""
+    """Group of all ranks on gloo; None if there is one process."""
     tensor_group: dist.ProcessGroup | None = None
     """Ranks that share this rank's layers, on the training backend; None without tensor parallelism."""
     replica_group: dist.ProcessGroup | None = None
-    """Ranks of this pipeline stage (tensor x data); None where these are all ranks."""
+    """Ranks of this pipeline stage (tensor x data); None if these are all ranks."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which logs, locks and publishes."""
+        """True for rank 0, which logs, locks and publishes."""
         return self.rank == 0
 
     @property
     def speaks_for_data(self) -> bool:
-        """Whether this rank counts its data-parallel rank's batches: the others of a model hold the same."""
+        """True if this rank counts its data-parallel rank's batches; other ranks of the same model hold the same."""
         return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == 0
 
     @property
     def speaks_for_losses(self) -> bool:
-        """Whether this rank reports its data-parallel rank's losses, which the last stage alone computes."""
+        """True if this rank reports its data-parallel rank's losses, which only the last stage computes."""
         return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == self.pipeline_parallel_size - 1
 
     def barrier(self) -> None:
@@ -72,7 +67,7 @@ class Topology:
             dist.barrier(group=self.cpu_group)
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Every rank's picklable `value`, by rank. With one process the value itself, not a copy."""
+        """Return every rank's picklable `value`, by rank. One process gets the value itself, not a copy."""
         if self.world_size == 1:
             return [value]
         import torch.distributed as dist
@@ -82,7 +77,7 @@ class Topology:
         return gathered
 
     def gather_object(self, value: T) -> list[T] | None:
-        """Every rank's picklable `value` by rank on rank 0, None elsewhere: for what only rank 0 needs."""
+        """Return every rank's picklable `value` by rank on rank 0, and None on other ranks."""
         if self.world_size == 1:
             return [value]
         import torch.distributed as dist
@@ -92,7 +87,7 @@ class Topology:
         return gathered
 
     def broadcast_object(self, value: T, source_rank: int = 0) -> T:
-        """The picklable `value` of `source_rank` on every rank; what the other ranks pass is ignored."""
+        """Return the picklable `value` of `source_rank` on every rank; values of other ranks are ignored."""
         if self.world_size == 1:
             return value
         import torch
@@ -103,11 +98,7 @@ class Topology:
         return payload[0]
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum of `values` over all ranks, in float64 on the CPU; the input is left as it is.
-
-        Args:
-            values: any shape and data type, the same shape on every rank.
-        """
+        """Return the sum over all ranks of `values` (one shape on every rank), in float64 on the CPU."""
         import torch
 
         total = values.detach().to(device="cpu", dtype=torch.float64, copy=True)
@@ -118,7 +109,7 @@ class Topology:
         return total
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        """The largest of each of `values` over all ranks: agreement on a flag or a limit."""
+        """Return the largest of each of `values` over all ranks."""
         if self.world_size == 1:
             return list(values)
         import torch
@@ -129,7 +120,7 @@ class Topology:
         return list(largest.tolist())
 
     def run_on_rank_0(self, action: Callable[[], object]) -> None:
-        """Run `action` on rank 0 while the others wait; its exception is raised on every rank."""
+        """Run `action` on rank 0 while the others wait; every rank raises its exception."""
 
         def run() -> None:
             action()
@@ -137,7 +128,7 @@ class Topology:
         self.compute_on_rank_0(run)
 
     def compute_on_rank_0(self, action: Callable[[], T]) -> T:
-        """The picklable result of `action`, run on rank 0 only, on every rank; so is its exception."""
+        """Run `action` on rank 0 and return its picklable result, or raise its exception, on every rank."""
         result: Any = None
         error: Exception | None = None
         if self.is_main:
@@ -147,22 +138,21 @@ class Topology:
         return cast("T", result)
 
     def run_together(self, action: Callable[[], T]) -> T:
-        """Each rank's own result of `action`, which holds no collective; one rank's exception is raised on every rank.
+        """Run `action`, which contains no collective, and return its result; every rank raises one rank's exception.
 
-        For what may fail on one host only (a folder, a compiler), which the others would wait for without end.
+        It is for what may fail on one host only (a folder, a compiler), while other hosts would wait forever.
         """
         result, own = _attempt(action)
         if own is not None and self.world_size > 1 and own.args:
             own.args = (f"{own.args[0]} (on {socket.gethostname()})", *own.args[1:])
-        errors = self.all_gather_object(_portable(own))
-        _raise(own, next((error for error in errors if error is not None), None))
+        self._raise_together(own)
         return cast("T", result)
 
     def run_on_rank_0_first(self, action: Callable[[], T]) -> T:
-        """Run `action` on rank 0, then on the first rank of every other node, then on the rest; each gets its result.
+        """Run `action` on rank 0, then on the first rank of every other node, then on the rest; return its result.
 
-        For work that the first one leaves on a disk for the others, whether that disk is shared or each node's own.
-        An exception on any rank is raised on every rank.
+        It is for work whose results stay on a disk for other ranks, on a shared disk or on one of each node. Every
+        rank raises an exception of any rank.
         """
         turn = 0 if self.is_main else 1 if self.local_rank == 0 else 2
         result: Any = None
@@ -170,9 +160,13 @@ class Topology:
             own: Exception | None = None
             if now == turn:
                 result, own = _attempt(action)
-            errors = self.all_gather_object(_portable(own))
-            _raise(own, next((error for error in errors if error is not None), None))
-        return result
+            self._raise_together(own)
+        return cast("T", result)
+
+    def _raise_together(self, own: Exception | None) -> None:
+        """Raise this rank's exception, or else the first one of other ranks."""
+        errors = self.all_gather_object(_portable(own))
+        _raise(own, next((error for error in errors if error is not None), None))
 
 
 def build_topology(
@@ -182,18 +176,17 @@ def build_topology(
     pipeline_parallel_size: int = 1,
     cpu_timeout_s: float = CPU_GROUP_TIMEOUT_S,
 ) -> Topology:
-    """The topology of this process; call it on every rank after torch.distributed is initialised.
+    """Return the topology of this process; call it on every rank after torch.distributed is initialised.
 
-    Ranks are laid out tensor-parallel first (neighbours share layers, so they lie on one node), then data-parallel,
+    The order of ranks is tensor-parallel first (neighbours share layers, so they are on one node), then data-parallel,
     then pipeline stages: Megatron's default order and DeepSpeed's PipeModelDataParallelTopology.
 
     Args:
         local_rank: index of this rank on its node.
         local_world_size: ranks on this node.
         tensor_parallel_size: ranks that share each layer.
-        pipeline_parallel_size: consecutive groups of layers.
-        cpu_timeout_s: how long a rank waits for the others in a CPU collective (a large checkpoint may be verified
-            meanwhile).
+        pipeline_parallel_size: number of pipeline stages.
+        cpu_timeout_s: longest wait for other ranks in a CPU collective (one may verify a large checkpoint).
 
     Raises:
         ConfigError: the world does not split into models of that many ranks.
@@ -234,7 +227,7 @@ def build_topology(
 
 
 def _megatron_groups(tensor_parallel_size: int, pipeline_parallel_size: int) -> tuple[Any, Any]:
-    """megatron-core's groups, which its layers and its cross entropy look up: tensor, and tensor x data."""
+    """Make megatron-core's groups, which its layers and cross entropy use; return tensor, and tensor x data."""
     try:
         from ctxlm_ds.parallel.megatron import parallel_state
     except ImportError as error:
@@ -252,7 +245,7 @@ def _megatron_groups(tensor_parallel_size: int, pipeline_parallel_size: int) -> 
 
 
 def _stage_group(rank: int, stage_size: int, world_size: int) -> dist.ProcessGroup:
-    """The group of this rank's pipeline stage, its ranks being consecutive; every rank makes every group."""
+    """Make the group of each pipeline stage, whose ranks are consecutive; return this rank's group."""
     import torch.distributed as dist
 
     groups = [dist.new_group(range(first, first + stage_size)) for first in range(0, world_size, stage_size)]
@@ -267,7 +260,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """An exception that survives the way to another rank."""
+    """Return an exception that other ranks can unpickle."""
     if error is None:
         return None
     try:

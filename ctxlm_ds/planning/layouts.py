@@ -1,11 +1,11 @@
-"""One way to lay a recipe over GPUs, and what DeepSpeed's JSON says that memory and traffic depend on.
+"""One layout of a recipe on GPUs, and the values of DeepSpeed's JSON that memory and traffic depend on.
 
-In: a recipe, a DeepSpeed JSON. Out: Layout, ZeroSettings, a recipe with a layout's settings. Not here: which layouts
-are possible (recipe/layout.py), which one is best (search.py).
+Which layouts are possible is decided by recipe/layout.py, which one is best by search.py.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import Any
 from ctxlm_ds.recipe.schema import RunConfig
 
 DEEPSPEED_BUCKET = 500_000_000
-"""Elements: DeepSpeed 0.19.8's own bucket, and that of stages 0 and 1 in 16 bits whatever the JSON says."""
+"""Elements of DeepSpeed 0.19.8's default bucket; stages 0 and 1 in 16 bits always use it."""
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -30,57 +30,60 @@ class Layout:
     recompute: bool = False
     sequence_parallel: bool = False
 
+    def __str__(self) -> str:
+        words = [f"dp {self.data}", f"tp {self.tensor}", f"pp {self.pipeline}", f"ZeRO {self.zero_stage}"]
+        words.append(f"micro-batch {self.micro_batch_size}")
+        words += ["recomputation"] if self.recompute else []
+        words += ["sequence parallelism"] if self.sequence_parallel else []
+        return ", ".join(words)
+
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.data * self.tensor * self.pipeline
 
     def num_micro_batches(self, global_batch_size: int) -> int:
-        """Micro-batches of a rank in a step."""
+        """Return the micro-batches of a rank in a step."""
         return global_batch_size // (self.data * self.micro_batch_size)
 
-    def apply(self, config: RunConfig) -> RunConfig:
-        """The recipe with this layout's settings."""
+    def _changes(self, config: RunConfig) -> dict[str, dict[str, Any]]:
+        """Return this layout's settings by section."""
         parallel: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,
             "sequence_parallel": self.sequence_parallel,
         }
-        training = {"micro_batch_size": self.micro_batch_size, "activation_checkpointing": self.recompute}
         by_hand = config.parallel.pipeline_layers
         if by_hand is not None and len(by_hand) != self.pipeline:
             parallel["pipeline_layers"] = None
+        training = {"micro_batch_size": self.micro_batch_size, "activation_checkpointing": self.recompute}
+        return {"training": training, "parallel": parallel}
+
+    def apply(self, config: RunConfig) -> RunConfig:
+        """Return the recipe with this layout's settings."""
+        changes = self._changes(config)
         return config.model_copy(
-            update={
-                "parallel": config.parallel.model_copy(update=parallel),
-                "training": config.training.model_copy(update=training),
-            }
+            update={section: getattr(config, section).model_copy(update=new) for section, new in changes.items()}
         )
 
     def settings(self, config: RunConfig) -> list[str]:
-        """`a.b=c` for --set, which give the recipe this layout."""
-        settings = [
-            f"training.micro_batch_size={self.micro_batch_size}",
-            f"training.activation_checkpointing={str(self.recompute).lower()}",
-            f"parallel.tensor_parallel_size={self.tensor}",
-            f"parallel.pipeline_parallel_size={self.pipeline}",
-            f"parallel.sequence_parallel={str(self.sequence_parallel).lower()}",
+        """Return this layout's settings as `a.b=c` for --set."""
+        return [
+            f"{section}.{name}={json.dumps(value)}"
+            for section, new in self._changes(config).items()
+            for name, value in new.items()
         ]
-        by_hand = config.parallel.pipeline_layers
-        if by_hand is not None and len(by_hand) != self.pipeline:
-            settings.append("parallel.pipeline_layers=null")
-        return settings
 
 
 def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], num_nodes: int, gpus_per_node: int) -> str:
-    """The command that starts a run, on every node alike.
+    """Return the command that starts a run, the same one on every node.
 
     Args:
-        recipe: as --config takes it.
-        deepspeed: as --deepspeed_config takes it.
-        settings: `a.b=c` each; later ones win.
-        num_nodes: nodes.
-        gpus_per_node: ranks on each.
+        recipe: value of --config.
+        deepspeed: value of --deepspeed_config.
+        settings: values of --set; later ones win.
+        num_nodes: number of nodes.
+        gpus_per_node: ranks on each node.
     """
     start = f"torchrun --standalone --nproc-per-node {gpus_per_node}"
     if num_nodes > 1:
@@ -88,33 +91,29 @@ def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], num_nod
             f"torchrun --nnodes {num_nodes} --nproc-per-node {gpus_per_node} --rdzv-backend c10d "
             "--rdzv-endpoint $HEAD_NODE:29500"
         )
-    quoted = " ".join(shlex.quote(setting) for setting in settings)
-    return (
-        f"{start} -m ctxlm_ds.pretrain --config {shlex.quote(recipe)} --deepspeed_config {shlex.quote(deepspeed)} "
-        f"--set {quoted}"
-    )
+    options = ["--config", recipe, "--deepspeed_config", deepspeed, "--set", *settings]
+    return f"{start} -m ctxlm_ds.pretrain {shlex.join(options)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
-    """The engine knobs of a DeepSpeed JSON that memory and traffic depend on; sizes in elements."""
+    """The values of a DeepSpeed JSON that memory and traffic depend on; sizes in elements."""
 
     stage: int
     overlap_comm: bool = False
     reduce_bucket: int = DEEPSPEED_BUCKET
     prefetch_bucket: int = 50_000_000
     persistence_threshold: int = 100_000
-    max_live_parameters: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
     offload_optimizer: bool = False
     offload_parameters: bool = False
 
     @classmethod
     def of_json(cls, settings: dict[str, Any], width: int | None) -> ZeroSettings:
-        """Read a JSON; sizes left "auto" follow from the model's width as recipe/deepspeed.py fills them in."""
+        """Read a JSON; "auto" sizes follow from the model's width as in recipe/deepspeed.py."""
         zero = settings.get("zero_optimization", {})
         stage = int(zero.get("stage", 0))
-        hints = {} if width is None else {
+        automatic = {} if width is None else {
             "reduce_bucket_size": width * width,
             "stage3_prefetch_bucket_size": int(0.9 * width * width),
             "stage3_param_persistence_threshold": 10 * width,
@@ -122,7 +121,7 @@ class ZeroSettings:
 
         def size(name: str, default: int) -> int:
             value = zero.get(name, default)
-            return int(hints.get(name, default) if value == "auto" else value)
+            return int(automatic.get(name, default) if value == "auto" else value)
 
         def offloads(name: str) -> bool:
             return zero.get(name, {}).get("device", "none") not in ("none", None)
@@ -133,7 +132,6 @@ class ZeroSettings:
             reduce_bucket=size("reduce_bucket_size", DEEPSPEED_BUCKET),
             prefetch_bucket=size("stage3_prefetch_bucket_size", 50_000_000),
             persistence_threshold=size("stage3_param_persistence_threshold", 100_000),
-            max_live_parameters=size("stage3_max_live_parameters", 1_000_000_000),
             max_reuse_distance=size("stage3_max_reuse_distance", 1_000_000_000),
             offload_optimizer=offloads("offload_optimizer"),
             offload_parameters=offloads("offload_param"),

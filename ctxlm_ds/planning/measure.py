@@ -1,8 +1,7 @@
-"""The model of a recipe, measured layer by layer: it is built on the `meta` device and run there.
+"""Measure a recipe's model layer by layer on the `meta` device.
 
-In: a recipe, the number of tensor-parallel ranks. Out: parameters, and the Work of each layer at any number of rows.
-One layer of each kind runs, forward and backward, at two numbers of rows; everything it does lies on the line between
-them. Not here: what is counted in a run (meter.py), pipeline stages and data parallelism (plan.py).
+One layer of each kind runs, forward and backward, with two numbers of rows. Its work with any other number is on the
+line between them. meter.py counts, plan.py adds pipeline stages and data parallelism.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ctxlm_ds.registry import FAMILIES, load_object
 BACKWARD_FACTOR = 2
 """The backward pass multiplies twice for each product of the forward pass."""
 MEASURED_ROWS = 64
-"""Times the tensor-parallel ranks: the smaller of the two numbers of rows, so that activations outweigh weights."""
+"""The smaller number of rows per tensor-parallel rank, large enough that activations outweigh weights."""
 
 
 def with_vocabulary(model: ModelSection) -> ModelSection:
@@ -50,12 +49,11 @@ def with_vocabulary(model: ModelSection) -> ModelSection:
 
 
 class LayerWork:
-    """What one layer, or the loss, does on one rank, with any number of rows."""
+    """The work of one layer, or of the loss, on one rank with any number of rows."""
 
     def __init__(self, fewer: Trace, more: Trace, rows: int) -> None:
         """`fewer` was measured with `rows` rows, `more` with twice as many."""
         self.fields = fewer.fields
-        """Fields of the batch that it keeps."""
         self._fewer, self._more, self._rows = fewer, more, rows
         self._known: dict[int, tuple[Work, list[Product]]] = {}
 
@@ -85,13 +83,13 @@ class MeasuredModel:
     layers: list[LayerWork]
     """In the order of the descriptions."""
     recomputed: list[LayerWork]
-    """The same with recomputation of the repeated layers."""
+    """Work with recomputation of the repeated layers."""
     loss: LayerWork
     flow: Flow
     tensor_bytes: list[Mapping[str, float]]
-    """Bytes a row of each named tensor before each layer, and after the last."""
+    """Bytes per row of each named tensor before each layer, and after the last."""
     field_bytes: Mapping[str, int]
-    """Bytes a row of each field of the batch."""
+    """Bytes per row of each field of the batch."""
 
     @cached_property
     def flops_per_row(self) -> int:
@@ -100,14 +98,14 @@ class MeasuredModel:
 
 
 def describe(config: RunConfig) -> tuple[list[LayerDescription], WholeModel]:
-    """List the layers of the whole model and its parameters."""
+    """Return the layers of the complete model and its parameters."""
     build = _build(config, ParallelContext(), CUDA)
     layers = build_layer_list(with_vocabulary(config.model), build)
     return layers, describe_layers(layers, build.outputs)
 
 
 def training_flops_per_row(config: RunConfig) -> int:
-    """Count the useful operations of one row, forward and backward (recomputation is none)."""
+    """Return the operations of one row, forward and backward, without recomputation."""
     return (1 + BACKWARD_FACTOR) * measure(config).flops_per_row
 
 
@@ -117,7 +115,7 @@ _measured: dict[tuple[Any, ...], MeasuredModel] = {}
 def measure(
     config: RunConfig, tensor: int = 1, sequence_parallel: bool = False, platform: Platform = CUDA
 ) -> MeasuredModel:
-    """Measure a recipe's model on the first of `tensor` ranks; the same question is answered from memory."""
+    """Measure a recipe's model on the first of `tensor` ranks; results are cached."""
     shape = config.model_dump_json(include={"model", "data", "objective", "kernels"})
     key = (shape, config.training.precision, config.parallel.vocab_multiple, tensor, sequence_parallel, platform)
     if key not in _measured:
@@ -137,7 +135,7 @@ def measure(
 
 @contextmanager
 def _ranks(size: int) -> Iterator[Any]:
-    """Give a process group of `size` ranks that sends nothing; megatron-core's layers ask for one."""
+    """Yield a process group of `size` ranks that sends nothing; megatron-core's layers need one."""
     if size == 1:
         yield None
         return
@@ -150,7 +148,7 @@ def _ranks(size: int) -> Iterator[Any]:
     try:
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=size, create_gloo_process_groups=False)
         with warnings.catch_warnings():
-            # torch renames its collectives.
+            # torch warns of renamed collectives.
             warnings.simplefilter("ignore", FutureWarning)
             yield parallel_state.get_tensor_model_parallel_group()
     finally:
@@ -159,7 +157,7 @@ def _ranks(size: int) -> Iterator[Any]:
 
 
 def _kernels(config: RunConfig, platform: Platform) -> KernelSet:
-    """Choose kernels that run on `meta` and keep what those of the run keep; meter.py replaces fused attention."""
+    """Choose kernels that run on `meta` and keep the same tensors as those of the run."""
     asked = config.kernels
     plain = {
         "attention": "reference" if asked.attention == "reference" else "sdpa",
@@ -202,7 +200,7 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
 
 
 class _Run:
-    """The layers one after the other at one number of rows; one that works like an earlier one is not run again."""
+    """A run of all layers with one number of rows; a layer that computes like an earlier one is not run again."""
 
     def __init__(
         self,
@@ -229,7 +227,7 @@ class _Run:
         self.sizes: list[dict[str, int]] = []
 
     def measure(self) -> _Run:
-        """Run everything."""
+        """Run all layers and the loss."""
         done: list[tuple[LayerDescription, list[torch.Size], tuple[Trace, Trace]]] = []
         for index, description in enumerate(self._descriptions):
             self._note_sizes()
@@ -250,7 +248,7 @@ class _Run:
         self.sizes.append({name: _num_bytes(tensor) for name, tensor in self._tensors.items()})
 
     def _run_layer(self, index: int, description: LayerDescription) -> tuple[Trace, Trace]:
-        """Run a layer plainly, and recomputed if the run may do that."""
+        """Run a layer without and, if possible, with recomputation."""
         module = self._module(description)
         inputs = [self._tensors[name] for name in description.needs()]
         parameters = list(module.parameters())

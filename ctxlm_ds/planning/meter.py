@@ -1,8 +1,6 @@
-"""What a piece of a model does, counted operation by operation while it runs on the `meta` device.
+"""Count the work of a call, operation by operation, on the `meta` device, where tensors have shapes and no data.
 
-In: a call. Out: its Work. Nothing is computed: a tensor on `meta` has a shape and a type and no data. Operations are
-those of the target device: fused attention and dropout take another path on `meta`, so they are replaced. Not here:
-which pieces a model has (measure.py), seconds (timing.py).
+Fused attention and dropout take another path on `meta` than on the target device, so its operations replace them.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ctxlm_ds.parallel.traffic import TrafficCounter
+from ctxlm_ds.parallel.context import TrafficCounter
 
 aten = torch.ops.aten
 MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
 LOOK_UPS = {aten.embedding, aten.index_select, aten.gather, aten.index}
-"""They read as much as they write, however large the table is."""
+"""They read as much as they write, not the complete table."""
 UNMOVED = {
     aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten._unsafe_view,
     aten.detach,
 }  # fmt: skip
 SCALINGS = {aten.mul, aten.div}
-"""By a number: part of the kernel before or after."""
+"""With a number they are part of the kernel before or after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,9 @@ class Platform:
 
     device: Literal["cuda", "cpu"] = "cuda"
     keeps_scores: bool = False
-    """Whether attention writes its s x s matrices and keeps them (GPUs before FlashAttention)."""
+    """True if attention writes its s x s matrices and keeps them (before FlashAttention)."""
     reads_masks: bool = True
-    """Whether attention takes a mask; false for kernels that know each sequence's bounds (`varlen`)."""
+    """True if attention takes a mask; False for kernels with bounds of sequences (`varlen`)."""
 
 
 CUDA = Platform()
@@ -61,17 +59,17 @@ class Product(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a forward and a backward pass do on one rank; bytes unless said otherwise."""
+    """Work of a forward and a backward pass on one rank, in bytes unless stated."""
 
     flops: int
-    """Operations of the forward pass's products, a multiplication and an addition counted as two."""
+    """Operations of the forward pass's products; a multiplication and an addition count as two."""
     forward_bytes: int
-    """Read and written by everything but products."""
+    """Read and written by all operations except products."""
     backward_bytes: int
     kept: int
-    """Held from the forward to the backward pass, without parameters and fields of the batch."""
+    """Kept from the forward to the backward pass, without parameters and fields of the batch."""
     workspace: int
-    """Most that one operation of the backward pass holds beside it, and a layer's gradients that arrive and leave."""
+    """Largest temporary memory of a backward operation, plus the gradients of a layer's inputs and outputs."""
     scores: int
     """Elements of the attention matrices."""
     all_reduce: int
@@ -81,7 +79,7 @@ class Work(NamedTuple):
     """Number of tensor-parallel collectives."""
 
     def towards(self, other: Work, part: int, whole: int) -> Work:
-        """Extend the line from this work to the other by part / whole."""
+        """Return the point at part / whole on the line from this work to the other."""
         return Work(*(a + (b - a) * part // whole for a, b in zip(self, other, strict=True)))
 
 
@@ -96,17 +94,17 @@ class Trace(NamedTuple):
 
 
 class Meter:
-    """Counts calls one after the other; a storage that two of them keep counts for the first."""
+    """Counts consecutive calls; a storage that two of them keep counts for the first."""
 
     def __init__(self, platform: Platform, traffic: TrafficCounter, fields: dict[str, Tensor]) -> None:
-        """`traffic` is what the layers count their collectives with, `fields` are those of the batch by name."""
+        """`traffic` is the layers' counter of collectives, `fields` are those of the batch by name."""
         self._device = _DeviceFunctions(platform)
         self._traffic = traffic
         self._fields = {_storage(tensor): name for name, tensor in fields.items()}
         self._kept: dict[int, Tensor] = {}
 
     def on_device(self, module: nn.Module) -> nn.Module:
-        """Wrap a module so that its functions choose the operations of the target device, in recomputation too."""
+        """Wrap a module so that its functions choose operations of the target device, also in recomputation."""
         return _OnDevice(module, self._device)
 
     def count(
@@ -122,7 +120,7 @@ class Meter:
             call: takes the inputs, returns tensors.
             inputs: on `meta`; they are detached.
             parameters: of the call's module.
-            remember: whether what it keeps is known to later calls.
+            remember: True if kept storages do not count in later calls.
         """
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         counter = _Operations(parameters)
@@ -182,7 +180,7 @@ class _Kept:
         elif storage not in self._parameters:
             self.storages.add(storage)
             if storage not in self._held:
-                # Held on to, for the address of a freed storage is given to the next one.
+                # A reference keeps the storage alive, because a new one could reuse its address.
                 self._held[storage] = tensor.detach()
                 self.num_bytes += tensor.untyped_storage().nbytes()
         return tensor
@@ -200,7 +198,7 @@ class _Operations(TorchDispatchMode):
         self.forward_bytes = self.backward_bytes = self.workspace = 0
 
     def begin_backward(self, kept: set[int]) -> None:
-        """Count the backward pass from here on; `kept` are storages that are held anyway."""
+        """Count the backward pass from now on; `kept` storages are not temporary."""
         self._present = kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -235,7 +233,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _DeviceFunctions(TorchFunctionMode):
-    """Replaces functions that choose another operation on `meta` than on the target device."""
+    """Replaces functions whose operation on `meta` differs from that of the target device."""
 
     def __init__(self, platform: Platform) -> None:
         super().__init__()
@@ -288,7 +286,7 @@ class _DeviceFunctions(TorchFunctionMode):
 
 
 def _product(operation: Any, sources: Sequence[Tensor], flops: int) -> Product:
-    """Describe a product of tokens with a weight; attention counts as one with as many columns as its heads have."""
+    """Describe a product of tokens with a weight; attention counts as one with the columns of all heads."""
     if operation in (aten.mm, aten.addmm):
         tokens, weight = sources[-2], sources[-1]
         return Product(flops, tokens.shape[0], min(weight.shape))
@@ -303,7 +301,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    """Return the bytes of a tensor; repeated ones (an expanded mask) count once."""
+    """Return the bytes of a tensor; those of an expanded one (a mask) count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 

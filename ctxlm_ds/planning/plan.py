@@ -1,8 +1,4 @@
-"""One layout weighed: memory of a GPU, messages of a step, seconds of a step, days of a run.
-
-In: a recipe, a cluster, a layout, DeepSpeed's JSON of its ZeRO stage. Out: Plan. Not here: which layouts to weigh
-(search.py), how they are shown (report.py).
-"""
+"""Memory of a GPU, messages of a step, seconds of a step and days of a run for one layout."""
 
 from __future__ import annotations
 
@@ -19,8 +15,9 @@ from ctxlm_ds.planning.layouts import Layout, ZeroSettings
 from ctxlm_ds.planning.measure import LayerWork, MeasuredModel, describe, measure, training_flops_per_row
 from ctxlm_ds.planning.meter import CUDA, Platform
 from ctxlm_ds.planning.states import StageParameters, buffer_bytes, local_elements, stage_parameters, state_bytes
-from ctxlm_ds.planning.timing import StageLoad, StepTime, peak_flops, step_time
+from ctxlm_ds.planning.timing import StageLoad, StepTime, StepTimer, peak_flops
 from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_messages
+from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 
 SECONDS_PER_DAY = 86_400
@@ -36,7 +33,7 @@ class Memory:
     optimizer: int
     activations: int
     buffers: int
-    """What the fuller of the two moments (backward pass, update) needs beside states and activations."""
+    """Memory in addition to states and activations at the fuller of two moments, backward pass and update."""
 
     @property
     def total(self) -> int:
@@ -45,7 +42,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A layout and what it needs."""
+    """A layout with its memory, messages and time."""
 
     layout: Layout
     memory: Memory
@@ -53,17 +50,17 @@ class Plan:
     """Messages sent in one step by the busiest rank."""
     time: StepTime
     mfu: float
-    """Useful operations a second over the GPUs' peak."""
+    """Useful operations per second over the GPUs' peak."""
     days: float
 
     def axis_bytes(self, axis: str) -> float:
-        """Return the bytes that a rank sends on one axis in a step (on a ring)."""
+        """Return the bytes that a rank sends per step on one axis (on a ring)."""
         return sum(message.wire_bytes for message in self.messages if message.axis == axis)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pipeline stage: layers start to stop - 1, and what tensor-parallel rank 0 holds of their parameters."""
+    """One pipeline stage: layers start to stop - 1, and tensor-parallel rank 0's share of their parameters."""
 
     index: int
     start: int
@@ -78,14 +75,24 @@ class Stage:
 
 
 class Planner:
-    """Weighs layouts of one recipe on one cluster; what several layouts share is computed once."""
+    """Plans layouts of one recipe on one cluster. Results that several layouts share are computed once."""
 
-    def __init__(self, config: RunConfig, cluster: Cluster, jsons: JsonByStage, platform: Platform = CUDA) -> None:
-        """`jsons` has DeepSpeed's JSON by ZeRO stage.
+    def __init__(
+        self, config: RunConfig, cluster: Cluster, jsons: JsonByStage | None = None, platform: Platform = CUDA
+    ) -> None:
+        """Build the model on `meta`.
+
+        Args:
+            config: the recipe.
+            cluster: GPUs to plan for.
+            jsons: DeepSpeed's JSON by ZeRO stage; None for the shipped ones (zero0 to zero3).
+            platform: device whose operations are counted.
 
         Raises:
             ConfigError: the model is impossible, or the size of its vocabulary unknown.
         """
+        if jsons is None:
+            jsons = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
         self.config = config
         self.cluster = cluster
         self.platform = platform
@@ -96,14 +103,14 @@ class Planner:
 
     @cached_property
     def flops(self) -> int:
-        """Count the useful operations of a step over all GPUs (recomputation is none)."""
+        """Useful operations of a step over all GPUs, without recomputation."""
         return training_flops_per_row(self.config) * self.config.training.global_batch_size
 
     def weigh(self, layout: Layout) -> Plan:
-        """Weigh memory, traffic and time of a possible layout (recipe/layout.py has no problem with it)."""
+        """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
         config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
-        time = step_time(config, layout, zero, self.cluster, loads, self.platform.keeps_scores)
+        time = StepTimer(config, layout, zero, self.cluster, self.platform.keeps_scores).step(loads)
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
         peak = peak_flops(config, self.cluster) * layout.world_size
         return Plan(
@@ -116,7 +123,7 @@ class Planner:
         )
 
     def memory(self, layout: Layout) -> Memory:
-        """Count the bytes of the fullest stage's GPU."""
+        """Return the bytes of the fullest stage's GPU."""
         config = layout.apply(self.config)
         stages = self.stages(layout)
         found = [self._stage_memory(config, layout, stages[index]) for index in self._telling_stages(layout)]
@@ -148,7 +155,7 @@ class Planner:
         return [[name for name in self.model.shapes if name.startswith(f"{layer.name}.")] for layer in self.layers]
 
     def _telling_stages(self, layout: Layout) -> list[int]:
-        """Return first, last, and the first between them with each number of blocks: no other is fuller or slower."""
+        """Return first, last, and the first between them with each number of blocks; no other is fuller or slower."""
         stages = self.stages(layout)
         first_of_size: dict[int, int] = {}
         for stage in stages[1:-1]:
@@ -185,7 +192,7 @@ class Planner:
         )
 
     def _crossing(self, layout: Layout, measured: MeasuredModel, stage: Stage) -> tuple[float, float]:
-        """Count the bytes that cross the cut after a stage (the last: before it), with and without a gradient."""
+        """Return the bytes that cross the cut after a stage (the last: before it), with and without a gradient."""
         cut = stage.start if stage.is_last else stage.stop
         crossing, sizes = measured.flow.before(cut), measured.tensor_bytes[cut]
         rows = layout.micro_batch_size
@@ -196,34 +203,34 @@ class Planner:
         return Counter(layer.tie_key for layer in self.layers[layers] if layer.tie_key)
 
     def _elements(self, layout: Layout, tie_key: str) -> list[int]:
-        """Count the elements of each parameter of a tied layer on one rank."""
+        """Return the elements of each parameter of a tied layer on one rank."""
         number = next(index for index, layer in enumerate(self.layers) if layer.tie_key == tie_key)
         multiple = self.config.parallel.vocab_multiple
         return [local_elements(self.model, name, layout.tensor, multiple) for name in self._names[number]]
 
     def _used_twice(self, layout: Layout, stage: Stage) -> list[int]:
-        """Count the elements of each parameter that a stage's forward pass uses twice."""
+        """Return the elements of each parameter that a stage's forward pass uses twice."""
         tied = self._tied(stage.layers)
         return [size for key, count in tied.items() if count > 1 for size in self._elements(layout, key)]
 
     def _tied_elsewhere(self, layout: Layout, stage: Stage) -> list[int]:
-        """Count the elements of each layer of a stage that another stage holds too."""
+        """Return the elements of each layer of a stage that another stage also holds."""
         everywhere, here = self._tied(slice(None)), self._tied(stage.layers)
         return [sum(self._elements(layout, key)) for key, count in here.items() if count < everywhere[key]]
 
     def _stage_memory(self, config: RunConfig, layout: Layout, stage: Stage) -> Memory:
         zero = self.zero[layout.zero_stage]
         states = state_bytes(config, stage.parameters, zero, layout.data)
-        buffers = buffer_bytes(config, stage.parameters, zero, layout.data)
+        backward, update = buffer_bytes(config, stage.parameters, zero, layout.data)
         activations, workspace = self._activations(config, layout, stage)
-        peak = max(activations + workspace + buffers.backward, buffers.update)
-        return Memory(states.parameters, states.gradients, states.optimizer, activations, peak - activations)
+        peak = max(activations + workspace + backward, update)
+        return Memory(*states, activations, peak - activations)
 
     def _activations(self, config: RunConfig, layout: Layout, stage: Stage) -> tuple[int, int]:
-        """Count what a stage keeps at the fullest moment, and the passing workspace.
+        """Return the bytes that a stage keeps at the fullest moment, and the temporary workspace.
 
-        1F1B holds one micro-batch for each stage from here on. A stage keeps what its layers keep, the fields of the
-        batch that they keep once, and what it hands on.
+        1F1B holds one micro-batch for each stage from here on. A stage keeps the activations of its layers, the fields
+        of the batch that they read (once), and the tensors that it sends.
         """
         measured, rows = self._measured(layout), layout.micro_batch_size
         plain = _of_stage(measured, measured.layers, stage)

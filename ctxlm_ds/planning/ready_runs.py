@@ -1,8 +1,4 @@
-"""Layouts of the published runs on common clusters, for the scripts in slurm/published.
-
-In: recipes, GPUs, numbers of nodes. Out: layouts.txt, which the scripts read, and the table that each shows.
-Not here: the planner (plan.py, search.py), writing files (tools/write_published_scripts.py).
-"""
+"""Layouts of the published runs on common clusters, for the scripts in slurm/published."""
 
 from __future__ import annotations
 
@@ -11,18 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from ctxlm_ds.planning.hardware import GIB, GPUS, Cluster, Gpu, find_gpu
-from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
+from ctxlm_ds.planning.plan import Plan, Planner
 from ctxlm_ds.planning.report import text_table
 from ctxlm_ds.planning.search import search_layouts
-from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
 GPUS_PER_NODE = 8
 MANY = (1, 4, 16, 64, 128)
 FEW = (1, 2, 4, 8)
-ZERO_STAGES = (0, 1, 2, 3)
 NO_BF16 = ("training.precision=fp16",)
+HEADER = ("GPU", "nodes", "dp", "tp", "pp", "zero", "micro", "recompute", "precision", "GiB/GPU", "s/step", "days")
 
 
 @dataclass(frozen=True)
@@ -31,9 +26,9 @@ class ReadyRun:
 
     script: str
     recipes: tuple[str, ...]
-    """One a phase."""
+    """One per phase."""
     nodes: tuple[int, ...]
-    """Numbers of nodes in its table; more than FEW where the batch has rows for them."""
+    """Numbers of nodes in its table; more than FEW if the batch has enough rows."""
 
 
 READY_RUNS = (
@@ -52,31 +47,32 @@ class ReadyLayout:
     """A recipe on a cluster, and the plan for it."""
 
     recipe: str
-    gpu: str
+    gpu: Gpu
     nodes: int
     plan: Plan
-    settings: tuple[str, ...]
-    """`a.b=c` for --set."""
 
     @property
     def words(self) -> str:
-        """A line of layouts.txt: recipe, GPU, nodes, DeepSpeed JSON, settings."""
-        return " ".join([self.recipe, self.gpu, str(self.nodes), self.deepspeed, *self.settings])
+        """A line of layouts.txt: recipe, GPU, nodes, DeepSpeed JSON, settings that differ from shipped recipes."""
+        settings = self.plan.layout.settings(_config(self.recipe, self.gpu))
+        changed = [
+            setting for setting in settings
+            if setting.startswith("training.micro_batch_size") or not setting.endswith(("=1", "=false"))
+        ]  # fmt: skip
+        precision = () if self.gpu.has_bf16 else NO_BF16
+        zero = f"zero{self.plan.layout.zero_stage}"
+        return " ".join([self.recipe, self.gpu.name, str(self.nodes), zero, *precision, *changed])
 
     @property
-    def deepspeed(self) -> str:
-        """As --deepspeed_config takes it."""
-        return f"zero{self.plan.layout.zero_stage}"
-
-
-def planner_of(recipe: str, gpu: Gpu, nodes: int) -> Planner:
-    """The planner of a published recipe on equal nodes of eight GPUs."""
-    return Planner(_config(recipe, gpu), Cluster(gpu, nodes, GPUS_PER_NODE), _jsons())
-
-
-@cache
-def _jsons() -> JsonByStage:
-    return {stage: load_deepspeed_json(f"zero{stage}") for stage in ZERO_STAGES}
+    def row(self) -> list[str]:
+        """Cells of a table with HEADER."""
+        plan, layout = self.plan, self.plan.layout
+        numbers = (self.nodes, layout.data, layout.tensor, layout.pipeline, layout.zero_stage, layout.micro_batch_size)
+        return [
+            self.gpu.name, *map(str, numbers), "yes" if layout.recompute else "-",
+            "bf16" if self.gpu.has_bf16 else "fp16", f"{plan.memory.total / GIB:.1f}",
+            f"{plan.time.total:.3g}", f"{plan.days:.3g}",
+        ]  # fmt: skip
 
 
 @cache
@@ -84,28 +80,20 @@ def _config(recipe: str, gpu: Gpu) -> RunConfig:
     return load_config(recipe, () if gpu.has_bf16 else NO_BF16)
 
 
+def planner_of(recipe: str, gpu: Gpu, nodes: int) -> Planner:
+    """Return the planner of a published recipe on equal nodes of eight GPUs."""
+    return Planner(_config(recipe, gpu), Cluster(gpu, nodes, GPUS_PER_NODE))
+
+
 def ready_layout(recipe: str, gpu_name: str, nodes: int) -> ReadyLayout | None:
-    """What the planner recommends; None where nothing fits."""
+    """Return the layout that the planner recommends, or None if nothing fits."""
     gpu = find_gpu(gpu_name)
     plan = search_layouts(planner_of(recipe, gpu, nodes)).recommended
-    return None if plan is None else describe_layout(recipe, gpu, nodes, plan)
-
-
-def describe_layout(recipe: str, gpu: Gpu, nodes: int, plan: Plan) -> ReadyLayout:
-    """Describe a plan with the settings that its scripts give."""
-    config = _config(recipe, gpu)
-    settings = [setting for setting in plan.layout.settings(config) if not _is_default(setting)]
-    return ReadyLayout(recipe, gpu.name, nodes, plan, (*(() if gpu.has_bf16 else NO_BF16), *settings))
-
-
-def _is_default(setting: str) -> bool:
-    """Whether every shipped recipe has it so: the words of a job stay short."""
-    name, _, value = setting.partition("=")
-    return name != "training.micro_batch_size" and value in ("1", "false")
+    return None if plan is None else ReadyLayout(recipe, gpu, nodes, plan)
 
 
 def ready_layouts(run: ReadyRun) -> Iterator[ReadyLayout]:
-    """Every line of a script, phase by phase, the GPUs in their order."""
+    """Yield every line of a script, phase by phase, in the order of the GPUs."""
     for recipe in run.recipes:
         for gpu in GPUS:
             for nodes in run.nodes:
@@ -114,19 +102,6 @@ def ready_layouts(run: ReadyRun) -> Iterator[ReadyLayout]:
                     yield layout
 
 
-HEADER = ("GPU", "nodes", "dp", "tp", "pp", "zero", "micro", "recompute", "precision", "GiB/GPU", "s/step", "days")
-
-
 def table(layouts: Sequence[ReadyLayout]) -> list[str]:
-    """Lines of a table of one recipe."""
-    return text_table(HEADER, [_row(layout) for layout in layouts])
-
-
-def _row(ready: ReadyLayout) -> list[str]:
-    plan, layout = ready.plan, ready.plan.layout
-    numbers = (ready.nodes, layout.data, layout.tensor, layout.pipeline, layout.zero_stage, layout.micro_batch_size)
-    return [
-        ready.gpu, *map(str, numbers), "yes" if layout.recompute else "-",
-        "fp16" if NO_BF16[0] in ready.settings else "bf16", f"{plan.memory.total / GIB:.1f}",
-        f"{plan.time.total:.3g}", f"{plan.days:.3g}",
-    ]  # fmt: skip
+    """Return the lines of a table of one recipe."""
+    return text_table(HEADER, [layout.row for layout in layouts])

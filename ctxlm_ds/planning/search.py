@@ -1,7 +1,4 @@
-"""All layouts of a recipe on a cluster: the possible ones weighed, the others counted by reason, one recommended.
-
-In: a Planner. Out: Search. Not here: the rules of what is possible (recipe/layout.py), the weighing (plan.py).
-"""
+"""All layouts of a recipe on a cluster: plans of the possible ones, the others by reason, one recommendation."""
 
 from __future__ import annotations
 
@@ -22,42 +19,36 @@ LARGEST_MICRO_BATCH = 512
 
 @dataclass(slots=True)
 class Refused:
-    """Layouts that cannot be, by reason."""
+    """Layouts that are not possible for one reason."""
 
-    count: int = 0
-    example: Layout | None = None
-    text: str = ""
+    example: Layout
+    text: str
     """The reason with the example's numbers."""
-
-    def add(self, layout: Layout, text: str) -> None:
-        """Count one; the first is the example."""
-        self.count += 1
-        if self.example is None:
-            self.example, self.text = layout, text
+    count: int = 0
 
 
 @dataclass(slots=True)
 class Search:
-    """What was found."""
+    """Result of a search."""
 
     plans: list[Plan] = field(default_factory=list)
-    """Those that fit, fastest first."""
+    """Plans that fit, fastest first."""
     too_large: list[tuple[Layout, int]] = field(default_factory=list)
     """Layouts that do not fit, with the bytes they need, least first."""
     refused: dict[str, Refused] = field(default_factory=dict)
 
     @property
     def recommended(self) -> Plan | None:
-        """The simplest of those that are nearly as fast as the fastest; ZeRO 3 only where no other stage fits."""
+        """The simplest plan that is nearly as fast as the fastest; ZeRO 3 only if no other stage fits."""
         if not self.plans:
             return None
-        # Stage 3's hooks around every module cost time of Python that is not in the model.
+        # The model does not count the Python time of stage 3's hooks around every module.
         pool = [plan for plan in self.plans if plan.layout.zero_stage < 3] or self.plans
         fastest = pool[0].time.total
         return min((plan for plan in pool if plan.time.total <= NEARLY_AS_FAST * fastest), key=_complexity)
 
     def best_of_each(self) -> list[Plan]:
-        """The fastest plan of each (tensor, pipeline, ZeRO stage), fastest first."""
+        """Return the fastest plan of each (tensor, pipeline, ZeRO stage), fastest first."""
         best: dict[tuple[int, int, int], Plan] = {}
         for plan in self.plans:
             best.setdefault((plan.layout.tensor, plan.layout.pipeline, plan.layout.zero_stage), plan)
@@ -65,13 +56,13 @@ class Search:
 
 
 def search_layouts(planner: Planner) -> Search:
-    """Every layout of the planner's cluster."""
+    """Plan every layout on the planner's cluster."""
     found, cluster = Search(), planner.cluster
     for layout in candidates(planner):
         config = layout.apply(planner.config)
         problem = next(layout_problems(config, cluster.world_size, layout.zero_stage), None)
         if problem is not None:
-            found.refused.setdefault(problem.path, Refused()).add(layout, problem.text)
+            found.refused.setdefault(problem.path, Refused(layout, problem.text)).count += 1
             continue
         memory = planner.memory(layout)
         if memory.total > cluster.usable_bytes:
@@ -84,7 +75,7 @@ def search_layouts(planner: Planner) -> Search:
 
 
 def candidates(planner: Planner) -> Iterator[Layout]:
-    """Layouts worth a look: tensor parallelism within a node, stages up to the layers, micro-batches that divide."""
+    """Yield layouts: tensor parallelism within a node, stages up to the layers, micro-batches that divide."""
     config, cluster = planner.config, planner.cluster
     for tensor in _divisors(cluster.gpus_per_node):
         if cluster.world_size % tensor:
@@ -101,13 +92,13 @@ def candidates(planner: Planner) -> Iterator[Layout]:
 
 
 def _zero_stages(planner: Planner, pipeline: int) -> list[int]:
-    """Stage 0 is for fp32 alone (recipe/deepspeed_rules.py), a pipeline takes stages 0 and 1."""
+    """Return the usable ZeRO stages: 0 only in fp32 (recipe/deepspeed_rules.py), 0 and 1 in a pipeline."""
     stages = [stage for stage in sorted(planner.zero) if stage > 0 or planner.config.training.precision == "fp32"]
     return [stage for stage in stages if pipeline == 1 or stage in PIPELINE_ZERO_STAGES]
 
 
 def _micro_batches(global_batch_size: int, data: int) -> list[int]:
-    """Powers of two that divide a rank's rows; 1 where nothing does, so that the refusal is counted."""
+    """Return powers of two that divide a rank's rows; 1 if none does, so that the refusal is counted."""
     if global_batch_size % data:
         return [1]
     rows = global_batch_size // data
@@ -115,15 +106,15 @@ def _micro_batches(global_batch_size: int, data: int) -> list[int]:
 
 
 def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = None) -> Plan:
-    """The recommended plan.
+    """Return the recommended plan.
 
     Args:
-        found: what was searched.
-        cluster: where.
-        offloaded: the same search with the optimizer in CPU memory (zero3-offload), where that is a way out.
+        found: the search.
+        cluster: its cluster, for the message.
+        offloaded: the search with the optimizer in CPU memory (zero3-offload), for the message.
 
     Raises:
-        ConfigError: nothing fits; says what is missing and the nearest remedy.
+        ConfigError: nothing fits; the message has the missing memory and the nearest remedy.
     """
     plan = found.recommended
     if plan is not None:
@@ -134,9 +125,8 @@ def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = Non
     layout, needed = found.too_large[0]
     usable = cluster.usable_bytes
     raise ConfigError(
-        f"no layout fits: the smallest (tp {layout.tensor}, pp {layout.pipeline}, dp {layout.data}, ZeRO "
-        f"{layout.zero_stage}, micro-batch {layout.micro_batch_size}{', recomputation' if layout.recompute else ''}) "
-        f"needs {needed / GIB:.1f} GiB of a GPU, and {cluster.gpu.name} has {usable / GIB:.1f} GiB to plan with: "
+        f"no layout fits: the smallest ({layout}) needs {needed / GIB:.1f} GiB of a GPU, and {cluster.gpu.name} has "
+        f"{usable / GIB:.1f} GiB to plan with: "
         f"{(needed - usable) / GIB:.1f} GiB are missing; {_remedy(needed / usable, offloaded)}"
     )
 

@@ -1,10 +1,7 @@
-"""Parameters, gradients and optimizer states of a rank, counted by element as DeepSpeed 0.19.8 lays them out.
+"""Parameters, gradients, optimizer states and buffers of a rank, counted by element as DeepSpeed 0.19.8 keeps them.
 
-In: a stage's parameters, precision, ZeRO settings, data-parallel ranks. Out: elements and bytes on the GPU, and the
-buffers beside them. Not here: activations (measure.py).
-
-Read from deepspeed 0.19.8: runtime/bf16_optimizer.py (bf16 under stage 1 with fp32 accumulation: gradients whole on
-every rank), runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py (stage 0).
+Sources in deepspeed 0.19.8: runtime/bf16_optimizer.py (bf16 under stage 1 with fp32 accumulation: every rank has all
+gradients), runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engine.py (stage 0).
 """
 
 from __future__ import annotations
@@ -21,12 +18,12 @@ from ctxlm_ds.recipe.schema import RunConfig
 FLOAT = 4
 MOMENTS = 2
 ALIGNMENT = 2
-"""Stages 1 and 2 pad each flat group to this many elements a rank (nccl_start_alignment_factor)."""
+"""Stages 1 and 2 pad each flat group to a multiple of this per rank (nccl_start_alignment_factor)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageParameters:
-    """What one rank of one pipeline stage holds before ZeRO, in the optimizer's two groups."""
+    """Parameters of one rank of one pipeline stage before ZeRO, in the optimizer's two groups."""
 
     decayed: tuple[int, ...]
     """Elements of each parameter with weight decay."""
@@ -37,7 +34,7 @@ class StageParameters:
 
     @property
     def num_elements(self) -> int:
-        """Return all trained elements, without padding."""
+        """All trained elements, without padding."""
         return sum(self.decayed) + sum(self.plain)
 
     @property
@@ -83,41 +80,17 @@ def local_elements(model: WholeModel, name: str, tensor: int, vocab_multiple: in
 
 @dataclass(frozen=True, slots=True)
 class StateElements:
-    """Elements that one rank keeps on its GPU from step to step (gradients: when an update begins)."""
+    """Elements on one rank's GPU between steps (gradients: before the update)."""
 
     parameters: int
     gradients: int
     master: int
-    """fp32 weights beside the parameters."""
+    """fp32 copies of the weights."""
     moments: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """Bytes of the same."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        """All three."""
-        return self.parameters + self.gradients + self.optimizer
-
-
-@dataclass(frozen=True, slots=True)
-class BufferBytes:
-    """Memory that comes and goes beside the states."""
-
-    backward: int
-    """While activations are held: buckets, gathered parameters, a gradient on its way."""
-    update: int
-    """At the step's end, when there are no activations: flattened copies."""
-
-
 def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
-    """Say whether DeepSpeed takes its BF16_Optimizer, not ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
+    """Return True if DeepSpeed takes its BF16_Optimizer, not ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
     training = config.training
     return (
         training.precision == "bf16"
@@ -130,7 +103,7 @@ def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
 def state_elements(
     config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
 ) -> StateElements:
-    """Count the elements on the GPU; what is offloaded is not there."""
+    """Count the elements on the GPU; offloaded ones are not there."""
     whole, padded = parameters.num_elements, parameters.padded(data_ranks)
     share = padded // data_ranks
     if zero.stage == 0:
@@ -146,16 +119,20 @@ def state_elements(
     return StateElements(padded, gradients, share, MOMENTS * share)
 
 
-def state_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> StateBytes:
-    """Count the same in bytes."""
+def state_bytes(
+    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+) -> tuple[int, int, int]:
+    """Return the bytes of parameters, gradients and optimizer states on the GPU."""
     elements = state_elements(config, parameters, zero, data_ranks)
     weight, gradient = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
     optimizer = FLOAT * (elements.master + elements.moments)
-    return StateBytes(weight * (elements.parameters + parameters.frozen), gradient * elements.gradients, optimizer)
+    return weight * (elements.parameters + parameters.frozen), gradient * elements.gradients, optimizer
 
 
-def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> BufferBytes:
-    """Count buckets and copies.
+def buffer_bytes(
+    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+) -> tuple[int, int]:
+    """Return the bytes of buckets and copies during the backward pass, and during the update.
 
     Stage 0 and the BF16_Optimizer flatten up to 500 million elements for one all-reduce after the backward pass
     (and cast them to the weights' type); stages 1 to 3 fill buckets during it, two with overlap_comm.
@@ -165,21 +142,20 @@ def buffer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSetti
     if zero.stage == 0 or uses_bf16_optimizer(config, zero):
         bucket = min(whole, DEEPSPEED_BUCKET) if data_ranks > 1 else 0
         copies = FLOAT + (weight if weight != FLOAT else 0)
-        return BufferBytes(weight * parameters.largest if zero.stage else 0, copies * bucket)
+        return weight * parameters.largest if zero.stage else 0, copies * bucket
     buckets = (2 if zero.overlap_comm else 1) * max(min(zero.reduce_bucket, whole), parameters.largest)
     if zero.stage == 3:
-        gathered = live_elements(parameters, zero) + min(zero.prefetch_bucket, whole)
+        gathered = _live_elements(parameters, zero) + min(zero.prefetch_bucket, whole)
         share = parameters.padded_each(data_ranks) // data_ranks
-        return BufferBytes(weight * (buckets + min(gathered, whole)), FLOAT * share)
-    share = parameters.padded(data_ranks) // data_ranks
-    return BufferBytes(weight * buckets, FLOAT * share)
+        return weight * (buckets + min(gathered, whole)), FLOAT * share
+    return weight * buckets, FLOAT * parameters.padded(data_ranks) // data_ranks
 
 
-def live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:
-    """Count the most elements of stage 3's gathered parameters at once.
+def _live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:
+    """Return the most elements of stage 3's gathered parameters.
 
-    They are, at the end of the forward pass, those whose backward pass is nearer than max_reuse_distance: the last half
-    of it; a model of fewer elements stays whole.
+    At the end of the forward pass those stay gathered whose backward pass is nearer than max_reuse_distance, that is
+    the last half of it.
     """
     sizes = [size for group in parameters.groups for size in group]
     persistent = sum(size for size in sizes if size <= zero.persistence_threshold)

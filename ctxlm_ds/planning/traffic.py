@@ -1,14 +1,12 @@
-"""How many bytes each axis of parallelism sends in an optimizer step, by collective.
+"""Bytes that each axis of parallelism sends in an optimizer step, by collective.
 
-In: a recipe, a layout, a stage's parameters and measured layers. Out: messages of one rank, in the two counts that
-tests compare with:
+They are counted in the two ways that tests compare with:
 
-- data-parallel collectives as DeepSpeed's comms logger counts them (comm/comm.py: bytes of the tensor handed in): the
-  whole tensor of an all-reduce or reduce-scatter, but of an all-gather the share that a rank contributes;
-- tensor-parallel ones as parallel/traffic.py does: the whole tensor of each (what an all-gather yields).
+- data-parallel collectives as DeepSpeed's comms logger (comm/comm.py: bytes of the tensor handed in): the complete
+  tensor of an all-reduce or reduce-scatter, but of an all-gather the share that a rank contributes;
+- tensor-parallel ones as parallel/context.py: the complete tensor of each (the result of an all-gather).
 
-Data-parallel messages follow from the elements of the parameters, the others were measured (measure.py). `wire_bytes`
-is what a rank then sends on a ring of n ranks. Not here: seconds (timing.py).
+Data-parallel messages follow from the elements of the parameters, the others are measured (measure.py).
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """All messages of one kind that a rank takes part in during a step."""
+    """All messages of one kind of a rank during a step."""
 
     axis: str
     """`data`, `tensor` or `pipeline`."""
     operation: str
     """`all_reduce`, `all_gather`, `reduce_scatter` or `send`."""
     num_bytes: float
-    """As the counters of the module's docstring count."""
+    """Bytes as in the module's docstring."""
     ranks: int
     purpose: str = ""
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that a rank sends on a ring: 2(n-1)/n of an all-reduce's, (n-1)/n of the whole tensor's otherwise."""
+        """Bytes that a rank sends on a ring: 2(n-1)/n of an all-reduce's, else (n-1)/n of the complete tensor's."""
         share = (self.ranks - 1) / self.ranks
         if self.operation == "all_reduce":
             return 2 * share * self.num_bytes
@@ -51,19 +49,18 @@ def data_messages(
 ) -> list[Message]:
     """List gradients and weights over the data-parallel ranks of one stage.
 
-    `tied`: elements of each parameter that the forward pass uses twice (stage 3 may gather it each time).
+    `tied` has the elements of each parameter that the forward pass uses twice (stage 3 may gather it each time).
     """
     if layout.data == 1:
         return []
     weight, ranks = BYTES[config.training.precision], layout.data
     micro_batches = layout.num_micro_batches(config.training.global_batch_size)
-    if zero.stage == 3:
-        agreed = Message("data", "all_reduce", _scalars(config, layout, parameters, zero), ranks, "gradient norm")
-        return [*_stage3_messages(parameters, zero, ranks, weight, micro_batches, tied), agreed]
     if zero.stage == 0:
         return [Message("data", "all_reduce", FLOAT * parameters.num_elements, ranks, "gradients")]
-    gathered = Message("data", "all_gather", weight * parameters.padded(ranks) // ranks, ranks, "weights")
     agreed = Message("data", "all_reduce", _scalars(config, layout, parameters, zero), ranks, "gradient norm")
+    if zero.stage == 3:
+        return [*_stage3_messages(parameters, zero, ranks, weight, micro_batches, tied), agreed]
+    gathered = Message("data", "all_gather", weight * parameters.padded(ranks) // ranks, ranks, "weights")
     if uses_bf16_optimizer(config, zero):
         reduced = weight * parameters.padded(ranks)
     else:
@@ -72,9 +69,9 @@ def data_messages(
 
 
 def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings) -> int:
-    """Count the bytes with which ranks agree on the gradient norm and on an overflow.
+    """Return the bytes of the gradient norm and the overflow flag.
 
-    They do so over the copies of a model, and once more over its parts if it has several.
+    Ranks reduce them over the copies of a model, and once more over its parts if it has several.
     """
     split = layout.tensor * layout.pipeline > 1
     if uses_bf16_optimizer(config, zero):
@@ -87,9 +84,9 @@ def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zer
 def _stage3_messages(
     parameters: StageParameters, zero: ZeroSettings, ranks: int, weight: int, micro_batches: int, tied: Sequence[int]
 ) -> Iterator[Message]:
-    """Gather small (persistent) parameters once after the update, others for each micro-batch.
+    """Yield stage 3's messages: small (persistent) parameters are gathered after the update, others per micro-batch.
 
-    Others are gathered once if the backward pass comes before max_reuse_distance elements have gone by, else for every
+    Others are gathered once if the backward pass comes before max_reuse_distance elements have passed, else for every
     use, forward and backward.
     """
     padded = [-(-size // ranks) * ranks for group in parameters.groups for size in group]
@@ -97,7 +94,7 @@ def _stage3_messages(
     persistent = sum(p for p, size in zip(padded, sizes, strict=True) if size <= zero.persistence_threshold)
     total = sum(padded)
     others = total - persistent
-    # Forward and backward use go by in opposite order: of what lies between them the last half of the distance stays.
+    # The backward pass goes in opposite order: the parameters of the last half of the distance stay gathered.
     kept = min(others, max(0, zero.max_reuse_distance) / 2 if 2 * total > zero.max_reuse_distance else others)
     padded_tied = sum(-(-size // ranks) * ranks for size in tied if size > zero.persistence_threshold)
     again = (others - kept) + (2 * padded_tied if kept < others else 0)
@@ -107,9 +104,8 @@ def _stage3_messages(
 
 
 def tensor_messages(layout: Layout, times: int, layers: Iterable[Work]) -> list[Message]:
-    """List what the ranks that share layers send over `times` micro-batches; `layers` of one stage, and the loss."""
-    total = [sum(numbers) for numbers in zip(*layers, strict=True)]
-    work = Work(*total)
+    """List the tensor-parallel messages of `times` micro-batches; `layers` are those of a stage, and the loss."""
+    work = Work(*(sum(numbers) for numbers in zip(*layers, strict=True)))
     return [
         Message("tensor", operation, times * getattr(work, operation), layout.tensor)
         for operation in ("all_reduce", "all_gather", "reduce_scatter")
@@ -118,7 +114,7 @@ def tensor_messages(layout: Layout, times: int, layers: Iterable[Work]) -> list[
 
 
 def pipeline_messages(times: int, with_gradient: float, without_gradient: float) -> list[Message]:
-    """List what crosses a cut over `times` micro-batches: tensors onwards, gradients of those that have one back."""
+    """List the messages over a cut in `times` micro-batches: tensors forward, gradients of some of them back."""
     return [
         Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"),
         Message("pipeline", "send", times * with_gradient, 2, "gradients"),
@@ -126,6 +122,6 @@ def pipeline_messages(times: int, with_gradient: float, without_gradient: float)
 
 
 def tied_messages(config: RunConfig, elements: Iterable[int]) -> list[Message]:
-    """List the sums of gradients of tied layers, by their elements, that this stage and another one hold."""
+    """List the sums of gradients of tied layers that this stage and another one hold; `elements` are their sizes."""
     accumulation = BYTES[config.training.grad_accum_dtype]
     return [Message("pipeline", "all_reduce", accumulation * count, 2, "tied layer") for count in elements]

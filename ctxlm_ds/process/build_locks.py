@@ -1,9 +1,9 @@
 """The folder where torch compiles DeepSpeed's operators, and locks that a killed process left in it.
 
-torch.utils.cpp_extension keeps one folder a user, so that two environments in turn compile everything anew at every
-start; each gets one of its own here. It guards each build by a file `lock` that it removes afterwards; a process killed
-while it holds one leaves the file, and every later start waits for it without end. A lock that no process has open is
-stale.
+torch.utils.cpp_extension keeps one folder per user, so that two environments in turn compile everything again at every
+start; here each environment gets its own. torch guards each build by a file `lock` that it removes afterwards. A
+process that is killed while it holds one leaves the file, and every later start would wait for it indefinitely. A lock
+is stale if no process has it open and none works in its folder: compilers may outlive the process that started them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ logger = logging.getLogger("ctxlm_ds")
 
 RELEASE_S = 0.5
 """torch closes the file a moment before it removes it."""
+COMPILERS_S = 900.0
+"""How long to wait for the compilers of a killed process."""
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""That of the machine itself, a constant of Linux (PROC_PID_INIT_INO)."""
+"""The machine's first namespace, a constant of Linux (PROC_PID_INIT_INO)."""
 REMOTE_STALE_S = 900.0
-"""On storage that other hosts share, their processes cannot be seen; no build takes this long."""
+"""Processes of other hosts that share the storage cannot be seen; no build takes this long."""
 NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse", "9p", "afs", "pvfs", "wekafs")
 
 
 def use_own_build_folder() -> Path:
-    """Let this environment compile into a folder of its own (one a host on shared storage); call it before torch.
+    """Give this environment a build folder (one per host on shared storage), or keep TORCH_EXTENSIONS_DIR.
 
-    A folder that a person named in TORCH_EXTENSIONS_DIR stays.
+    Call it before torch is imported.
     """
-    # This environment's ninja, not another version that takes what it built for outdated and builds it anew.
+    # This environment's ninja: another version would take the builds for outdated and repeat them.
     own, others = Path(sys.executable).parent, os.environ.get("PATH", "").split(os.pathsep)
     if others[:1] != [str(own)]:
         os.environ["PATH"] = os.pathsep.join([str(own), *others])
@@ -48,17 +50,14 @@ def use_own_build_folder() -> Path:
 
 
 def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
-    """Remove the build locks that no live process holds; what was removed.
-
-    Args:
-        root: the build folder; None is this environment's.
-    """
+    """Remove the build locks that no live process holds, below `root` or this environment's folder; return them."""
     folder = root or use_own_build_folder()
     locks = {path: _inode(path) for path in [*folder.glob("*/lock"), *folder.glob("*/*/lock")]}
     suspects = [path for path in _not_open(list(locks)) if _old_enough(path)]
     if not suspects:
         return []
     time.sleep(RELEASE_S)
+    _wait_for_compilers(suspects)
     stale = [path for path in _not_open(suspects) if locks[path] is not None and _inode(path) == locks[path]]
     for path in stale:
         path.unlink(missing_ok=True)
@@ -73,8 +72,30 @@ def _inode(path: Path) -> int | None:
         return None
 
 
+def _wait_for_compilers(locks: list[Path]) -> None:
+    """Wait until no process works in the folders of these locks, whose holders are dead."""
+    end_s, announced = time.monotonic() + COMPILERS_S, False
+    while (busy := _folders_in_use({path.parent for path in locks})) and time.monotonic() < end_s:
+        if not announced:
+            logger.info("waiting for the compilers that a killed process left in %s", ", ".join(map(str, busy)))
+            announced = True
+        time.sleep(RELEASE_S)
+
+
+def _folders_in_use(folders: set[Path]) -> list[Path]:
+    """Return the folders in which a process of this machine works (as far as this user may see)."""
+    wanted = {os.path.realpath(folder): folder for folder in folders}
+    used = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            used.add(os.readlink(process / "cwd"))
+        except OSError:
+            continue
+    return [folder for path, folder in sorted(wanted.items()) if path in used]
+
+
 def _not_open(paths: list[Path]) -> list[Path]:
-    """Those of `paths` that no process of this machine has open (as far as this user may see)."""
+    """Return the paths that no process of this machine has open (as far as this user may see)."""
     wanted = {os.path.realpath(path): path for path in paths}
     if not wanted:
         return []
@@ -88,8 +109,11 @@ def _not_open(paths: list[Path]) -> list[Path]:
 
 
 def _old_enough(path: Path) -> bool:
-    """A lock on shared storage may be another host's, and a container does not see its host's processes: it must also
-    be old there."""
+    """Return whether a lock may be removed by its age.
+
+    It must be old on shared storage, where it may be another host's, and in a container, which does not see its host's
+    processes.
+    """
     if _sees_all_processes() and not _is_network_path(path):
         return True
     try:
@@ -106,7 +130,7 @@ def _sees_all_processes() -> bool:
 
 
 def _is_network_path(path: Path) -> bool:
-    """Whether the path's mount is a network file system, after /proc/mounts."""
+    """Return whether the path's mount is a network file system, by /proc/mounts."""
     target = os.path.realpath(path)
     best, kind = "", ""
     try:

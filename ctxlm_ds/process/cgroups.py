@@ -1,4 +1,4 @@
-"""What the cgroups of this process (version 1 or 2) leave it: CPU cores and memory.
+"""CPU cores and memory that the cgroups of this process (version 1 or 2) allow.
 
 In: /proc/self/cgroup and /sys/fs/cgroup. Out: cores, and bytes by the cgroup that limits them.
 """
@@ -16,7 +16,7 @@ T = TypeVar("T")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}
-"""Where version 1 may mount a controller besides a folder of its name."""
+"""Folders in which version 1 may mount a controller together with others."""
 
 
 def available_cores(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:

@@ -1,7 +1,7 @@
-"""What a rank that ends with an error leaves: one clear message, an exit status, and a record for the job to read.
+"""The end of a rank with an error: one clear message, an exit status, and a record for the job to read.
 
-In: an exception that nobody caught. Out: lines on stderr and RUN/attempts/ATTEMPT/rank-00003.json.
-Not here: a rank that hangs (watchdog.py), a rank that is killed (it leaves nothing).
+In: an uncaught exception. Out: lines on stderr and RUN/attempts/ATTEMPT/rank-00003.json.
+Not here: a rank that hangs (watchdog.py) or is killed (guard.py).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ EXIT_INTERRUPTED = 130
 RANK_0_WAIT_S = 10.0
 POLL_S = 0.1
 TEARDOWN_S = 60.0
+INTERRUPTED_TEARDOWN_S = 3.0
 SHOWN_CHARACTERS = 300
 
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -53,15 +54,15 @@ LOST_MESSAGES = re.compile(
     r"|ncclremoteerror|remote process exited|communicator was aborted|collective operation timeout",
     re.IGNORECASE,
 )
-"""How gloo, NCCL and torch's store say that a peer is gone."""
+"""Messages of gloo, NCCL and torch's store about a peer that has ended."""
 OWN_MESSAGES = re.compile(r"address already in use|failed to (bind|listen)", re.IGNORECASE)
 
 
 class FailureReport:
-    """Tells of the error that ends this rank.
+    """Reports the error that ends this rank.
 
-    `ranks` and `run_dir` are set as soon as they are known; before that rank 0's variables decide who speaks, and no
-    record is written.
+    `ranks` and `run_dir` are set as soon as they are known. Without `ranks` the launcher's variables say which rank
+    this is; without `run_dir` no record is written.
     """
 
     def __init__(self, stop_signal: StopSignal) -> None:
@@ -71,12 +72,10 @@ class FailureReport:
         self._started_unix_s = time.time()
 
     def end(self, error: BaseException) -> int:
-        """Report an exception that ends the process.
-
-        Returns:
-            The exit status.
-        """
-        _bound_teardown()
+        """Report an exception that ends the process, and return the exit status."""
+        self._stop_signal.starting = False
+        stopping = self._stop_signal.requested
+        _bound_teardown(INTERRUPTED_TEARDOWN_S if isinstance(error, KeyboardInterrupt) else TEARDOWN_S)
         record = FailureRecord(
             time_unix_s=round(time.time(), 6),
             rank=self.rank,
@@ -89,22 +88,23 @@ class FailureReport:
         )
         if is_users(error) and record.rank != 0 and self._rank_0_says_so(record):
             return record.exit_status
-        # A launcher may ask to stop from here on, which is no news any more.
+        # A launcher that asks to stop from here on does so because of this error.
         self._stop_signal.requested = True
         self._write(record)
-        self._say(record, error)
+        if not (stopping and record.consequence):
+            self._say(record, error)
         return record.exit_status
 
     @property
     def rank(self) -> int:
-        """This process's rank, from the launcher's variables while nobody has looked closer."""
+        """This process's rank, from the launcher's variables while `ranks` is not set."""
         if self.ranks is not None:
             return self.ranks.rank
         text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
         return int(text) if text.isdigit() else 0
 
     def _folder(self) -> Path | None:
-        """Where records go; None while there is no run directory (a start that failed must not make one)."""
+        """Return the folder of records; None without a run directory (a start that failed must not make one)."""
         return attempt_folder(self.run_dir) if self.run_dir is not None and self.run_dir.is_dir() else None
 
     def _write(self, record: FailureRecord) -> None:
@@ -113,10 +113,10 @@ class FailureReport:
             write_record(folder, record)
 
     def _rank_0_says_so(self, record: FailureRecord) -> bool:
-        """Whether rank 0 ends with the same message, so that this rank need not repeat it.
+        """Return whether rank 0 ends with the same message, so that this rank need not repeat it.
 
-        Its record shows that, or the launcher, which stops the others when a rank has failed. A mistake that only this
-        rank can see (a file missing on its node) shows neither.
+        Either its record shows that, or the launcher, which stops the others when a rank has failed. Neither comes for
+        a mistake that only this rank can see (a file missing on its node).
         """
         stopped_before = self._stop_signal.requested
         deadline_s = time.monotonic() + RANK_0_WAIT_S
@@ -137,7 +137,9 @@ class FailureReport:
         alone = self.ranks is None or self.ranks.world_size == 1
         tag = "" if alone else f"[rank {record.rank}] "
         if isinstance(error, KeyboardInterrupt):
-            text = f"{tag}interrupted"
+            if record.rank != 0 or self._stop_signal.name not in (None, "SIGINT"):
+                return
+            text = "interrupted"
         elif record.consequence:
             how = "stops with another rank" if is_from_another_rank(error) else "lost the others"
             text = f"{tag}{how}: {shortened(f'{record.error}: {record.message}', SHOWN_CHARACTERS)}"
@@ -146,17 +148,17 @@ class FailureReport:
             text = "\n".join(f"{tag}{line}" for line in lines)
         sys.stdout.flush()
         sys.stderr.flush()
-        # At once, or the ranks' blocks mix.
+        # In one write, or the ranks' blocks mix.
         os.write(2, (text + "\n").encode(errors="replace"))
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether the message alone tells a person what to mend."""
+    """Return whether the message alone says what to fix."""
     return isinstance(error, CtxlmError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether another rank's end is the reason: a lost connection, or an exception that travelled here."""
+    """Return whether another rank's end is the reason: a lost connection, or an exception that was sent here."""
     if isinstance(error, CtxlmError):
         return False
     if is_from_another_rank(error):
@@ -171,7 +173,7 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def exit_status(error: BaseException) -> int:
-    """The process's exit status for an exception, as errors.py has it."""
+    """Return the process's exit status for an exception (errors.py)."""
     if isinstance(error, TrainingError):
         return EXIT_TRAINING_ERROR
     if isinstance(error, KeyboardInterrupt):
@@ -180,13 +182,15 @@ def exit_status(error: BaseException) -> int:
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
     if isinstance(error, OSError) and is_users(error):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where} (on {socket.gethostname()})"
     return str(error)
 
 
-def _bound_teardown() -> None:
-    """End in any case: process groups whose peers are gone may wait for them while the interpreter shuts down."""
+def _bound_teardown(seconds: float) -> None:
+    """Limit the interpreter's shutdown, in which process groups may wait for peers that have ended."""
     nowhere: Any = open(os.devnull, "w")  # noqa: SIM115 (kept open: the timer writes there from C)
-    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True, file=nowhere)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)

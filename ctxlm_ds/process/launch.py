@@ -1,42 +1,32 @@
 """Which rank this process is, under any launcher, and what a process must set up before torch is imported.
 
 In: the environment. Out: RankInfo, the variables that torch.distributed and DeepSpeed read, a StopSignal. Not here:
-joining the process group (training/engine.py), agreeing to stop over all ranks (training/trainer.py).
+ties to the launcher (launcher.py), joining the process group (training/runtime.py), agreeing to stop over all ranks
+(training/trainer.py).
 
-Ranks end with their launcher: otherwise kill -9 of it would leave them computing and writing with nobody in charge.
-torchrun and DeepSpeed's per-node launcher are a rank's parent: the kernel kills the rank when it dies. The `deepspeed`
-command itself is the per-node launcher's parent and has no such tie: the first rank of a node watches it and asks the
-per-node launcher to stop, which gives the ranks half a minute to save. On nodes that it started over ssh (pdsh), an
-sshd stands in its place, which ends with the connection; nothing else would tell these ranks.
-
-gloo listens on the address of the host's own name. Debian and Ubuntu write that name into /etc/hosts as 127.0.1.1,
-which other nodes cannot reach: the ranks would wait for each other until a time limit. NCCL looks at the interfaces
+gloo listens on the address of the host's name. Debian and Ubuntu write that name into /etc/hosts as 127.0.1.1, which
+other nodes cannot reach: the ranks would wait for each other until a time limit. NCCL looks at the interfaces
 themselves and needs no help.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import logging
 import os
 import resource
 import signal
 import socket
 import struct
-import sys
-import threading
-import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.cgroups import available_cores
+from ctxlm_ds.process.launcher import die_with_launcher, interrupted, take_terminal
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.process.slurm import is_srun_task, read_task
 
@@ -45,11 +35,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
-logger = logging.getLogger("ctxlm_ds")
-
-PR_SET_PDEATHSIG = 1
-WATCH_INTERVAL_S = 0.5
-NODE_LAUNCHER = "deepspeed.launcher.launch"
 
 
 @dataclass(frozen=True)
@@ -64,16 +49,11 @@ class RankInfo:
     master_port: int
     launcher: Literal["deepspeed", "torchrun", "srun", "environment", "single"]
     device_index: int
-    """Accelerator of this rank among those it sees: its local rank, or 0 where each task sees one of its own."""
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
+    """Accelerator of this rank among those it sees: its local rank, or 0 if each task sees a single one."""
 
 
 def discover_ranks(environ: Mapping[str, str] | None = None) -> RankInfo:
-    """This process's place, from DeepSpeed's or torchrun's variables, srun's, or none (one process).
+    """Find this process's place from the variables of DeepSpeed, torchrun or srun; without any it is alone.
 
     Raises:
         ConfigError: variables are missing, are no numbers, or contradict each other.
@@ -126,9 +106,9 @@ def _from_srun(environ: Mapping[str, str]) -> RankInfo:
 
 
 def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = None) -> None:
-    """Set what torch.distributed and DeepSpeed read (without RANK and the rest DeepSpeed would look for MPI).
+    """Set what torch.distributed and DeepSpeed read; without RANK and the rest DeepSpeed would look for MPI.
 
-    LOCAL_RANK is the device index, because that is what DeepSpeed takes it for.
+    LOCAL_RANK is the device index, because DeepSpeed uses it as such.
     """
     environ = os.environ if environ is None else environ
     environ.update(
@@ -142,12 +122,12 @@ def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = Non
 
 
 def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: bool = False) -> int:
-    """Everything between knowing the rank and joining the others; imports torch last.
+    """Set up the process before it joins the others; torch is imported last.
 
     Args:
         ranks: from discover_ranks().
         deterministic: deterministic algorithms on the accelerator.
-        one_queue: launch CUDA kernels in one queue, so that a collective starts before the product beside it
+        one_queue: launch CUDA kernels in one queue, so that a collective starts before the product next to it
             (tensor parallelism).
 
     Returns:
@@ -158,7 +138,10 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
     use_own_build_folder()
     clear_stale_build_locks()
     if ranks.launcher in ("deepspeed", "torchrun"):
-        die_with_launcher(watch_grandparent=ranks.launcher == "deepspeed" and ranks.local_rank == 0)
+        first_of_deepspeed = ranks.launcher == "deepspeed" and ranks.local_rank == 0
+        die_with_launcher(watch_grandparent=first_of_deepspeed)
+        if first_of_deepspeed:
+            take_terminal()
     if ranks.launcher == "srun" and ranks.world_size > ranks.local_world_size:
         choose_gloo_interface((*read_task(os.environ).hosts, ranks.master_addr), os.environ)
     threads = threads_per_rank(available_cores(), ranks.local_world_size, os.environ)
@@ -167,7 +150,7 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     _raise_file_limit()
     if one_queue:
-        # Read when CUDA starts (Megatron-LM asks for it likewise).
+        # Read when CUDA starts (Megatron-LM asks for it too).
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import torch
 
@@ -181,8 +164,8 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
 def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, str]) -> int:
     """Count the threads for one rank: its share of the node's cores.
 
-    OMP_NUM_THREADS counts where a person or DeepSpeed's --bind_cores_to_rank set it; the 1 that torchrun sets by
-    itself does not. A task that srun bound to its own cores (SLURM_CPUS_PER_TASK of them) does not share them.
+    OMP_NUM_THREADS counts if a person or DeepSpeed's --bind_cores_to_rank set it; the 1 that torchrun sets does not.
+    A task that srun bound to SLURM_CPUS_PER_TASK cores does not share them.
     """
     wanted = environ.get("OMP_NUM_THREADS", "")
     set_by_torchrun = wanted == "1" and "TORCHELASTIC_RUN_ID" in environ and local_world_size > 1
@@ -195,7 +178,7 @@ def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, st
 
 
 def _raise_file_limit() -> None:
-    """As many open files as the system allows: gloo keeps a socket to every rank."""
+    """Allow as many open files as the system does: gloo keeps a socket to every rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
@@ -203,21 +186,24 @@ def _raise_file_limit() -> None:
 
 
 class StopSignal:
-    """A request to stop at the next step: SIGTERM (a launcher, Slurm), SIGUSR1 (Slurm ahead of the limit), Ctrl-C.
+    """A request to stop: SIGTERM (a launcher, Slurm), SIGUSR1 (Slurm ahead of the limit) or Ctrl-C.
 
-    Install it before torch is imported: until then SIGUSR1 ends the process. A second Ctrl-C interrupts at once.
+    Training ends at the next micro-batch and saves. A second Ctrl-C ends the process immediately, and so does the first
+    one while the process is still `starting`: there is nothing to save. Install it before torch is imported: until then
+    SIGUSR1 ends the process.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.starting = False
         self.name: str | None = None
-        """Name of the signal that came first, such as SIGTERM; None while none came."""
+        """Name of the signal that came first, such as SIGTERM; None if none came."""
         self._interrupts = 0
         self._before: dict[signal.Signals, object] = {}
 
     @property
     def number(self) -> int:
-        """The signal's number; 0 while none is asked for."""
+        """The signal's number; 0 if none came."""
         return int(signal.Signals[self.name or "SIGTERM"]) if self.requested else 0
 
     def install(self) -> StopSignal:
@@ -227,25 +213,31 @@ class StopSignal:
         return self
 
     def restore(self) -> None:
-        """Put the handlers back that were there before."""
+        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
+        # torchrun passes on a second Ctrl-C as SIGTERM.
+        hurry = number == signal.SIGTERM and self.name == "SIGINT" and "TORCHELASTIC_RUN_ID" in os.environ
+        if number == signal.SIGINT or hurry:
+            interrupted.set()
             self._interrupts += 1
-            if self._interrupts > 1:
+            if self._interrupts > 1 or self.starting:
+                self.name = "SIGINT"
                 raise KeyboardInterrupt
         if self.requested:
             return
         self.requested = True
         self.name = signal.Signals(number).name
         if os.environ.get("RANK", "0") == "0":
-            again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
-            # Not through logging: a handler may interrupt the logger itself. Nobody may be left to read it.
+            again = "; Ctrl-C again ends it immediately" if number == signal.SIGINT else ""
+            # The terminal's cursor may be behind a live table.
+            begin = "\n" if os.isatty(2) else ""
+            # Not through logging: a handler may interrupt the logger itself. The reader may have ended.
             with contextlib.suppress(OSError):
-                os.write(2, f"{self.name}: saving a checkpoint and stopping after this step{again}\n".encode())
+                os.write(2, f"{begin}{self.name}: saving a checkpoint and stopping{again}\n".encode())
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
@@ -267,14 +259,14 @@ def _free_port() -> int:
 
 
 def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str]) -> str | None:
-    """Set GLOO_SOCKET_IFNAME if the host's own name does not lead to an address that the others can reach.
+    """Set GLOO_SOCKET_IFNAME if the host's name does not lead to an address that the others can reach.
 
     Args:
-        hosts: of all ranks, this one among them; names or addresses.
-        environ: changed; what it says already stands.
+        hosts: names or addresses of all ranks' hosts.
+        environ: changed, unless it names an interface already.
 
     Returns:
-        The interface that was set; None where there is no need, or no other host is known by name.
+        The interface that was set; None if there is no need, or no other host is known by name.
     """
     if len(hosts) < 2 or VARIABLE in environ or not _is_loopback(_own_address()):
         return None
@@ -288,7 +280,7 @@ def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has an IPv4 address."""
+    """Return the interface that has an IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:
@@ -301,7 +293,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _own_address() -> str:
-    """What gloo would listen on; empty where the host's name leads nowhere."""
+    """Return the address gloo would listen on; empty if the host's name has none."""
     try:
         return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -309,7 +301,7 @@ def _own_address() -> str:
 
 
 def _address_towards(host: str) -> str:
-    """The address from which this machine would speak to a host; nothing is sent."""
+    """Return the address from which this machine would speak to a host; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
             unused.connect((host, _ANY_PORT))
@@ -320,75 +312,3 @@ def _address_towards(host: str) -> str:
 
 def _is_loopback(address: str) -> bool:
     return not address or address.startswith("127.") or address == "::1"
-
-
-def die_with_launcher(watch_grandparent: bool) -> None:
-    """Tie this process's life to its parent's (Linux).
-
-    SIGKILL, because a rank that waits in a collective for a dead peer handles no other signal, and because what it
-    leaves behind is safe: checkpoints are complete or absent and the run's lock is taken over.
-
-    Args:
-        watch_grandparent: also end when the `deepspeed` command above the parent is gone.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        logger.warning("cannot tie this rank to its launcher: %s", os.strerror(ctypes.get_errno()))
-    elif os.getppid() != parent:
-        # It died before the kernel knew of the wish.
-        os.kill(os.getpid(), signal.SIGKILL)
-    if watch_grandparent:
-        ties = launcher_ties(parent)
-        if ties:
-            threading.Thread(target=_watch, args=(parent, ties), name="launcher-watch", daemon=True).start()
-
-
-def launcher_ties(parent: int) -> list[tuple[int, int]]:
-    """Processes above a per-node launcher, each as (child, parent), that must stay what they are.
-
-    Args:
-        parent: the per-node launcher.
-    """
-    above = parent_of(parent)
-    text = "" if above is None else command_line(above)
-    if above is None or not (_is_sshd(text) or "deepspeed" in text):
-        return []
-    ties = [(parent, above)]
-    # A shell that sshd started stays in between where it does not replace itself. A command that was started over ssh
-    # by hand is not tied to the connection: it may be meant to outlive it.
-    further = parent_of(above) if NODE_LAUNCHER in text else None
-    if further is not None and _is_sshd(command_line(further)):
-        ties.append((above, further))
-    return ties
-
-
-def _is_sshd(text: str) -> bool:
-    """Whether a command line is that of a connection (`sshd: root@notty`, since OpenSSH 9.8 `sshd-session: ...`)."""
-    return text.startswith(("sshd: ", "sshd-session: "))
-
-
-def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
-    while all(parent_of(child) == above for child, above in ties):
-        time.sleep(WATCH_INTERVAL_S)
-    if os.getppid() == parent:
-        logger.error("the deepspeed command, or the connection to it, is gone; its ranks stop")
-        os.kill(parent, signal.SIGTERM)
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent of a process of this machine; None when it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def command_line(pid: int) -> str:
-    """A process's words with spaces between; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

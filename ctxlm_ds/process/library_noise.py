@@ -1,4 +1,4 @@
-"""Silence for the libraries' known noise, each message by its exact text; everything else stays visible."""
+"""Silences known noise of the libraries, each message by its exact text; everything else stays visible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-# DeepSpeed calls the old names; it is not ours to change.
+# DeepSpeed calls the old names.
 KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch\.distributed\.all_gather_into_tensor` is deprecated", FutureWarning),
     (r"`torch\.distributed\.reduce_scatter_tensor` is deprecated", FutureWarning),
-    # DeepSpeed's pipeline sends activations by broadcasts in groups of two; their gradients come back by its own.
+    # DeepSpeed's pipeline broadcasts activations in groups of two and returns their gradients itself.
     (r"c10d::broadcast_: an autograd kernel was not registered", UserWarning),
 )
 KNOWN_LOG_LINES = ("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",)
@@ -41,9 +41,9 @@ class _KnownLines(logging.Filter):
 def quiet_libraries() -> None:
     """Silence known noise of torch, DeepSpeed and tokenizers; call it before they are imported.
 
-    Settings that a person made in the environment stay.
+    Settings in the environment stay.
     """
-    # c10d's complaint that a peer's host name has no reverse lookup.
+    # c10d complains about a peer's host name without reverse lookup.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Loader workers fork after a tokenizer was used.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -56,7 +56,7 @@ def quiet_libraries() -> None:
 
 
 class _DropLines:
-    """A stream that passes on everything but lines with a known beginning."""
+    """A stream without the lines that have a known beginning."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

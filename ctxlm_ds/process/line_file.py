@@ -1,4 +1,4 @@
-"""A file of lines on a disk that may fill up or go away for a while: no line is torn, and none is lost meanwhile."""
+"""A file of lines on a disk that may be full or unavailable for a while: no line is torn or lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ logger = logging.getLogger("ctxlm_ds")
 
 
 class LineFile:
-    """Appends lines; each reaches the file whole and at once, or as soon as the disk takes it.
-
-    Args:
-        path: the file, in a folder that exists.
-    """
+    """Appends complete lines, immediately or as soon as the disk accepts them; the folder must exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +38,7 @@ class LineFile:
         self._waiting = [(own, line) for own, line in self._waiting if own <= step]
 
     def close(self) -> None:
-        """Say what is lost, where the disk did not come back."""
+        """Warn of lines that could not be written."""
         if self._waiting:
             logger.warning("%s lacks its last %d lines: it could not be written", self.path, len(self._waiting))
 
@@ -51,7 +47,7 @@ class LineFile:
         try:
             before_bytes = os.fstat(handle).st_size
             if os.write(handle, data) < len(data):
-                # A disk that fills up takes what still fits.
+                # A disk that becomes full accepts a part.
                 os.ftruncate(handle, before_bytes)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:

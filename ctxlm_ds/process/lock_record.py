@@ -1,6 +1,6 @@
-"""Who holds a run directory: a process, its machine, its place among the starts of a Slurm job.
+"""The holder of a run directory: a process, its machine, its place among the starts of a Slurm job.
 
-Out: LockRecord, as RUN/lock.json holds it, and that of the calling process. Not here: taking the lock (run_lock.py).
+Out: LockRecord, the content of RUN/lock.json. Not here: taking the lock (run_lock.py).
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHAIN_VARIABLE = "CTXLM_CHAIN"
-"""Id of the first job in a line of successors, where there is such a line."""
+"""Id of the first job in a line of successors."""
 
 
 @dataclass(frozen=True)
 class LockRecord:
-    """Who holds a run directory."""
+    """The holder of a run directory."""
 
     token: str
     host: str
     pid: int
     process_start_ticks: int
-    """Start time of the process since boot, which tells a reused pid from the holder."""
+    """Start time of the process since boot, which distinguishes a reused pid."""
     boot_id: str
     pid_namespace: str
-    """The pid means something only within one kernel's boot and one pid namespace (a container has its own)."""
+    """A pid is valid within one boot and one pid namespace (a container has its own)."""
     job_id: str | None
     acquired_unix_s: float
     chain: str | None = None
-    """Id of the first job of those that succeed one another; the job's own where it succeeds none."""
+    """Id of the first job in a line of successors; the job's own id if it succeeds none."""
     restart_count: int = 0
     """How often Slurm had put the job back into the queue."""
 
@@ -40,12 +40,12 @@ class LockRecord:
         return f"process {self.pid} on {self.host}{job}"
 
     def same_machine(self, other: LockRecord) -> bool:
-        """Whether both processes see the same process table."""
+        """Return whether both processes see the same process table."""
         mine, theirs = (self.host, self.boot_id, self.pid_namespace), (other.host, other.boot_id, other.pid_namespace)
         return mine == theirs and "" not in mine
 
     def is_succeeded_by(self, other: LockRecord) -> bool:
-        """Whether Slurm has ended this start of a job (as far as it could) before it started the other."""
+        """Return whether Slurm ended this start of a job (as far as it could) before it started the other."""
         if self.chain is None or self.chain != other.chain:
             return False
         return self._place_in_chain() < other._place_in_chain()
@@ -56,7 +56,7 @@ class LockRecord:
 
 
 def this_process() -> LockRecord:
-    """A record of the calling process, with a new token."""
+    """Return a record of the calling process, with a new token."""
     return LockRecord(
         token=uuid.uuid4().hex,
         host=socket.gethostname(),
@@ -72,7 +72,7 @@ def this_process() -> LockRecord:
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Clock ticks since boot at which a process of this machine started; None when it is gone or a zombie."""
+    """Return the clock ticks since boot at which a process started; None if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
             # The command name may hold spaces and brackets; the fields after its last bracket do not.

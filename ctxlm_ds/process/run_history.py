@@ -1,8 +1,9 @@
-"""What befell a run: RUN/history.jsonl, one event a line, and RUN/attempts, a folder for each start's evidence.
+"""The events of a run: RUN/history.jsonl, one per line, and RUN/attempts, a folder for each start's evidence.
 
 Written by rank 0 while it holds the run's lock, and by the job that starts and restarts it; read by the job (is there
 progress?), by tools/run_status.py and by people. Needs no torch. A torn last line (a killed writer) is passed over.
-attempts/ATTEMPT/rank-00003.json says how one rank ended.
+attempts/ATTEMPT/rank-00003.json says how one rank ended. `python -m ctxlm_ds.process.run_history RUN_DIR` ends with
+status 0 if the run has been trained to its end, else with 1.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.untrusted_json import open_regular
 
 HISTORY_NAME = "history.jsonl"
+MOST_BYTES = 1 << 28
 ATTEMPTS_DIR = "attempts"
 ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
-"""Names this start's folder below RUN/attempts, alike on every rank; the Slurm job sets it."""
+"""Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
 DEFAULT_ATTEMPT = "by-hand"
 
 START = "start"
-"""Rank 0 begins or goes on: step, world_size, job_id."""
+"""Rank 0 begins or resumes: step, world_size, job_id."""
 END = "end"
 """Rank 0 ended in order: step, reason, completed, failed."""
 SKIP = "skip"
-"""A batch was not learnt from: step, why, loss, grad_norm, rows."""
+"""A batch was skipped: step, why, loss, grad_norm, rows."""
 ROLLBACK = "rollback"
 """The run went back from a bad batch: step, to_step, why, loss, grad_norm, rows, passed_over."""
 ANOMALY = "anomaly"
@@ -46,7 +50,7 @@ GIVE_UP = "give_up"
 
 
 def append_event(run_dir: Path, event: str, **values: Any) -> bool:
-    """Add one line; it reaches the file whole. A disk that is full or gone loses the line (False), never the run."""
+    """Append one complete line; return False if the disk is full or missing, which does not end the run."""
     line = json.dumps({"time_unix_s": round(time.time(), 6), "event": event, **values}) + "\n"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -61,22 +65,29 @@ def append_event(run_dir: Path, event: str, **values: Any) -> bool:
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """Events, oldest first; empty where there are none. Lines that are no events are passed over."""
+    """Read the events, oldest first; lines that are no events are passed over."""
     try:
-        text = (run_dir / HISTORY_NAME).read_text(encoding="utf-8", errors="replace")
+        with open_regular(run_dir / HISTORY_NAME) as handle:
+            text = handle.read(MOST_BYTES).decode(errors="replace")
     except OSError:
         return []
     return [event for event in map(_parse, text.splitlines()) if event is not None]
 
 
+def is_completed(run_dir: Path) -> bool:
+    """Return whether the run's last start ended with the last step done."""
+    ends = [event for event in read_history(run_dir) if event["event"] in (START, END)]
+    return bool(ends) and ends[-1]["event"] == END and bool(ends[-1].get("completed"))
+
+
 def attempt_folder(run_dir: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """Where this start keeps its evidence (failures, stacks); not made here."""
+    """Return the folder of this start's evidence (failures, stacks), which is not made here."""
     environ = os.environ if environ is None else environ
     return run_dir / ATTEMPTS_DIR / (environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT)
 
 
 def _line_end(handle: int) -> str:
-    """A line end where the last line lacks one."""
+    """Return a line end if the last line lacks one."""
     size = os.fstat(handle).st_size
     return "" if size == 0 or os.pread(handle, 1, size - 1) == b"\n" else "\n"
 
@@ -84,10 +95,10 @@ def _line_end(handle: int) -> str:
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    whole = isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event
-    return event if whole else None
+    is_event = isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event
+    return event if is_event else None
 
 
 RECORD_GLOB = "rank-*.json"
@@ -97,7 +108,7 @@ _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] ")
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """How one rank ended."""
+    """The end of one rank."""
 
     time_unix_s: float
     rank: int
@@ -107,44 +118,44 @@ class FailureRecord:
     """The exception's type."""
     message: str
     traceback: str | None = None
-    """None for a user's mistake, which has none worth reading."""
+    """None for a user's mistake."""
     consequence: bool = False
-    """Another rank's end brought this one down: look there for the reason."""
+    """True if another rank's end is the reason for this one."""
 
 
 def shortened(text: str, most_characters: int) -> str:
-    """An error's message as one line, without the place in C++ sources that torch's begin with."""
+    """Shorten an error's message to one line, without the C++ source line that torch's begin with."""
     line = _SOURCE_PLACE.sub("", " ".join(text.split()))
     return line if len(line) <= most_characters else line[: most_characters - 1] + "…"
 
 
 def record_name(rank: int) -> str:
-    """`3` -> `rank-00003.json`."""
+    """Return `rank-00003.json` for 3."""
     return f"rank-{rank:05d}.json"
 
 
 def read_failures(folder: Path) -> list[FailureRecord]:
-    """The records of one attempt, the likely reason first: causes before consequences, each by time.
+    """Read the records of one attempt, the likely reason first: causes before consequences, each by time.
 
-    Damaged records are passed over; a folder that is not there has none.
+    Damaged records are passed over.
     """
     records = [record for path in sorted(folder.glob(RECORD_GLOB)) if (record := read_record(path)) is not None]
     return sorted(records, key=lambda record: (record.consequence, record.time_unix_s))
 
 
 def read_record(path: Path) -> FailureRecord | None:
-    """One record; None where it is missing or damaged."""
+    """Read one record; None if it is missing or damaged."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_object(path) or {}
         known = {field.name for field in fields(FailureRecord)}
         record = FailureRecord(**{name: value for name, value in values.items() if name in known})
         return record if float(record.time_unix_s) >= 0 else None
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError):
         return None
 
 
 def write_record(folder: Path, record: FailureRecord) -> bool:
-    """Write it; False where the disk is full or gone."""
+    """Write a record; return False if the disk is full or missing."""
     try:
         write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
     except OSError:
@@ -153,8 +164,20 @@ def write_record(folder: Path, record: FailureRecord) -> bool:
 
 
 def clear_evidence(folder: Path, before_unix_s: float) -> None:
-    """Remove what an earlier start left in the same folder, which only starts by hand share."""
+    """Remove the evidence of earlier starts from a folder, which only starts by hand share."""
     for path in [*folder.glob(RECORD_GLOB), *folder.glob("*stacks*.txt")]:
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < before_unix_s:
                 path.unlink()
+
+
+def main() -> None:
+    """Entry point for scripts with several phases."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m ctxlm_ds.process.run_history RUN_DIR\n")
+        sys.exit(2)
+    sys.exit(0 if is_completed(Path(sys.argv[1])) else 1)
+
+
+if __name__ == "__main__":
+    main()

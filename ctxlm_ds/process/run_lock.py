@@ -1,18 +1,18 @@
-"""One live job a run directory: a lock that outlives crashes, requeues and shared storage.
+"""The lock of a run directory, or of another folder that one process fills: one live job each.
 
-Also of any other folder that one process fills (an unfinished dataset). RUN/lock.json says who holds it (host,
-process, job); its modification time is the heartbeat. It is created by a hard link, which is atomic on every file
-system, NFS included. A dead holder is replaced: on the same host as soon as its process is gone, on another host when
-its heartbeat stands still. A job that Slurm has started again, or its successor, replaces its own earlier start even
-where that lives on, on a node that Slurm has given up: cut off the network it hangs, and its heartbeat goes on. Of
-several contenders exactly one wins, because the takeover of one lock is itself claimed by a hard link named after that
-lock's token. Where record locks work (local disks, NFS) RUN/.lock is locked too: the kernel frees it with the process,
-and forked loader workers do not inherit it. Only rank 0 locks a run; the caller tells the other ranks.
+RUN/lock.json names the holder (host, process, job); its modification time is the heartbeat. It is created by a hard
+link, which is atomic on every file system, NFS included. A dead holder is replaced: on the same host as soon as its
+process has ended, on another host when its heartbeat stops. A job that Slurm has started again, or its successor,
+replaces its earlier start even if that still runs on a node that Slurm has lost: cut off the network its heartbeat may
+continue. Exactly one of several contenders wins, because the takeover of a lock is itself claimed by a hard link named
+after that lock's token. If record locks work (local disks, NFS) RUN/.lock is locked too: the kernel frees it with the
+process, and forked loader workers do not inherit it. Only rank 0 locks a run.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import fcntl
 import json
@@ -27,9 +27,11 @@ from types import TracebackType
 
 from ctxlm_ds.errors import RunLockedError
 from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
+from ctxlm_ds.untrusted_json import open_regular
 
 logger = logging.getLogger("ctxlm_ds")
 
+MOST_BYTES = 1 << 16
 LOCK_NAME = "lock.json"
 GUARD_NAME = ".lock"
 HEARTBEAT_S = 10.0
@@ -44,7 +46,7 @@ class _Observed:
     """A lock file as one look found it."""
 
     record: LockRecord | None
-    """None where the file is not a lock record."""
+    """None if the file is not a lock record."""
     heartbeat_ns: int
     inode: int
 
@@ -54,9 +56,9 @@ class RunLock:
 
     Args:
         run_dir: made if missing.
-        stale_after_s: how long another host's heartbeat must stand still before its lock is taken over.
+        stale_after_s: age at which another host's heartbeat counts as stopped.
         heartbeat_s: time between heartbeats.
-        remedy: what a refusal advises besides waiting and stopping the holder.
+        remedy: advice of a refusal, in addition to waiting and stopping the holder.
         on_loss: called from the heartbeat's thread when another process has taken the lock over.
     """
 
@@ -83,11 +85,7 @@ class RunLock:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def acquire(self, wait_s: float = 0.0) -> RunLock:
-        """Take the lock, waiting for a live holder at most `wait_s`.
-
-        Raises:
-            RunLockedError: somebody else holds it; the message says who, and what to do.
-        """
+        """Take the lock, waiting at most `wait_s` for a live holder. Raises RunLockedError if it is still held then."""
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._record = this_process()
         self._lost = False
@@ -113,15 +111,11 @@ class RunLock:
 
     @property
     def token(self) -> str:
-        """What RUN/lock.json holds of this lock and of no other."""
+        """The identifier of this lock in RUN/lock.json."""
         return self._record.token
 
     def check(self) -> None:
-        """Make sure that the lock is still this process's own.
-
-        Raises:
-            RunLockedError: another job took it over (this process had been suspended), or it was released.
-        """
+        """Raise RunLockedError if another job took the lock over (this process was suspended), or it was released."""
         if self.held:
             self._confirm()
         if not self.held:
@@ -131,7 +125,7 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Give the lock back; safe to call twice and in a forked child (where it does nothing)."""
+        """Give the lock back; safe to call twice, and without effect in a forked child."""
         if self._handle < 0 or self._record.pid != os.getpid():
             return
         self._stop.set()
@@ -151,8 +145,6 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-    # Taking
 
     def _try_acquire(self) -> bool:
         if not self._take_guard() and not self._abandoned_elsewhere():
@@ -177,8 +169,8 @@ class RunLock:
     def _take_over(self, dead: _Observed) -> bool:
         """Replace a dead holder's lock, unless a contender is faster.
 
-        The right to replace the lock with token T belongs to whoever links the claim file of T. A claimer may die in
-        its turn: then the claim on its own token decides, and so on.
+        The process that links the claim file of token T may replace the lock with token T. If it dies as well, the
+        claim on its token decides, and so on.
         """
         assert dead.record is not None
         claims: list[Path] = []
@@ -196,18 +188,18 @@ class RunLock:
             claims[-1].unlink(missing_ok=True)
             return False
         lives = not self._is_gone(dead)
-        state = "which Slurm has given up" if lives else "which is gone"
+        state = "which Slurm has given up" if lives else "which has ended"
         logger.warning("taking over %s from %s, %s", self.run_dir, dead.record.describe(), state)
         os.replace(claims[-1], self._path)
         for claim in claims:
             claim.unlink(missing_ok=True)
         if lives and self._guard < 0:
-            # It may be writing still; its next heartbeat tells it.
+            # It may still write, until its next heartbeat.
             time.sleep(1.5 * self._heartbeat_s)
         return True
 
     def _link_own(self, target: Path) -> bool:
-        """Create `target` with this process's record, complete from its first moment; False where it exists."""
+        """Create `target` atomically with this process's record; return False if it exists."""
         aside = self._path.with_name(f"{LOCK_NAME}.new-{self._record.token}")
         handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -216,7 +208,7 @@ class RunLock:
             try:
                 os.link(aside, target)
             except FileExistsError:
-                # NFS may report failure for a link that was made; the count of links tells.
+                # NFS may report failure for a link that was made; the count of links shows it.
                 if os.fstat(handle).st_nlink != 2:
                     os.close(handle)
                     return False
@@ -232,7 +224,7 @@ class RunLock:
             self._handle = -1
 
     def _take_guard(self) -> bool:
-        """The record lock on RUN/.lock; True also where the file system has no such locks."""
+        """Take the record lock on RUN/.lock; return True also if the file system has no such locks."""
         self._guard = os.open(self.run_dir / GUARD_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,13 +238,11 @@ class RunLock:
             os.close(self._guard)
             self._guard = -1
 
-    # Judging
-
     def _is_dead(self, holder: _Observed) -> bool:
         return self._is_gone(holder) or self._is_given_up(holder)
 
     def _is_given_up(self, holder: _Observed) -> bool:
-        """Slurm started this process because that one's node is lost. On the same machine the process table knows."""
+        """Return whether Slurm started this process because the holder's node is lost."""
         record = holder.record
         return record is not None and not record.same_machine(self._record) and record.is_succeeded_by(self._record)
 
@@ -268,26 +258,26 @@ class RunLock:
         )
 
     def _patience_s(self, holder: _Observed | None) -> float:
-        """How long to look on even where no wait is allowed."""
+        """Return how long to watch the holder even if no wait is allowed."""
         if holder is None:
             return HANDOVER_S
         if holder.record is None:
             return 0.0
         if holder.record.same_machine(self._record):
-            # Its last thread may still be dying with the record lock, or another contender is faster.
+            # Its last thread may still hold the record lock, or another contender is faster.
             return HANDOVER_S if self._is_dead(holder) else 0.0
         # Clocks may differ: an old heartbeat is watched for a while.
         return 2 * self._heartbeat_s if self._age_s(holder) > self._stale_after_s else 0.0
 
     def _abandoned_elsewhere(self) -> bool:
-        """Whether the record lock can only be what a crashed host left on a file server."""
+        """Return whether the record lock can only be a crashed host's on a file server."""
         holder = self._look(self._path)
         if holder is None or holder.record is None or holder.record.same_machine(self._record):
             return False
         return self._is_dead(holder)
 
     def _unchanged_for(self, token: str, heartbeat_ns: int) -> float:
-        """How long this process has seen the same heartbeat, by its own monotonic clock."""
+        """Return how long this process has seen the same heartbeat, by its monotonic clock."""
         now_s = time.monotonic()
         if token not in self._seen or self._seen[token][0] != heartbeat_ns:
             self._seen[token] = (heartbeat_ns, now_s)
@@ -300,16 +290,14 @@ class RunLock:
     @staticmethod
     def _look(path: Path) -> _Observed | None:
         try:
-            with open(path, "rb") as handle:
+            with open_regular(path) as handle:
                 status = os.fstat(handle.fileno())
-                text = handle.read()
+                text = handle.read(MOST_BYTES)
         except FileNotFoundError:
             return None
-        record: LockRecord | None
-        try:
+        record: LockRecord | None = None
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             record = LockRecord(**json.loads(text))
-        except (ValueError, TypeError):
-            record = None
         return _Observed(record, status.st_mtime_ns, status.st_ino)
 
     def _refusal(self, holder: _Observed | None, wait_s: float) -> str:
@@ -328,8 +316,6 @@ class RunLock:
             f"ago{waited}. Wait until it ends, stop it ({stop}), or {self._remedy}"
         )
 
-    # Holding
-
     def _start_heartbeat(self) -> None:
         self._stop.clear()
         self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
@@ -339,19 +325,19 @@ class RunLock:
         failing = False
         while not self._lost and not self._stop.wait(self._heartbeat_s):
             try:
-                # The own file, not the path: after a takeover it is nobody's lock any more.
+                # The open file, not the path, which is another process's lock after a takeover.
                 os.utime(self._handle)
                 self._confirm()
                 failing = False
             except OSError as error:
                 if not failing:
-                    logger.warning("heartbeat of %s fails until this is mended: %s", self._path, error)
+                    logger.warning("heartbeat of %s fails until this is fixed: %s", self._path, error)
                 failing = True
         if self._lost and self._on_loss is not None:
             self._on_loss()
 
     def _confirm(self) -> None:
-        """Notice a takeover; put the file back where somebody merely removed it."""
+        """Notice a takeover; restore the file if it was merely removed."""
         if self._still_ours() or (self._look(self._path) is None and self._link_own(self._path)):
             return
         self._lost = True

@@ -1,4 +1,4 @@
-"""What srun tells a task: its place among the tasks, its peers' hosts, a port for them to meet. No scontrol needed.
+"""A task's place in a job step from srun's variables: rank, peers' hosts, and a port to meet, without scontrol.
 
 Also numbers as Slurm and people write them: `0-2,5` for 0, 1, 2, 5.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from ctxlm_ds.errors import ConfigError
 
@@ -18,7 +19,8 @@ NUM_PORTS = 15000
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 SPECIAL_STEP_NAMES = ("batch", "interactive", "extern")
 
-_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_HOSTS = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\])+")
+_PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -35,32 +37,25 @@ class SlurmTask:
 
 
 def is_srun_task(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process as a rank.
+    """Return whether srun started this process as a rank.
 
-    A shell inside salloc or sbatch has most of the same variables; so has a shell on a terminal that srun gave it.
+    A shell inside salloc or sbatch, or on a terminal of srun, has most of the same variables.
     """
     if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_PTY_PORT" in environ:
         return False
-    if environ.get("SLURM_STEP_NAME") in SPECIAL_STEP_NAMES:
-        return False
     step = environ["SLURM_STEP_ID"]
-    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
+    special = environ.get("SLURM_STEP_NAME") in SPECIAL_STEP_NAMES
+    return not special and step.isdigit() and int(step) < FIRST_SPECIAL_STEP
 
 
 def read_task(environ: Mapping[str, str]) -> SlurmTask:
-    """The task that srun's variables describe.
-
-    Raises:
-        ConfigError: a variable is missing or makes no sense.
-    """
+    """Read the task from srun's variables. Raises ConfigError if one is missing or wrong."""
     rank = _number(environ, "SLURM_PROCID")
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     world_size = _number(environ, tasks)
     if not rank < world_size:
         raise ConfigError(f"SLURM_PROCID is {rank} but {tasks} is {world_size}; start the ranks with a plain srun")
-    hosts: tuple[str, ...] = ("127.0.0.1",)
-    if world_size > 1:
-        hosts = tuple(expand_hostlist(_nodelist(environ)))
+    hosts = tuple(expand_hostlist(_nodelist(environ))) if world_size > 1 else ("127.0.0.1",)
     return SlurmTask(
         rank=rank,
         world_size=world_size,
@@ -72,7 +67,7 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
 
 
 def port_of_step(environ: Mapping[str, str]) -> int:
-    """A port that every task of a step computes alike, and that neighbouring jobs, steps and restarts do not share."""
+    """Compute a port, the same for every task of a step, that neighbouring jobs, steps and restarts do not share."""
     job = _number(environ, "SLURM_JOB_ID")
     step = int(environ.get("SLURM_STEP_ID", "0"))
     restart = int(environ.get("SLURM_RESTART_COUNT") or "0")
@@ -80,47 +75,29 @@ def port_of_step(environ: Mapping[str, str]) -> int:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """`node[01-03,7],login` -> node01, node02, node03, node7, login; several brackets a name are allowed.
+    """Expand `node[01-03,7],login` to node01, node02, node03, node7, login; a name may have several brackets.
 
     Raises:
-        ConfigError: unbalanced brackets or a range that is none.
+        ConfigError: the list is empty, has unbalanced brackets or a wrong range.
     """
+    if "[" in _HOSTS.sub("", text) or "]" in _HOSTS.sub("", text):
+        raise ConfigError(f"SLURM's node list {text!r} has unbalanced brackets")
     hosts: list[str] = []
-    for name in _split_outside_brackets(text):
-        hosts += _expand_name(name, text)
+    try:
+        for name in _HOSTS.findall(text):
+            parts = [
+                expand_numbers(numbers) if not fixed else [fixed] for numbers, fixed in _PARTS.findall(name.strip())
+            ]
+            hosts += ["".join(pieces) for pieces in product(*parts) if pieces]
+    except ValueError as error:
+        raise ConfigError(f"SLURM's node list {text!r}: {error}") from None
     if not hosts:
         raise ConfigError(f"SLURM's node list is empty ({text!r})")
     return hosts
 
 
-def _split_outside_brackets(text: str) -> list[str]:
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if not 0 <= depth <= 1:
-            raise ConfigError(f"SLURM's node list {text!r} has unbalanced brackets")
-        if character == "," and depth == 0:
-            parts.append(text[start:position])
-            start = position + 1
-    if depth:
-        raise ConfigError(f"SLURM's node list {text!r} has unbalanced brackets")
-    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
-
-
-def _expand_name(name: str, text: str) -> list[str]:
-    match = _BRACKETS.search(name)
-    if match is None:
-        return [name]
-    prefix, rest = name[: match.start()], name[match.end() :]
-    tails = _expand_name(rest, text)
-    try:
-        return [prefix + number + tail for number in expand_numbers(match[1]) for tail in tails]
-    except ValueError as error:
-        raise ConfigError(f"SLURM's node list {text!r}: {error}") from None
-
-
 def expand_tasks(text: str) -> list[int]:
-    """Tasks a node: `2(x3),1` -> 2, 2, 2, 1."""
+    """Expand the tasks per node, `2(x3),1`, to 2, 2, 2, 1."""
     counts: list[int] = []
     for item in text.split(","):
         match = _TASKS.fullmatch(item.strip())
@@ -142,7 +119,7 @@ def _local_tasks(environ: Mapping[str, str], world_size: int, num_hosts: int) ->
         if environ.get(name):
             counts = expand_tasks(environ[name])
             node = int(environ.get("SLURM_NODEID") or "0")
-            # The job's list, used where the step's is missing, may describe other nodes.
+            # The job's list, used if the step's is missing, may describe other nodes.
             if sum(counts) == world_size and node < len(counts):
                 return counts[node]
     return -(-world_size // num_hosts)
@@ -157,11 +134,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def expand_numbers(text: str) -> list[str]:
-    """Expand `08-10,3` to 08, 09, 10, 3; leading zeros stay.
-
-    Raises:
-        ValueError: an item is not a number or a range, or a range runs backwards; names the item.
-    """
+    """Expand `08-10,3` to 08, 09, 10, 3; leading zeros stay. Raises ValueError for an item that is no range."""
     numbers: list[str] = []
     for item in text.split(","):
         first, dash, last = item.strip().partition("-")

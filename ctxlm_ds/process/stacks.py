@@ -1,7 +1,6 @@
-"""Where ranks that do not get on stand: each one's stacks as a file, and one file of all that begins with the odd ones.
+"""Stack traces of hung ranks: one file per rank, and one joined report that begins with the likely culprits.
 
-In: what faulthandler wrote. Out: RUN/attempts/ATTEMPT/stacks-00003.txt and stacks.txt. Needs no torch.
-Not here: when a rank is taken to hang (watchdog.py, guard.py).
+In: text that faulthandler wrote. Out: RUN/attempts/ATTEMPT/stacks-00003.txt and stacks.txt. Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ INNERMOST_FRAMES = 12
 
 _THREAD_LINE = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*\(most recent call first\):", re.MULTILINE)
 _NAMED_LINE = re.compile(rf"^Thread {MAIN_THREAD} .*:\n((?:  .*\n?)*)", re.MULTILINE)
+NO_ANSWER = "none of its threads answers"
+"""In the first line of a text that a rank's guard wrote, because the rank itself cannot run."""
 _FILE_NAME = re.compile(r"stacks-(\d+)\.txt")
 
 
@@ -32,7 +33,7 @@ def stacks_name(rank: int) -> str:
 
 
 def open_scratch() -> int:
-    """A file in memory for what faulthandler writes: it must be open before anything goes wrong."""
+    """Open a file in memory for faulthandler, which needs it open before anything goes wrong."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("stacks")
     with tempfile.TemporaryFile() as handle:
@@ -40,12 +41,12 @@ def open_scratch() -> int:
 
 
 def read_scratch(handle: int, begin: int = 0) -> str:
-    """Its text from byte `begin` on."""
+    """Return its text from byte `begin` on."""
     return os.pread(handle, max(0, os.fstat(handle).st_size - begin), begin).decode(errors="replace")
 
 
 def name_threads(text: str, names: Mapping[int, str]) -> str:
-    """faulthandler's text with each thread's name where `names` knows its identifier."""
+    """Write the names of threads, by identifier, into faulthandler's text."""
 
     def named(match: re.Match[str]) -> str:
         ident = int(match[1], 16)
@@ -55,13 +56,13 @@ def name_threads(text: str, names: Mapping[int, str]) -> str:
 
 
 def main_frames(text: str) -> tuple[str, ...]:
-    """The main thread's frames, innermost first; empty where the rank could not tell."""
+    """Return the main thread's frames, innermost first; empty if the rank could not write them."""
     match = _NAMED_LINE.search(text)
     return tuple(line.strip() for line in match[1].splitlines()) if match else ()
 
 
 def read_stacks(folder: Path) -> dict[int, str]:
-    """The text of every rank that left its stacks, by rank."""
+    """Read the text of every rank that left its stacks, by rank."""
     found = {}
     for path in folder.glob(STACKS_GLOB):
         match = _FILE_NAME.fullmatch(path.name)
@@ -73,56 +74,50 @@ def read_stacks(folder: Path) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-def join_stacks(texts: Mapping[int, str], world_size: int) -> str:
-    """One text over all ranks: those that stand elsewhere than the others first, as they are the likely culprits.
+def answering_ranks(texts: Mapping[int, str]) -> list[int]:
+    """Return the ranks that wrote their stacks themselves; the others' guards did."""
+    return [rank for rank, text in texts.items() if NO_ANSWER not in text.partition("\n")[0]]
 
-    Args:
-        texts: each rank's own text (a line of facts, then its threads).
-        world_size: ranks of the run; those without a text are named before all.
-    """
+
+def join_stacks(texts: Mapping[int, str], world_size: int) -> str:
+    """Join the texts of all ranks into one: ranks without a text first, then the groups that are likely culprits."""
     silent = [rank for rank in range(world_size) if rank not in texts]
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, text in texts.items():
-        groups.setdefault(main_frames(text), []).append(rank)
-    ordered = sorted(groups.items(), key=lambda group: (_suspicion(group[0]), len(group[1])))
+    groups = _groups(texts)
     parts = [_silent_part(silent)] if silent else []
-    parts += [_group_part(frames, ranks, texts) for frames, ranks in ordered]
-    shown = [ranks[0] for _, ranks in ordered]
-    parts += [f"--- every thread of rank {rank}\n{texts[rank].rstrip()}\n" for rank in shown]
+    parts += [_group_part(frames, ranks, texts) for frames, ranks in groups]
+    parts += [f"--- every thread of rank {ranks[0]}\n{texts[ranks[0]].rstrip()}\n" for _, ranks in groups]
     return "\n".join(parts)
 
 
-def write_joined(folder: Path, world_size: int) -> Path:
-    """Join what the ranks left into one file.
+def _groups(texts: Mapping[int, str]) -> list[tuple[tuple[str, ...], list[int]]]:
+    """Group the ranks by their main thread's frames, likely culprits first."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, text in texts.items():
+        groups.setdefault(main_frames(text), []).append(rank)
+    return sorted(groups.items(), key=lambda group: (_suspicion(group[0]), len(group[1])))
 
-    Raises:
-        OSError: the disk is full or gone.
-    """
+
+def write_joined(folder: Path, world_size: int) -> Path:
+    """Join what the ranks left into one file. Raises OSError if the disk is full or missing."""
     path = folder / ALL_STACKS_NAME
     write_text(path, join_stacks(read_stacks(folder), world_size))
     return path
 
 
 def likely_culprits(texts: Mapping[int, str], world_size: int) -> list[int]:
-    """The ranks that the joined text begins with; empty where all stand at one place."""
+    """Return the ranks that the joined text begins with; empty if all are in the same place."""
     silent = [rank for rank in range(world_size) if rank not in texts]
-    if silent:
-        return silent
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, text in texts.items():
-        groups.setdefault(main_frames(text), []).append(rank)
-    if len(groups) == 1:
-        return []
-    return min(groups.items(), key=lambda group: (_suspicion(group[0]), len(group[1])))[1]
+    groups = _groups(texts)
+    return silent or (groups[0][1] if len(groups) > 1 else [])
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` -> `ranks 0-2, 5`; `[3]` -> `rank 3`."""
+    """Describe `[0, 1, 2, 5]` as `ranks 0-2, 5` and `[3]` as `rank 3`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {join_numbers(ranks, ', ')}"
 
 
 def _suspicion(frames: tuple[str, ...]) -> int:
-    """0 for a rank that could not answer, 1 for one outside collectives, 2 for one that waits for the others."""
+    """Return 0 for a rank that could not answer, 1 for one outside collectives, 2 for one that waits for the others."""
     if not frames:
         return 0
     return 2 if any(name in frame for frame in frames[:INNERMOST_FRAMES] for name in COLLECTIVE_FOLDERS) else 1
@@ -130,16 +125,16 @@ def _suspicion(frames: tuple[str, ...]) -> int:
 
 def _silent_part(ranks: list[int]) -> str:
     return (
-        f"=== {describe_ranks(ranks)} left no stacks: killed, on a node that is gone or cut off, or without the "
+        f"=== {describe_ranks(ranks)} left no stacks: killed, on a lost or disconnected node, or without the "
         "run directory\n"
     )
 
 
 def _group_part(frames: tuple[str, ...], ranks: list[int], texts: Mapping[int, str]) -> str:
-    stand = "stands" if len(ranks) == 1 else "stand"
+    are = "is" if len(ranks) == 1 else "are"
     facts = "\n".join(texts[rank].partition("\n")[0] for rank in ranks[:16])
     if not frames:
-        return f"=== {describe_ranks(ranks)} could not tell where\n{facts}\n"
+        return f"=== {describe_ranks(ranks)} could not write a stack of Python\n{facts}\n"
     waiting = " (waiting for other ranks)" if _suspicion(frames) == 2 else ""
     lines = "\n".join(f"  {frame}" for frame in frames)
-    return f"=== {describe_ranks(ranks)} {stand} here{waiting}, most recent call first:\n{lines}\n{facts}\n"
+    return f"=== {describe_ranks(ranks)} {are} here{waiting}, most recent call first:\n{lines}\n{facts}\n"

@@ -1,9 +1,8 @@
-"""Ends a run that does not get on: every rank leaves its threads' stacks, one file joins them, the exit status is 4.
+"""Ends a run that makes no progress: every rank leaves its threads' stacks, one file joins them, the exit status is 4.
 
 In: limits by phase, and the trainer's events (training/watchdog_hook.py). Out: RUN/attempts/ATTEMPT/stacks.txt. It
-covers a start from before torch is imported. The limits belong to what the ranks do together, so all of them stand
-still when one does, and each finds out by itself: nothing is sent.
-Not here: a rank none of whose threads can run (guard.py).
+covers a start from before torch is imported. The limits are for what the ranks do together: when one hangs all of them
+wait, and each finds out by itself without a message. Not here: a rank none of whose threads can run (guard.py).
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from typing import Any, Generic, TypeVar
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.guard import DUMP_SIGNAL, FATAL, GuardFacts, GuardProcess
+from ctxlm_ds.process.guard import DUMP_SIGNAL, FATAL, GuardFacts, GuardProcess, mark_children
 from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.launcher import local_deepspeed_command
 from ctxlm_ds.process.run_history import FailureRecord, attempt_folder, clear_evidence, write_record
 from ctxlm_ds.process.stacks import (
     ALL_STACKS_NAME,
     STACKS_GLOB,
+    answering_ranks,
     describe_ranks,
     likely_culprits,
     name_threads,
@@ -48,32 +49,21 @@ SECONDS_PER_MINUTE = 60.0
 GRACE_S = 15.0
 """How long a rank waits for the stacks of the others."""
 JOINING_S = 5.0
-"""And then for the one that joins them."""
+"""And then for the rank that joins them."""
 EVIDENCE_S = 30.0
-"""How long leaving evidence may take in all: the run directory may be what hangs."""
+"""How long leaving evidence may take in all, because the run directory may be what hangs."""
 POLLS_PER_LIMIT = 20
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 5.0
 SUSPICION = 0.25
-"""Share of its own limit after which a rank follows another that has reached its."""
+"""Share of its limit after which a rank follows another that has reached its."""
 
 
 class Watchdog:
-    """Watches this rank inside a `with` statement.
-
-    Args:
-        config: limits; null switches one off.
-        run_dir: where evidence is left.
-        ranks: of this process.
-    """
+    """Watches this rank inside a `with` statement; a limit of null is switched off."""
 
     def __init__(self, config: WatchdogConfig, run_dir: Path, ranks: RankInfo) -> None:
-        minutes = {
-            "start": config.start_minutes,
-            "training": config.step_minutes,
-            "evaluation": config.step_minutes,
-            "saving": config.save_minutes,
-            "end": config.save_minutes,
-        }
+        start, step, save = config.start_minutes, config.step_minutes, config.save_minutes
+        minutes = {"start": start, "training": step, "evaluation": step, "saving": save, "end": save}
         self._limits = {
             name: math.inf if value is None else value * SECONDS_PER_MINUTE for name, value in minutes.items()
         }
@@ -91,11 +81,9 @@ class Watchdog:
         self._done = threading.Event()
         self._guard: GuardProcess | None = None
         self._helper: threading.Thread | None = None
-        self._others_stand = False
+        self._others_hang = False
         self._allowing = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    # Life
 
     def __enter__(self) -> Watchdog:
         # Registered in C, so that they answer while Python cannot run: crashes, and a request from outside.
@@ -103,12 +91,15 @@ class Watchdog:
         faulthandler.register(DUMP_SIGNAL, file=self._scratch)
         main_thread = threading.main_thread().ident or 0
         ranks = (self._ranks.rank, self._ranks.world_size)
+        silences = self._ranks.launcher == "deepspeed" and self._ranks.local_rank == 0
+        facts = GuardFacts(
+            str(self._folder.absolute()), *ranks, os.getpid(), main_thread, self._scratch, mark_children(),
+            local_deepspeed_command() if silences else 0,
+        )  # fmt: skip
         try:
-            self._guard = GuardProcess(
-                GuardFacts(str(self._folder.absolute()), *ranks, os.getpid(), main_thread, self._scratch)
-            )
+            self._guard = GuardProcess(facts)
         except OSError as error:
-            logger.warning("this rank goes without a guard against hanging in C code: %s", error)
+            logger.warning("this rank runs without a guard against hanging in C code: %s", error)
         self._thread.start()
         return self
 
@@ -124,91 +115,88 @@ class Watchdog:
         os.close(self._scratch)
 
     def clear_old_evidence(self) -> None:
-        """Remove what an earlier start left where this one would; only under the run's lock."""
+        """Remove the evidence of an earlier start in the same folder; only under the run's lock."""
         clear_evidence(self._folder, self._began_unix_s)
 
-    # What it is told
-
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
-        """The run gets on, in this phase or in the one it was in."""
+        """Note progress, in this phase or in the one before."""
         phase = self._phase if phase is None else phase
         shorter = self._limits[phase] < self._limits[self._phase]
         self._phase = phase
         self._step = self._step if step is None else step
         self._beats += 1
         if shorter:
-            # At once: stopped before the thread's next turn, the rank would have its former phase's hours.
+            # Immediately: stopped before the thread's next turn, the rank would have the hours of its former phase.
             self._allow_phase(0.0)
 
     def enter(self, phase: str) -> None:
-        """Phase that the run goes on to: training, evaluation or saving."""
+        """Note the phase that begins: training, evaluation or saving."""
         # Until the first step is done a run is still starting.
         self.beat("start" if self._phase == "start" and phase == "training" else phase)
 
     def watched(self, batches: Iterable[T]) -> Iterable[T]:
-        """The same batches; each one that is taken counts as getting on."""
+        """Return the same batches; each one that is taken counts as progress."""
         return _Watched(batches, self)
 
     def watch_writing(self, age_s: Callable[[], float | None]) -> None:
-        """Have `save_minutes` hold for a checkpoint that is written beside training, too: `age_s` gives the seconds
-        since one began that is not complete, None without one.
+        """Apply `save_minutes` to checkpoints that are written during training, too.
+
+        `age_s` gives the seconds since an incomplete checkpoint was begun; None without one.
         """
         self._writing_age_s = age_s
 
-    # The thread
-
     def _watch(self) -> None:
-        seen, stood_s, written_s, last_s = -1, 0.0, 0.0, time.monotonic()
+        seen, still_s, written_s, last_s = -1, 0.0, 0.0, time.monotonic()
         while True:
-            self._allow_phase(stood_s if self._beats == seen else 0.0)
+            self._allow_phase(still_s if self._beats == seen else 0.0)
             if self._done.wait(self._poll_s):
                 return
-            # Time in which this thread did not run either (a suspended job or machine) does not count.
+            # Time in which this thread did not run (a suspended job or machine) does not count.
             now_s = time.monotonic()
             passed_s, last_s = min(now_s - last_s, 3 * self._poll_s), now_s
-            stood_s = 0.0 if self._beats != seen else stood_s + passed_s
+            still_s = 0.0 if self._beats != seen else still_s + passed_s
             seen = self._beats
             self._answer()
             limit_s = self._limits[self._phase]
-            if stood_s >= SUSPICION * limit_s:
-                self._aside(self._look_for_others)
-            if stood_s >= limit_s or (stood_s >= SUSPICION * limit_s and self._others_stand):
-                self._end(f"no progress for {format_duration(stood_s)}")
+            if still_s >= SUSPICION * limit_s:
+                self._in_thread(self._look_for_others)
+            if still_s >= limit_s or (still_s >= SUSPICION * limit_s and self._others_hang):
+                self._end(f"no progress for {format_duration(still_s)}")
             age_s = self._writing_age_s()
             written_s = 0.0 if age_s is None else min(age_s, written_s + passed_s)
             if written_s >= self._limits["saving"]:
                 self._end(f"a checkpoint has been on its way to the disk for {format_duration(written_s)}")
 
-    def _allow_phase(self, stood_s: float) -> None:
-        """Tell the guard what is left of this phase's limit; one at a time, so that a longer one never comes later."""
+    def _allow_phase(self, still_s: float) -> None:
+        """Send the guard what is left of this phase's limit, one at a time, so that a longer one never comes later."""
         with self._allowing:
-            self._allow(self._limits[self._phase] - stood_s + 2 * self._poll_s + 1.0)
+            self._allow(self._limits[self._phase] - still_s + 2 * self._poll_s + 1.0)
 
     def _allow(self, seconds: float) -> None:
         if self._guard is not None:
             self._guard.allow(seconds)
 
-    def _aside(self, action: Callable[[], object]) -> None:
-        """Touch the run directory in a thread of its own: it may be what hangs. One at a time."""
+    def _in_thread(self, action: Callable[[], object]) -> None:
+        """Touch the run directory in another thread, because it may be what hangs; one action at a time."""
         if self._helper is None or not self._helper.is_alive():
             self._helper = threading.Thread(target=action, name="watchdog-files", daemon=True)
             self._helper.start()
 
     def _look_for_others(self) -> None:
-        """Whether another rank has left its stacks: its limit may have been a shorter one."""
+        """Note if another rank has left its stacks: its limit may have been a shorter one."""
         own = stacks_name(self._ranks.rank)
         with contextlib.suppress(OSError):
             others = [path for path in self._folder.glob(STACKS_GLOB) if path.name != own]
-            self._others_stand = any(path.stat().st_mtime >= self._began_unix_s for path in others)
+            self._others_hang = any(path.stat().st_mtime >= self._began_unix_s for path in others)
 
     def _answer(self) -> None:
-        """Keep the stacks that somebody asked for by DUMP_SIGNAL; a loader worker writes to the same file."""
+        """Keep the stacks that were requested by DUMP_SIGNAL; a loader worker writes to the same file."""
         text = read_scratch(self._scratch, self._read_bytes)
         if text:
             self._read_bytes = os.fstat(self._scratch).st_size
             path = self._folder / f"asked-{stacks_name(self._ranks.rank)}"
             facts = self._facts("a child of this process crashed" if FATAL in text else "asked for by a signal")
-            self._aside(lambda: self._keep(path, facts, text))
+            self._in_thread(lambda: self._keep(path, facts, text))
 
     def _keep(self, path: Path, facts: str, text: str) -> bool:
         names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
@@ -225,8 +213,6 @@ class Watchdog:
         return (
             f"rank {ranks.rank} of {ranks.world_size} on {socket.gethostname()} (process {os.getpid()}): {where}, {why}"
         )
-
-    # The end
 
     def _end(self, why: str) -> None:
         self._allow(EVIDENCE_S)
@@ -246,8 +232,8 @@ class Watchdog:
         while len(read_stacks(self._folder)) < self._ranks.world_size and time.monotonic() < deadline_s:
             time.sleep(self._poll_s)
         texts = read_stacks(self._folder)
-        # Whoever can: rank 0 may be the one that hangs.
-        if self._ranks.rank == min(texts, default=self._ranks.rank):
+        # The lowest rank that can: of a stopped or hung rank only its guard has written.
+        if self._ranks.rank == min(answering_ranks(texts), default=self._ranks.rank):
             self._conclude(facts, texts)
             return
         # The first rank to end may make the launcher kill the others.
@@ -269,7 +255,7 @@ class Watchdog:
 
 
 class _Watched(Generic[T]):
-    """Batches whose passing is progress, as often as they are read."""
+    """Batches that count as progress, as often as they are read."""
 
     def __init__(self, batches: Iterable[T], watchdog: Watchdog) -> None:
         self._batches = batches

@@ -1,8 +1,6 @@
-"""What is impossible together: every finding with its settings, its values and the way out.
+"""Checks of combinations of settings: each problem has its settings, their values and a remedy.
 
-In: a RunConfig. Out: problems, all at once. Not here: single values (schema.py), rules of one family, objective or
-format (beside its settings), layouts over ranks (layout.py), DeepSpeed's JSON (deepspeed.py), anything that needs the
-data. Imports no torch.
+Rules of one family, objective or format are in its own section, layouts over ranks in layout.py. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from typing import Any
 
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.layout import layout_problems
-from ctxlm_ds.recipe.problems import Problem, raise_problems
+from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_problems
 
@@ -26,45 +24,46 @@ def check_config(config: RunConfig, world_size: int | None) -> None:
 
     Args:
         config: a loaded recipe.
-        world_size: number of ranks; None where it is not known yet.
+        world_size: number of ranks; None if it is not known yet.
 
     Raises:
-        ConfigError: lists all of them.
+        ConfigError: lists all problems.
     """
     raise_problems(f"recipe {config.name}", find_problems(config, world_size))
 
 
 def find_problems(config: RunConfig, world_size: int | None = None) -> list[Problem]:
-    """Every impossible combination, without raising."""
+    """Return every impossible combination without raising."""
     problems = [problem for check in CHECKS for problem in check(config)]
     return problems + list(layout_problems(config, world_size))
 
 
 def total_schedule_steps(config: RunConfig) -> int:
-    """Schedule step at which the decay ends."""
+    """Return the schedule step at which the decay ends."""
     return config.schedule.total_steps or config.schedule.start_step + config.training.max_steps
 
 
 def warmup_schedule_steps(config: RunConfig) -> int:
-    """Steps of warmup, a fraction rounded down (2,000 for 28.43 % of 7,038, as published)."""
+    """Return the steps of warmup; a fraction is rounded down (2,000 for 28.43 % of 7,038, as published)."""
     return resolve_warmup(config.schedule.warmup_steps, config.schedule.warmup_fraction, total_schedule_steps(config))
 
 
 def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) -> int:
-    """Steps of warmup from whichever of the two is given; none is 0."""
+    """Return the steps of warmup from the setting that is given, or 0."""
     if steps is not None:
         return steps
     return int(round((fraction or 0.0) * total_steps, 6))
 
 
 def unused_settings(config: RunConfig) -> list[str]:
-    """One sentence for each setting that was changed and has no effect here; for a warning at the start."""
+    """Return one sentence for each changed setting that has no effect, for a note at the start."""
     idle = {
         "data.temperature": config.data.blend != "temperature",
         "training.initial_loss_scale_power": config.training.precision != "fp16",
+        "optimizer.trust_ratio": config.optimizer.name != "lamb",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
-        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial"),
+        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
         "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),
@@ -76,7 +75,7 @@ def unused_settings(config: RunConfig) -> list[str]:
     if config.schedule.name == "constant":
         idle["schedule.final_learning_rate"] = True
     if config.optimizer.name == "from_ds_config":
-        idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay")}
+        idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay", "decay_biases")}
     sentences = []
     for path, without_effect in idle.items():
         section, name = path.split(".")
@@ -87,14 +86,14 @@ def unused_settings(config: RunConfig) -> list[str]:
     keep = config.checkpoint.keep_every_steps
     if keep is not None and keep % config.checkpoint.interval_steps:
         sentences.append(
-            f"checkpoint.keep_every_steps: {keep} is no multiple of checkpoint.interval_steps "
-            f"{config.checkpoint.interval_steps}: few checkpoints fall on it"
+            f"checkpoint.keep_every_steps: {keep} is not a multiple of checkpoint.interval_steps "
+            f"{config.checkpoint.interval_steps}: few checkpoints match it"
         )
     return sentences
 
 
 def _check_sections(config: RunConfig) -> Iterator[Problem]:
-    """Yield what the family, the objective and the format say themselves."""
+    """Yield problems found by the family, the objective and the format."""
     yield from config.model.problems()
     yield from config.model.row_problems(config.data)
     yield from config.data.problems(config.model)
@@ -104,6 +103,8 @@ def _check_sections(config: RunConfig) -> Iterator[Problem]:
 def _check_name(config: RunConfig) -> Iterator[Problem]:
     if "/" in config.name or config.name in ("", ".", ".."):
         yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
+    if len(config.name) > MAX_NAME_CHARACTERS:
+        yield Problem("name", f"{len(config.name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
 
 
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
@@ -111,17 +112,11 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if max(optimizer.betas) >= 1.0:
         yield Problem("optimizer.betas", f"{list(optimizer.betas)}: with 1 a moment never changes; expected below 1")
     if optimizer.name == "lamb" and kernel in ("torch", "deepspeed"):
-        yield Problem(
-            "kernels.optimizer",
-            f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference",
-            ("optimizer.name",),
-        )
+        text = f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference"
+        yield Problem("kernels.optimizer", text, ("optimizer.name",))
     if optimizer.name == "from_ds_config" and kernel != "auto":
-        yield Problem(
-            "kernels.optimizer",
-            f"{kernel} has no effect where optimizer.name is from_ds_config; set auto",
-            ("optimizer.name",),
-        )
+        text = f"{kernel} has no effect if optimizer.name is from_ds_config; set auto"
+        yield Problem("kernels.optimizer", text, ("optimizer.name",))
 
 
 def _check_schedule(config: RunConfig) -> Iterator[Problem]:
@@ -129,19 +124,17 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
     total, warmup = total_schedule_steps(config), warmup_schedule_steps(config)
     steps = ("schedule.total_steps", "schedule.start_step", "training.max_steps")
     if schedule.warmup_steps is not None and schedule.warmup_fraction is not None:
-        yield Problem(
-            "schedule.warmup_fraction",
+        text = (
             f"{schedule.warmup_fraction:g} and schedule.warmup_steps {schedule.warmup_steps} are both given; "
-            "keep one (set the other to null)",
-            ("schedule.warmup_steps",),
+            "keep one (set the other to null)"
         )
+        yield Problem("schedule.warmup_fraction", text, ("schedule.warmup_steps",))
     elif warmup > total:
-        yield Problem(
-            "schedule.warmup_steps",
+        text = (
             f"a warmup of {warmup} steps does not end within the schedule's {total} steps; "
-            "shorten it or raise schedule.total_steps or training.max_steps",
-            ("schedule.warmup_fraction", *steps),
+            "shorten it or raise schedule.total_steps or training.max_steps"
         )
+        yield Problem("schedule.warmup_steps", text, ("schedule.warmup_fraction", *steps))
     elif schedule.name == "wsd" and warmup + (decay := round(schedule.decay_fraction * total)) > total:
         yield Problem(
             "schedule.decay_fraction",
@@ -149,12 +142,11 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
             ("schedule.warmup_steps", "schedule.warmup_fraction", "schedule.name", *steps),
         )
     if schedule.final_learning_rate > config.optimizer.learning_rate:
-        yield Problem(
-            "schedule.final_learning_rate",
+        text = (
             f"{schedule.final_learning_rate:g} is above the peak, optimizer.learning_rate "
-            f"{config.optimizer.learning_rate:g}",
-            ("optimizer.learning_rate",),
+            f"{config.optimizer.learning_rate:g}"
         )
+        yield Problem("schedule.final_learning_rate", text, ("optimizer.learning_rate",))
     yield from _check_steps(config, total)
 
 
@@ -162,42 +154,37 @@ def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
     schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps
     dead = schedule.name in DECAYS_TO_THE_END and schedule.final_learning_rate == 0.0
     if dead and last > total:
-        yield Problem(
-            "schedule.total_steps",
+        text = (
             f"{total} is before the run's last schedule step {last} (start_step {schedule.start_step} + "
             f"training.max_steps {config.training.max_steps}): the steps after it would run at learning rate 0; "
-            "raise it, lower training.max_steps, or set schedule.final_learning_rate",
-            ("schedule.start_step", "training.max_steps", "schedule.name"),
+            "raise it, lower training.max_steps, or set schedule.final_learning_rate"
         )
+        yield Problem("schedule.total_steps", text, ("schedule.start_step", "training.max_steps", "schedule.name"))
     profiler = config.profiler
     if profiler.num_steps and profiler.start_step >= config.training.max_steps:
-        yield Problem(
-            "profiler.start_step",
-            f"{profiler.start_step} is never reached: training.max_steps is {config.training.max_steps}",
-            ("training.max_steps", "profiler.num_steps"),
-        )
+        text = f"{profiler.start_step} is never reached: training.max_steps is {config.training.max_steps}"
+        yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
 
 
 def _check_precision(config: RunConfig) -> Iterator[Problem]:
     training = config.training
     if training.grad_accum_dtype not in ("fp32", training.precision):
-        yield Problem(
-            "training.grad_accum_dtype",
+        text = (
             f"{training.grad_accum_dtype} does not fit training.precision {training.precision}; "
-            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}",
-            ("training.precision",),
+            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}"
         )
+        yield Problem("training.grad_accum_dtype", text, ("training.precision",))
 
 
 def fit_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what keeps family, objective and sample format from going together."""
+    """Yield problems of combining family, objective and sample format."""
     family = MODEL.registry.get(config.model.family)
     objective = OBJECTIVE.registry.get(config.objective.name)
     sample_format = DATA.registry.get(config.data.sample_format)
     judged = [objective]
     if not _model_fits(family, objective):
         yield _objective_problem(config, family, objective)
-        # The format is judged by the objectives that the family allows, so that one mistake is one problem.
+        # Check the format against the objectives that the family allows, so that one mistake is one problem.
         judged = [other for other in OBJECTIVE.entries().values() if _model_fits(family, other)]
     if judged and not any(_format_fits(sample_format, other) for other in judged):
         yield _format_problem(config, judged, sample_format)
@@ -209,7 +196,7 @@ def _model_fits(family: Any, objective: Any) -> bool:
 
 
 def _format_fits(sample_format: Any, objective: Any) -> bool:
-    """Return whether the format's samples have what the objective needs of them."""
+    """Return whether the samples of the format have what the objective needs."""
     has_pairs = sample_format.makes_pairs or not objective.needs_pairs
     return bool(has_pairs and objective.shifted == sample_format.shifted)
 
@@ -220,7 +207,7 @@ def _objective_problem(config: RunConfig, family: Any, objective: Any) -> Proble
     families = [name for name, other in MODEL.entries().items() if _model_fits(other, objective)]
     return Problem(
         OBJECTIVE.path,
-        f"{config.objective.name} needs {listed(missing, 'and')} of the model, which {MODEL.path} "
+        f"{config.objective.name} needs the model outputs {listed(missing, 'and')}, which {MODEL.path} "
         f"{config.model.family} does not compute; {_remedy({OBJECTIVE.path: objectives, MODEL.path: families})}",
         (MODEL.path,),
     )
@@ -251,7 +238,7 @@ def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) ->
 
 def _remedy(fitting: dict[str, list[str]]) -> str:
     choices = [f"{path} to {listed(names)}" for path, names in fitting.items() if names]
-    return f"set {', or '.join(choices)}" if choices else "nothing that is registered goes with it"
+    return f"set {', or '.join(choices)}" if choices else "no registered entry fits it"
 
 
 CHECKS: tuple[Check, ...] = (

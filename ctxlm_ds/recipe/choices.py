@@ -1,6 +1,6 @@
 """Sections whose settings depend on a name: `model` by its family, `objective` by its name, `data` by its format.
 
-The class of such a section is that of the registry's entry, imported when a recipe names it. Imports no torch.
+The registry's entry has the class of the section; it is imported when a recipe names it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, Registry
 
 @dataclass(frozen=True)
 class Choice:
-    """One such section."""
+    """One section whose settings depend on a name."""
 
     section: str
     key: str
     """Setting of the section that names the registry's entry."""
     base: type[Section]
-    """What the section has whichever entry it names."""
+    """Class with the settings that every entry has."""
     registry: Registry
     default: str
     """Name of the entry if a recipe gives none."""
@@ -43,7 +43,7 @@ class Choice:
         return settings.get(self.key, self.default) if isinstance(settings, dict) else self.default
 
     def why_not(self, settings: Any) -> str | None:
-        """Return why a raw section's name chooses no entry, in words for people; None if it chooses one."""
+        """Return the reason why the name in a raw section chooses no entry; None if it chooses one."""
         name = self.name(settings)
         if isinstance(name, str) and name in self.registry:
             try:
@@ -75,7 +75,7 @@ class Choice:
         return [name for name, section in self.classes().items() if setting in section.model_fields]
 
     def validate(self, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        """Validate a section (pydantic's WrapValidator) against the class that it names; JSON strictly."""
+        """Validate a section against the class that it names (a pydantic WrapValidator); JSON is validated strictly."""
         if not isinstance(value, dict):
             return handler(value)
         reason = self.why_not(value)

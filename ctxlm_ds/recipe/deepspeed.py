@@ -1,11 +1,8 @@
-"""DeepSpeed's JSON and the recipe made into one engine configuration.
+"""DeepSpeed's JSON and the recipe combined into one engine configuration, without importing DeepSpeed or torch.
 
-The JSON holds engine knobs (ZeRO stage, buckets, offload); batch, precision, optimizer and clipping come from the
-recipe. A key that the recipe owns may stand in the JSON as "auto" or with the same value. What DeepSpeed would ignore
-(a misspelt top-level key) or fail on later is refused here, without importing DeepSpeed or torch. The keys that it
-reads are in deepspeed_keys.json, made from the pinned release (tests/deepspeed_source.py) and compared with the
-installed one by a test.
-In: RunConfig, the JSON, the world size. Out: the dict for deepspeed.initialize. Not here: the engine.
+The JSON holds engine settings (ZeRO stage, buckets, offload). Batch sizes, precision, optimizer and clipping come from
+the recipe; the JSON may repeat them as "auto" or with the same value. Settings that DeepSpeed would ignore (a misspelt
+key) or fail on later are refused here.
 """
 
 from __future__ import annotations
@@ -17,49 +14,38 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed_rules import find_conflicts
+from ctxlm_ds.recipe.deepspeed_rules import CURRICULUM, IGNORED, REFUSED, find_conflicts
+from ctxlm_ds.recipe.deepspeed_values import (
+    AUTO,
+    KeyPath,
+    deepspeed_keys,
+    monitor_problems,
+    optimizer_problems,
+    rules,
+    value_problems,
+)
 from ctxlm_ds.recipe.layout import batch_problems, data_parallel_size
-from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
-
-KeyPath = tuple[str, ...]
-KEYS_FILE = Path(__file__).with_name("deepspeed_keys.json")
-
-
-@dataclass(frozen=True, slots=True)
-class DeepSpeedKeys:
-    """What DeepSpeed reads."""
-
-    top_level: frozenset[str]
-    nested: dict[KeyPath, frozenset[str]]
-    """Keys of each section whose keys are known in full, by its path."""
-    removed: dict[KeyPath, str]
-    """Keys of older releases that DeepSpeed refuses, with its reason."""
-
-
-@cache
-def deepspeed_keys() -> DeepSpeedKeys:
-    """Return the keys of the pinned DeepSpeed."""
-    values = json.loads(KEYS_FILE.read_text(encoding="utf-8"))
-    return DeepSpeedKeys(
-        frozenset(values["top_level"]),
-        {tuple(path.split(".")): frozenset(names) for path, names in values["nested"].items()},
-        {tuple(path.split(".")): text for path, text in values["removed"].items()},
-    )
-
+from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
 
 CHECKOUT_CONFIG_DIR = Path(__file__).resolve().parents[2] / "ds_configs"
 DEFAULT_CONFIG = "zero1"
 NEVER_PRINT_STEPS = 2**31 - 1
-AUTO = "auto"
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("expert_parallel",))
-"""Where "auto" is a word of DeepSpeed's own."""
+"""Settings whose value "auto" has a meaning in DeepSpeed."""
+CLOSED_SECTIONS = ("aio", "comet", "csv_monitor", "pipeline", "tensorboard", "wandb")
+"""Sections whose keys are those of the rules."""
+OWNED = {
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+    "bf16.enabled", "fp16.enabled", "fp16.initial_scale_power", "data_types.grad_accum_dtype",
+}  # fmt: skip
+"""Settings that the recipe decides, which are compared with it instead of checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,38 +53,51 @@ class Owned:
     """A value that the recipe decides."""
 
     setting: str
-    """Dotted path of the recipe's setting, for messages."""
+    """Dotted path of the setting in the recipe."""
     value: Any
 
 
 def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
     """Read a DeepSpeed JSON: a path, or the name of one in ds_configs/ (`zero2`).
 
-    `${NAME}` and `${NAME:-default}` in a value stand for an environment variable.
+    `${NAME}` and `${NAME:-default}` in a value are replaced by an environment variable.
 
     Raises:
-        ConfigError: no such file, not JSON, a key written twice, or a variable that is not set.
+        ConfigError: no such file, not JSON, a duplicate key, or a variable that is not set.
     """
     path = find_deepspeed_json(path_or_name)
+    if path.stat().st_size > MAX_CHARACTERS:
+        raise ConfigError(f"{path}: {path.stat().st_size:,} bytes are too long for DeepSpeed's settings")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates)
+        data = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
+        )
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH} levels") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected an object of DeepSpeed settings, not {show_value(data)}")
     expanded: dict[str, Any] = _expand_variables(data, str(path))
     return expanded
 
 
-def _expand_variables(value: Any, where: str) -> Any:
+def _expand_variables(value: Any, where: str, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{where[:200]}: nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
-        return {name: _expand_variables(item, f"{where}: {name}") for name, item in value.items()}
+        return {
+            _expand_variables(name, where): _expand_variables(item, f"{where}: {name}", depth + 1)
+            for name, item in value.items()
+        }
     if isinstance(value, list):
-        return [_expand_variables(item, where) for item in value]
+        return [_expand_variables(item, where, depth + 1) for item in value]
     if not isinstance(value, str):
         return value
+    if reason := text_problem(value):
+        raise ConfigError(f"{ascii(where)[1:-1]}: {reason}")
 
     def replace(match: re.Match[str]) -> str:
         name, default = match.groups()
@@ -111,63 +110,69 @@ def _expand_variables(value: Any, where: str) -> Any:
 
 
 def find_deepspeed_json(path_or_name: str | Path) -> Path:
-    """The file of a DeepSpeed JSON; a bare name is looked up in ./ds_configs and in the project's.
+    """Return the file of a DeepSpeed JSON; a bare name is searched in ./ds_configs and in that of the project.
 
     Raises:
-        ConfigError: there is none; the message has the nearest name.
+        ConfigError: there is none; the message suggests the nearest name.
     """
+    if reason := text_problem(str(path_or_name)):
+        raise ConfigError(f"DeepSpeed config {reason}")
     path = Path(path_or_name)
     if path.is_file():
         return path
     folders = [Path("ds_configs"), CHECKOUT_CONFIG_DIR]
-    is_name = len(path.parts) == 1
-    if is_name:
+    if len(path.parts) == 1:
         for folder in folders:
             candidate = folder / f"{path.name.removesuffix('.json')}.json"
             if candidate.is_file():
                 return candidate
     names = sorted({file.stem for folder in folders for file in folder.glob("*.json")})
-    hint = did_you_mean(path.stem, names)
+    hint = did_you_mean(path.stem, names) or "."
     raise ConfigError(f"DeepSpeed config {path_or_name}: no such file{hint} Known names: {', '.join(names) or 'none'}")
 
 
 def build_deepspeed_config(
     config: RunConfig, user_json: dict[str, Any], world_size: int, source: str = "the DeepSpeed JSON"
 ) -> dict[str, Any]:
-    """The engine configuration: the user's JSON with the recipe's values filled in.
+    """Return the engine configuration: the user's JSON with the values of the recipe.
 
     Args:
         config: a checked recipe.
-        user_json: what `load_deepspeed_json` gave; left unchanged.
+        user_json: result of `load_deepspeed_json`; not changed.
         world_size: number of ranks.
-        source: the JSON's file, for messages.
+        source: file of the JSON, for messages.
 
     Raises:
-        ConfigError: lists every unknown key, every conflict with the recipe and every combination that DeepSpeed
-            would fail on, with both values.
+        ConfigError: lists every unknown key, wrong value, conflict with the recipe, and combination that DeepSpeed
+            would fail on.
     """
-    problems = list(_unknown_keys(user_json, ()))
-    result = _without_unknown(user_json, problems)
+    result = copy.deepcopy(user_json)
+    problems = list(_unknown_keys(result, ()))
     if "bfloat16" in result:
         result.setdefault("bf16", result.pop("bfloat16"))
-    owned = _owned_values(config, world_size)
-    for path, value in owned.items():
+    problems += value_problems(result, {*REFUSED, *OWNED, "scheduler"})
+    for path, value in _owned_values(config, world_size).items():
         problems += _settle(result, path, value)
     problems += _settle_optimizer(result, config)
     if result.pop("scheduler", AUTO) != AUTO:
         problems.append(Problem("scheduler", "the recipe's schedule section sets the learning rate; remove it here"))
-    problems += [*find_conflicts(config, result), *batch_problems(config, world_size)]
+    known = {problem.path for problem in problems}
+    problems += [one for one in find_conflicts(config, result, world_size) if one.path not in known]
+    problems += batch_problems(config, world_size)
+    problems += monitor_problems(result)
     _fill_hints(result, config)
     problems += _settle_autos(result, ())
     raise_problems(f"{source} with recipe {config.name}", problems)
+    for name in IGNORED:
+        result.pop(name, None)
     _separate_runs(result, config)
-    result.setdefault("steps_per_print", NEVER_PRINT_STEPS)
-    result.setdefault("wall_clock_breakdown", False)
-    # It would synchronise the device twice a micro-batch for a figure that the run's own metrics have.
-    result.setdefault("timers", {"throughput": {"enabled": False}})
-    result.setdefault("zero_allow_untested_optimizer", True)
-    result.setdefault("zero_force_ds_cpu_optimizer", False)
-    return result
+    # DeepSpeed's throughput timer synchronises the device twice per micro-batch; the run has its own metrics.
+    defaults = {
+        "steps_per_print": NEVER_PRINT_STEPS, "wall_clock_breakdown": False,
+        "timers": {"throughput": {"enabled": False}}, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    return result | {name: value for name, value in defaults.items() if name not in result}
 
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[tuple[str, ...], Owned]:
@@ -188,14 +193,10 @@ def _owned_values(config: RunConfig, world_size: int) -> dict[tuple[str, ...], O
 
 
 def _settle(result: dict[str, Any], path: tuple[str, ...], owned: Owned) -> Iterator[Problem]:
-    """Write an owned value; what stood there must be absent, "auto" or equal."""
+    """Write an owned value; the JSON's value must be absent, "auto" or equal."""
     holder = result
     for name in path[:-1]:
-        inner = holder.setdefault(name, {})
-        if not isinstance(inner, dict):
-            yield Problem(".".join(path[:-1]), f"{show_value(inner)}: expected a section")
-            return
-        holder = inner
+        holder = result[name] = {} if holder.get(name, AUTO) == AUTO else holder[name]
     stood = holder.get(path[-1], AUTO)
     if stood not in (AUTO, None) and stood != owned.value:
         yield Problem(
@@ -207,7 +208,7 @@ def _settle(result: dict[str, Any], path: tuple[str, ...], owned: Owned) -> Iter
 
 
 def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Problem]:
-    """The optimizer section: handed over whole, or at most a repetition of the recipe's."""
+    """Hand over the optimizer section, or check that it repeats the recipe."""
     section = result.get("optimizer", AUTO)
     values = {
         "lr": Owned("optimizer.learning_rate", config.optimizer.learning_rate),
@@ -221,12 +222,9 @@ def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Pro
     result.pop("optimizer", None)
     if section == AUTO:
         return
-    if not isinstance(section, dict):
-        yield Problem("optimizer", f"{show_value(section)}: expected a section with type and params")
-        return
     kind = str(section.get("type", AUTO))
     same_kind = {"adamw": ("auto", "adamw", "adam"), "lamb": ("auto", "lamb")}[config.optimizer.name]
-    hand_over = "or set optimizer.name to from_ds_config to take this section whole"
+    hand_over = "or set optimizer.name to from_ds_config to use this section"
     if kind.lower() not in same_kind:
         text = f"{kind} here, but {config.optimizer.name} in the recipe (optimizer.name); change one, {hand_over}"
         yield Problem("optimizer.type", text)
@@ -247,25 +245,29 @@ def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Pro
 
 
 def _hand_over_optimizer(section: Any, values: dict[str, Owned]) -> Iterator[Problem]:
-    """Fill what the user left to the recipe. The learning rate stays the recipe's: its schedule writes it each step."""
-    if not isinstance(section, dict) or section.get("type", AUTO) == AUTO:
+    """Fill "auto" with the values of the recipe. The learning rate is always the recipe's, set by its schedule."""
+    if section == AUTO or section.get("type", AUTO) == AUTO:
         yield Problem(
             "optimizer",
-            "missing, or without a type, while the recipe's optimizer.name from_ds_config takes this section whole; "
+            "missing, or without a type, but the recipe's optimizer.name from_ds_config uses this section; "
             'add {"type": …, "params": {…}}, or set optimizer.name to adamw or lamb',
         )
         return
-    params = section.setdefault("params", {})
+    params = section["params"] = {} if section.get("params", AUTO) in (AUTO, None) else section["params"]
+    if not isinstance(params, dict):
+        yield Problem("optimizer.params", f"{show_value(params)}: expected a section")
+        return
     yield from _settle(params, ("lr",), values["lr"])
     for name, owned in values.items():
         if params.get(name) == AUTO:
             params[name] = owned.value
+    yield from optimizer_problems(section["type"], params)
 
 
 def _fill_hints(result: dict[str, Any], config: RunConfig) -> None:
-    """Fill ZeRO-3's bucket sizes left "auto" from the model's width, by the rule of Hugging Face's integration."""
+    """Replace "auto" of ZeRO-3's bucket sizes by values from the model's width, as Hugging Face's integration does."""
     zero, hidden = result.get("zero_optimization"), config.model.width
-    if not isinstance(zero, dict) or hidden is None:
+    if zero is None or zero == AUTO or hidden is None:
         return
     hints = {
         "reduce_bucket_size": hidden * hidden,
@@ -278,7 +280,7 @@ def _fill_hints(result: dict[str, Any], config: RunConfig) -> None:
 
 
 def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:
-    """Drop every other "auto", which leaves DeepSpeed's default; an optimizer's own setting has none to leave."""
+    """Remove every other "auto", which leaves DeepSpeed's default; parameters of an optimizer need a value."""
     for name, value in list(section.items()):
         here = (*path, name)
         if any(here[: len(kept)] == kept for kept in KEPT_AUTO):
@@ -288,11 +290,11 @@ def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Pr
         elif value == AUTO:
             del section[name]
             if here[0] == "optimizer":
-                yield Problem(".".join(here), 'the recipe has no value to put for "auto"; write one here')
+                yield Problem(".".join(here), 'the recipe has no value for "auto"; write one here')
 
 
 def _separate_runs(result: dict[str, Any], config: RunConfig) -> None:
-    """A folder of its own on the NVMe disk for each run directory: DeepSpeed's files are named by rank alone."""
+    """Give each run directory a separate folder on the NVMe disk, because DeepSpeed names its files by rank only."""
     run_dir = os.path.abspath(config.run_dir or os.path.join("runs", config.name))
     name = f"{config.name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
     for part in ("offload_optimizer", "offload_param"):
@@ -301,40 +303,36 @@ def _separate_runs(result: dict[str, Any], config: RunConfig) -> None:
             section["nvme_path"] = os.path.join(section["nvme_path"], name)
 
 
-def _unknown_keys(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:
-    keys = deepspeed_keys()
-    known = keys.nested.get(path) if path else keys.top_level
-    for name, value in section.items():
+def _unknown_keys(section: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
+    """Yield keys that DeepSpeed does not read, and remove them."""
+    keys, known = deepspeed_keys(), _known_keys(path)
+    for name, value in list(section.items()):
         here = (*path, name)
-        if here in keys.removed or (not path and name == "curriculum_learning"):
-            yield Problem(".".join(here), _removed_reason(name, keys.removed.get(here, "")))
+        if here in keys.removed:
+            reason = CURRICULUM if name == "curriculum_learning" else keys.removed[here]
         elif known is not None and name not in known:
             near = nearest_name(name, known)
             hint = f"; did you mean {'.'.join((*path, near))}?" if near else "; remove it"
-            yield Problem(".".join(here), f"DeepSpeed reads no such key (value {show_value(value)}){hint}")
-        elif isinstance(value, dict):
-            yield from _unknown_keys(value, here)
+            reason = f"DeepSpeed reads no such key (value {show_value(value)}){hint}"
+        else:
+            if isinstance(value, dict):
+                yield from _unknown_keys(value, here)
+            continue
+        del section[name]
+        yield Problem(".".join(here), reason)
 
 
-def _removed_reason(name: str, reason: str) -> str:
-    if name == "curriculum_learning":
-        return (
-            "a curriculum over sequence length changes the shape of the batches, which ctxlm_ds keeps constant "
-            "(compiled kernels, exact losses and resume rest on it); train short rows in a run of their own first and "
-            "let the next one start from it with initialize_from"
-        )
-    return reason
+def _known_keys(path: KeyPath) -> frozenset[str] | None:
+    """Return all keys of a section; None if they are not known."""
+    if not path:
+        return deepspeed_keys().top_level
+    if path[0] in CLOSED_SECTIONS:
+        return frozenset(other.split(".")[1] for other in (*rules(), *REFUSED) if other.startswith(f"{path[0]}."))
+    return deepspeed_keys().nested.get(path)
 
 
-def _without_unknown(section: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    result = copy.deepcopy(section)
-    for problem in problems:
-        *above, name = problem.path.split(".")
-        holder: Any = result
-        for part in above:
-            holder = holder.get(part, {})
-        holder.pop(name, None)
-    return result
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name}: expected a finite number")
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""DeepSpeed settings and combinations that fail late, do nothing, train something else, or break what is promised here.
+"""DeepSpeed settings that would fail late, do nothing, or train something else, each refused with a reason.
 
-Read from deepspeed 0.19.8 (runtime/engine.py, runtime/config.py, runtime/zero/*): each rule gives its reason.
-Features were tried on CPU ranks; docs/deepspeed.md lists every key and what was seen.
-In: the recipe and the JSON with owned keys settled. Out: problems. Not here: unknown and owned keys.
+The rules follow deepspeed 0.19.8 (runtime/engine.py, runtime/config.py, runtime/zero/*). docs/deepspeed.md lists every
+key and how it was tested.
 """
 
 from __future__ import annotations
@@ -10,17 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ctxlm_ds.recipe.layout import stage_problems
+from ctxlm_ds.recipe.layout import data_parallel_size, stage_problems
 from ctxlm_ds.recipe.problems import Problem, nearest_name, show_value
 from ctxlm_ds.recipe.schema import RunConfig
 
-OWN_CHECKPOINTS = "ctxlm_ds writes its own checkpoints, which every layout can read (docs/checkpoints.md)"
+OWN_CHECKPOINTS = "ctxlm_ds writes checkpoints that every layout can read (docs/checkpoints.md)"
 NO_EXPERTS = "no model of ctxlm_ds has experts"
-OWN_LOADER = "batches come from ctxlm_ds's own loader; it would do nothing"
-RECOMPUTES = "the models are recomputed by training.activation_checkpointing; it would do nothing"
+OWN_LOADER = "batches come from the loader of ctxlm_ds; it would do nothing"
+RECOMPUTES = "training.activation_checkpointing recomputes activations; it would do nothing"
 INFERENCE = "it serves inference, not pretraining"
-SPLIT_HOOKS = "with it DeepSpeed fails in the backward pass of these models"
-FIRST_FP32 = "weights are cast by training.precision"
+SPLIT_HOOKS = "DeepSpeed fails in the backward pass of these models with it"
+EQUAL_TENSORS = "DeepSpeed assumes that tensor-parallel ranks send identical tensors"
+FP32_MASTER = "master weights are fp32, as are moments and checkpoints"
+FIXED_SHAPE = "it changes the shape of the batches, which ctxlm_ds keeps constant"
+STEPS_THE_REST = "neither the schedule nor a checkpoint reaches the optimizer that would step the rest"
+CURRICULUM = (
+    "a curriculum over sequence length changes the shape of the batches, which ctxlm_ds keeps constant (compiled "
+    "kernels, exact losses and resume depend on it); train a run on short rows first and start the next one from it "
+    "with initialize_from"
+)
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "activation_checkpointing.partition_activations": ((False,), RECOMPUTES),
@@ -29,58 +36,79 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "activation_checkpointing.number_checkpoints": ((), RECOMPUTES),
     "activation_checkpointing.synchronize_checkpoint_boundary": ((False,), RECOMPUTES),
     "activation_checkpointing.profile": ((False,), RECOMPUTES),
-    "autotuning.enabled": ((False,), "DeepSpeed's autotuner starts and stops runs of its own; it would do nothing"),
+    "autotuning.enabled": ((False,), "DeepSpeed's autotuner starts and stops separate runs; it would do nothing"),
+    "bf16.bf16_master_weights_and_grads": ((False,), FP32_MASTER),
+    "bf16.bf16_optimizer_states": ((False,), FP32_MASTER),
     "checkpoint": (({},), OWN_CHECKPOINTS),
-    "datastates_ckpt": ((), OWN_CHECKPOINTS),
-    "compile.deepcompile": ((False,), "training.compile compiles each transformer layer; it would do nothing"),
     "compile.autoep_non_moe": ((False,), NO_EXPERTS),
-    "data_types.param_dtype": ((), FIRST_FP32),
+    "compile.deepcompile": ((False,), "training.compile compiles each transformer layer; it would do nothing"),
+    "data_efficiency.data_routing.enabled": ((False,), "random layer-token dropping needs layers made for it"),
+    "data_efficiency.data_sampling.curriculum_learning.enabled": ((False,), CURRICULUM),
+    "data_efficiency.data_sampling.dynamic_batching.enabled": ((False,), FIXED_SHAPE),
+    "data_efficiency.data_sampling.enabled": ((False,), OWN_LOADER),
+    "data_efficiency.enabled": ((False,), OWN_LOADER),
+    "data_parallel_size": ((), "the data-parallel size is the world size divided by the other sizes"),
+    "data_types.param_dtype": ((), "training.precision casts the weights"),
     "dataloader_drop_last": ((False,), OWN_LOADER),
+    "datastates_ckpt": ((), OWN_CHECKPOINTS),
     "expert_parallel.enabled": ((False,), NO_EXPERTS),
-    "use_data_before_expert_parallelism": ((False,), NO_EXPERTS),
-    "weight_quantization.quantized_initialization": (({},), INFERENCE),
-    "weight_quantization.post_init_quant": (({},), INFERENCE),
-    "fp16.loss_scale": ((0, 0.0), "a fixed scale overflows for ever once it does; leave it dynamic (0)"),
-    "pipeline.stages": (("auto",), "set parallel.pipeline_parallel_size in the recipe"),
-    "pipeline.partition": (("best",), "set parallel.pipeline_partition in the recipe"),
-    "pipeline.seed_layers": ((False,), "initial weights depend on training.seed and the parameter's name alone"),
+    "fp16.auto_cast": ((False,), "batches hold integers, which need no cast"),
+    "fp16.fp16_master_weights_and_grads": ((False,), FP32_MASTER),
+    "fp16.loss_scale": ((0, 0.0), "a fixed scale keeps overflowing once it is too large; leave it dynamic (0)"),
+    "gradient_allreduce_op": (("mean",), "the step's loss is exact only if DeepSpeed averages over the ranks"),
+    "hybrid_engine.enabled": ((False,), INFERENCE),
+    "managed_gradient_accumulation": ((True,), "the complete step is one accumulation of DeepSpeed"),
     "pipeline.activation_checkpoint_interval": ((0,), "set training.activation_checkpointing in the recipe"),
-    "pipeline.pipe_partitioned": ((False,), "DeepSpeed takes tensor-parallel ranks to pass on equal tensors"),
-    "pipeline.grad_partitioned": ((False,), "DeepSpeed takes tensor-parallel ranks to pass back equal tensors"),
+    "pipeline.grad_partitioned": ((False,), EQUAL_TENSORS),
+    "pipeline.partition": (("best",), "set parallel.pipeline_partition in the recipe"),
+    "pipeline.pipe_partitioned": ((False,), EQUAL_TENSORS),
+    "pipeline.seed_layers": ((False,), "initial weights depend on training.seed and the parameter's name alone"),
+    "pipeline.stages": (("auto",), "set parallel.pipeline_parallel_size in the recipe"),
+    "sequence_parallel_size": ((1,), "this is DeepSpeed-Ulysses; ctxlm_ds has parallel.sequence_parallel"),
+    "tensor_parallel.autotp_size": ((0,), "parallel.tensor_parallel_size in the recipe splits the layers"),
+    "torch_autocast.enabled": ((False,), "training.precision decides the data type of every operation"),
+    "use_data_before_expert_parallelism": ((False,), NO_EXPERTS),
+    "weight_quantization.post_init_quant": (({},), INFERENCE),
+    "weight_quantization.quantized_initialization": (({},), INFERENCE),
+    "zero_optimization.compute_grad_norm": ((True,), "the run reports the gradient norm and stops at a NaN in it"),
     "zero_optimization.cpu_offload": ((False,), 'an old form; write "offload_optimizer": {"device": "cpu"}'),
     "zero_optimization.cpu_offload_param": ((False,), 'an old form; write "offload_param": {"device": "cpu"}'),
-    "zero_optimization.legacy_stage1": ((False,), "DeepSpeed has removed it"),
     "zero_optimization.leaf_module": ((), SPLIT_HOOKS),
-    "zero_optimization.module_granularity_threshold": ((0,), SPLIT_HOOKS),
-    "zero_optimization.stage3_module_granularity_threshold": ((0,), SPLIT_HOOKS),
-    "zero_optimization.round_robin_gradients": (
-        (False,), "it reorders the fp32 partitions, so that initial weights and checkpoints would go to wrong places",
-    ),
+    "zero_optimization.legacy_stage1": ((False,), "DeepSpeed has removed it"),
     "zero_optimization.load_from_fp32_weights": ((True,), OWN_CHECKPOINTS),
-    "zero_optimization.zenflow": ((), "it applies parts of an update some steps late: another algorithm than AdamW"),
+    "zero_optimization.module_granularity_threshold": ((0,), SPLIT_HOOKS),
+    "zero_optimization.offload_optimizer.ratio": ((1, 1.0), STEPS_THE_REST),
     "zero_optimization.offload_optimizer.super_offload": (
-        (False,), "it steps on its own processes, which neither the schedule nor a checkpoint reaches",
+        (False,), "it steps in separate processes, which neither the schedule nor a checkpoint reaches",
     ),
-    "zero_optimization.offload_optimizer.ratio": (
-        (1, 1.0), "DeepSpeed steps the rest with an optimizer of its own, which neither the schedule nor a checkpoint "
-        "reaches",
+    "zero_optimization.round_robin_gradients": (
+        (False,), "it reorders the fp32 partitions: initial weights and checkpoints would go to wrong places",
     ),
+    "zero_optimization.stage3_module_granularity_threshold": ((0,), SPLIT_HOOKS),
+    "zero_optimization.zenflow": ((), "it applies parts of an update some steps late: another algorithm than AdamW"),
 }  # fmt: skip
-"""Key: the values that change nothing, and why any other is refused."""
+"""Values of each setting that are accepted (those that change nothing), and why any other is refused."""
+IGNORED = (
+    "activation_checkpointing", "allgather_size", "autotuning", "checkpoint", "compile", "data_efficiency",
+    "data_parallel_size", "dataloader_drop_last", "datastates_ckpt", "disable_allgather", "expert_parallel",
+    "hybrid_engine", "seq_parallel_communication_data_type", "sequence_parallel_size", "tensor_parallel",
+    "torch_autocast", "use_data_before_expert_parallelism", "vocabulary_size", "weight_quantization",
+)  # fmt: skip
+"""Settings that have no effect with the values accepted here; DeepSpeed does not get them."""
 
 ELEMENTWISE_OPTIMIZERS = ("Adam", "AdamW", "Lion", "SGD", "RMSprop", "RAdam", "Adamax", "Adadelta", "Rprop")
-"""Their update of an element rests on that element alone, so that ZeRO may cut parameters anywhere."""
+"""Optimizers that update each element independently, so that ZeRO may split parameters anywhere."""
 DEEPSPEED_SPELLS = frozenset({"adam", "adamw", "lion"})
-"""Names that DeepSpeed takes in any case; all others are torch.optim's, spelt exactly."""
+"""Names that DeepSpeed accepts in any case; all others must match torch.optim exactly."""
 REFUSED_OPTIMIZERS = {
-    "lamb": "its trust ratios would be those of each rank's shard; optimizer.name lamb in the recipe is exact",
-    "onebitadam": "this DeepSpeed has no 1-bit optimizers any more",
-    "onebitlamb": "this DeepSpeed has no 1-bit optimizers any more",
-    "zerooneadam": "this DeepSpeed has no 1-bit optimizers any more",
-    "muon": "it keeps other moments for matrices than for vectors, which a checkpoint cannot hold",
-    "adagrad": "DeepSpeed builds it anew and loses the parameter groups (the first step fails)",
-    "adafactor": "ZeRO hands it flat shards, where it has neither rows nor columns",
-    "lbfgs": "it needs to evaluate the loss several times a step",
+    "lamb": "its trust ratios would be those of the shards; optimizer.name lamb in the recipe is exact",
+    "onebitadam": "DeepSpeed has removed its 1-bit optimizers",
+    "onebitlamb": "DeepSpeed has removed its 1-bit optimizers",
+    "zerooneadam": "DeepSpeed has removed its 1-bit optimizers",
+    "muon": "its moments differ between matrices and vectors, which a checkpoint cannot hold",
+    "adagrad": "DeepSpeed rebuilds it without the parameter groups (the first step fails)",
+    "adafactor": "ZeRO gives it flat shards, which have neither rows nor columns",
+    "lbfgs": "it evaluates the loss several times per step",
     "sparseadam": "gradients here are dense",
     "nadam": "it keeps a product of momenta that a checkpoint cannot hold",
     "asgd": "it keeps averages that a checkpoint cannot hold",
@@ -90,33 +118,38 @@ REFUSED_OPTIMIZERS = {
 }
 
 
-def feature_problems(config: RunConfig, settings: dict[str, Any]) -> Iterator[Problem]:
-    """Every key of DeepSpeed's JSON that asks for what cannot be had here."""
-    for path, (neutral, reason) in REFUSED.items():
-        stood = _look_up(settings, tuple(path.split(".")))
-        if stood not in DISABLED and not any(stood is value or stood == value for value in neutral):
-            yield Problem(path, f"{show_value(stood)}: {reason}; remove it")
-    yield from _nvme_problems(settings)
+DISABLED = (None, "auto")
+
+
+def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int) -> list[Problem]:
+    """Return every setting that is refused and every combination that cannot work, each with the reason.
+
+    Args:
+        config: the recipe.
+        settings: the JSON with checked types and the values of the recipe.
+        world_size: number of ranks.
+    """
+    zero = _section(settings, "zero_optimization")
+    stage = 0 if zero.get("stage") in DISABLED else int(zero["stage"])
+    problems = [*_refused_settings(settings), *_stage_rules(config, stage), *stage_problems(config, stage)]
+    problems += _offload_rules(config, zero, stage)
+    problems += _communication_rules(settings, zero, stage)
+    problems += _partition_rules(zero, stage, data_parallel_size(config, world_size))
     if config.optimizer.name == "from_ds_config":
-        yield from _optimizer_problems(settings)
+        problems += _optimizer_kind_problems(settings)
+    return problems
 
 
-def _nvme_problems(settings: dict[str, Any]) -> Iterator[Problem]:
-    section = _look_up(settings, ("zero_optimization", "offload_optimizer"))
-    if not isinstance(section, dict) or section.get("device") != "nvme":
-        return
-    for name in ("pipeline_read", "pipeline_write"):
-        if section.get(name) not in (None, False, "auto"):
-            yield Problem(
-                f"zero_optimization.offload_optimizer.{name}",
-                f"{show_value(section[name])}: on NVMe it leaves writes under way while weights are set or saved; "
-                "remove it",
-            )
+def _refused_settings(settings: dict[str, Any]) -> Iterator[Problem]:
+    for path, (neutral, reason) in REFUSED.items():
+        value = _look_up(settings, tuple(path.split(".")))
+        if value not in DISABLED and not any(value is other or value == other for other in neutral):
+            yield Problem(path, f"{show_value(value)}: {reason}; remove it")
 
 
-def _optimizer_problems(settings: dict[str, Any]) -> Iterator[Problem]:
+def _optimizer_kind_problems(settings: dict[str, Any]) -> Iterator[Problem]:
     kind = _look_up(settings, ("optimizer", "type"))
-    if not isinstance(kind, str) or kind == "auto":
+    if kind in DISABLED:
         return
     allowed = ", ".join(ELEMENTWISE_OPTIMIZERS)
     reason = REFUSED_OPTIMIZERS.get(kind.lower())
@@ -128,61 +161,6 @@ def _optimizer_problems(settings: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("optimizer.type", f"{kind}: {hint}expected one of {allowed}")
 
 
-STAGES = (0, 1, 2, 3)
-FIXED_VALUES: dict[tuple[str, ...], tuple[Any, str]] = {
-    ("gradient_allreduce_op",): ("mean", "the step's loss is exact only where DeepSpeed averages over the ranks"),
-    ("managed_gradient_accumulation",): (True, "the whole step is given to DeepSpeed as its accumulation"),
-    ("sequence_parallel_size",): (1, "this is DeepSpeed-Ulysses; parallel.sequence_parallel is what ctxlm_ds has"),
-    ("data_parallel_size",): (None, "the data-parallel size is what remains of the world"),
-    ("tensor_parallel", "autotp_size"): (0, "the layers are split by parallel.tensor_parallel_size in the recipe"),
-    ("hybrid_engine", "enabled"): (False, "it serves generation, not pretraining"),
-    ("torch_autocast", "enabled"): (False, "training.precision decides the data type of every operation"),
-    ("bf16", "bf16_master_weights_and_grads"): (False, "master weights are fp32 (checkpoints hold them so)"),
-    ("bf16", "bf16_optimizer_states"): (False, "moments are fp32 (checkpoints hold them so)"),
-    ("fp16", "fp16_master_weights_and_grads"): (False, "master weights are fp32 (checkpoints hold them so)"),
-    ("fp16", "auto_cast"): (False, "batches hold integers; nothing is to be cast"),
-    ("zero_optimization", "compute_grad_norm"): (True, "the run reports the gradient norm and stops at a NaN in it"),
-    ("data_efficiency", "data_sampling", "curriculum_learning", "enabled"): (
-        False,
-        "a curriculum over sequence length changes the shape of the batches, which ctxlm_ds keeps constant",
-    ),
-    ("data_efficiency", "data_sampling", "dynamic_batching", "enabled"): (
-        False,
-        "it changes the shape of the batches, which ctxlm_ds keeps constant",
-    ),
-    ("data_efficiency", "data_sampling", "enabled"): (False, "batches come from ctxlm_ds's own loader"),
-    ("data_efficiency", "data_routing", "enabled"): (False, "random layer-token dropping needs layers made for it"),
-    ("data_efficiency", "enabled"): (False, "batches come from ctxlm_ds's own loader"),
-}
-"""Settings with one possible value here, and why."""
-DISABLED = (None, "auto")
-
-
-def find_conflicts(config: RunConfig, settings: dict[str, Any]) -> list[Problem]:
-    """Every combination that cannot work, in the user's words and with the reason."""
-    zero = settings.get("zero_optimization", {})
-    if not isinstance(zero, dict):
-        return [Problem("zero_optimization", f'{show_value(zero)}: expected a section such as {{"stage": 1}}')]
-    problems = list(_fixed_values(settings))
-    stage = zero.get("stage", 0)
-    stage = 0 if stage == "auto" else stage
-    if isinstance(stage, bool) or stage not in STAGES:
-        return [*problems, Problem("zero_optimization.stage", f"{show_value(stage)}: expected one of 0, 1, 2, 3")]
-    problems += [*_stage_rules(config, int(stage)), *stage_problems(config, int(stage))]
-    problems += _offload_rules(config, zero, int(stage))
-    problems += _communication_rules(settings, zero, int(stage))
-    problems += feature_problems(config, settings)
-    return problems
-
-
-def _fixed_values(settings: dict[str, Any]) -> Iterator[Problem]:
-    for path, (value, reason) in FIXED_VALUES.items():
-        stood = _look_up(settings, path)
-        if stood not in DISABLED and stood != value:
-            remedy = "remove it" if value is None else f"set it to {show_value(value)} or remove it"
-            yield Problem(".".join(path), f"{show_value(stood)}: {reason}; {remedy}")
-
-
 def _stage_rules(config: RunConfig, stage: int) -> Iterator[Problem]:
     precision = config.training.precision
     if stage == 0 and precision != "fp32":
@@ -190,31 +168,35 @@ def _stage_rules(config: RunConfig, stage: int) -> Iterator[Problem]:
         reason = (
             f"DeepSpeed raises NotImplementedError for {precision} weights with {accumulation} gradient accumulation"
             if accumulation != precision
-            else f"gradients would be added up in {precision}, and another wrapper would keep the fp32 weights"
+            else f"gradients would be accumulated in {precision}, and another wrapper would keep the fp32 weights"
         )
         yield Problem(
             "zero_optimization.stage",
-            f"0 does not go with training.precision {precision}: {reason}; use stage 1 (zero1: the same numbers, less "
-            "memory) or set training.precision to fp32",
+            f"0 does not work with training.precision {precision}: {reason}; use stage 1 (zero1: the same numbers, "
+            "less memory) or set training.precision to fp32",
         )
 
 
 def _offload_rules(config: RunConfig, zero: dict[str, Any], stage: int) -> Iterator[Problem]:
     optimizer, parameters = _section(zero, "offload_optimizer"), _section(zero, "offload_param")
     if _offloads(optimizer) and stage == 0:
-        text = "stage 0 keeps the whole optimizer on the device; use stage 1, 2 or 3"
+        text = "stage 0 keeps the optimizer on the device; use stage 1, 2 or 3"
         yield Problem("zero_optimization.offload_optimizer", text)
     if _offloads(parameters) and stage != 3:
         yield Problem("zero_optimization.offload_param", f"stage {stage} does not partition parameters; use stage 3")
     for name, section in (("offload_optimizer", optimizer), ("offload_param", parameters)):
         if section.get("device") == "nvme" and not section.get("nvme_path"):
             yield Problem(f"zero_optimization.{name}.nvme_path", "missing; device nvme needs a folder on that disk")
+    for name in ("pipeline_read", "pipeline_write"):
+        if optimizer.get("device") == "nvme" and optimizer.get(name) not in (*DISABLED, False):
+            text = f"{show_value(optimizer[name])}: on NVMe, writes would overlap setting and saving weights; remove it"
+            yield Problem(f"zero_optimization.offload_optimizer.{name}", text)
     if optimizer.get("device") == "nvme" and stage != 3:
         yield Problem("zero_optimization.offload_optimizer.device", f'"nvme" needs stage 3, not {stage}; use "cpu"')
 
 
 def _communication_rules(settings: dict[str, Any], zero: dict[str, Any], stage: int) -> Iterator[Problem]:
-    """ZeRO's reduce-scatter takes the gradients as they are, and its gather aligns to two elements."""
+    """Yield settings that ZeRO's reduce-scatter and all-gather cannot follow."""
     bucket = zero.get("allgather_bucket_size", "auto")
     if stage in (1, 2) and isinstance(bucket, int) and bucket % 2:
         text = f"{bucket}: stages 1 and 2 need an even number of elements; use {bucket + 1}"
@@ -226,9 +208,20 @@ def _communication_rules(settings: dict[str, Any], zero: dict[str, Any], stage: 
         if stood not in (neutral, "auto"):
             yield Problem(
                 path,
-                f"{show_value(stood)}: ZeRO stage {stage} with reduce_scatter does not scale gradients beforehand; "
+                f"{show_value(stood)}: ZeRO stage {stage} with reduce_scatter does not scale gradients first; "
                 "remove it, or set zero_optimization.reduce_scatter to false",
             )
+
+
+def _partition_rules(zero: dict[str, Any], stage: int, ranks: int) -> Iterator[Problem]:
+    """Yield settings of ZeRO-3's partitions that do not fit the ranks, and settings given under two names."""
+    size = zero.get("zero_hpz_partition_size", 1)
+    if size not in (*DISABLED, 1) and (stage != 3 or ranks % size):
+        text = f"{size}: needs stage 3 and a divisor of the {ranks} data-parallel ranks; remove it"
+        yield Problem("zero_optimization.zero_hpz_partition_size", text)
+    for name in zero:
+        if f"stage3_{name}" in zero:
+            yield Problem(f"zero_optimization.{name}", f"stage3_{name} is the same setting; remove one of them")
 
 
 def _offloads(section: dict[str, Any]) -> bool:

@@ -1,8 +1,4 @@
-"""The schema in words: what a setting expects, which settings there are, which one was meant; the reference of all.
-
-In: the pydantic classes of schema.py; a raw recipe, which chooses among those of the registry. Out: texts and names,
-docs/config.md as Markdown. Not here: loading, checking, files.
-"""
+"""Schema in words: what a setting expects, which settings exist, and which one a misspelt name means."""
 
 from __future__ import annotations
 
@@ -12,65 +8,47 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from ctxlm_ds.recipe.choices import CHOICES, Choice, listed
+from ctxlm_ds.recipe.choices import CHOICES, listed
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.yaml_source import write_yaml
 
 Path = tuple[str | int, ...]
 
 KNOWN_ELSEWHERE = {
-    "lr": "optimizer.learning_rate",
-    "adam_epsilon": "optimizer.eps",
-    "max_grad_norm": "optimizer.gradient_clipping",
-    "clip_grad": "optimizer.gradient_clipping",
-    "clip_norm": "optimizer.gradient_clipping",
-    "num_hidden_layers": "model.num_layers",
-    "num_heads": "model.num_attention_heads",
-    "n_layers": "model.num_layers",
-    "hidden_dropout_prob": "model.hidden_dropout",
-    "attention_probs_dropout_prob": "model.attention_dropout",
-    "ffn_hidden_size": "model.intermediate_size",
-    "hidden_act": "model.hidden_activation",
-    "max_seq_length": "data.seq_length",
-    "max_seq_len": "data.seq_length",
-    "dupe_factor": "data.num_duplicates",
-    "data_path": "data.train",
-    "train_data_path": "data.train",
-    "valid_data_path": "data.validation",
-    "sampling_alpha": "data.temperature",
-    "multilang_sampling_alpha": "data.temperature",
-    "epochs": "training.max_steps",
-    "num_train_epochs": "training.max_steps",
-    "mlm_probability": "objective.mask_prob",
-    "masked_lm_prob": "objective.mask_prob",
-    "whole_word_masking": "objective.whole_word",
-    "max_predictions_per_seq": "objective.max_predictions",
-    "train_batch_size": "training.global_batch_size",
-    "batch_size": "training.global_batch_size",
-    "train_micro_batch_size_per_gpu": "training.micro_batch_size",
-    "per_device_train_batch_size": "training.micro_batch_size",
-    "gradient_accumulation_steps": "training.global_batch_size",
-    "train_iters": "training.max_steps",
-    "num_train_steps": "training.max_steps",
-    "bf16": "training.precision",
-    "fp16": "training.precision",
-    "gradient_checkpointing": "training.activation_checkpointing",
-    "lr_decay_style": "schedule.name",
-    "lr_scheduler_type": "schedule.name",
-    "warmup_ratio": "schedule.warmup_fraction",
-    "warmup_proportion": "schedule.warmup_fraction",
-    "zero_stage": "deepspeed",
-    "save_interval": "checkpoint.interval_steps",
-    "eval_interval": "evaluation.interval_steps",
+    "optimizer.learning_rate": "lr",
+    "optimizer.eps": "adam_epsilon",
+    "optimizer.gradient_clipping": "max_grad_norm clip_grad clip_norm",
+    "model.num_layers": "num_hidden_layers n_layers",
+    "model.num_attention_heads": "num_heads",
+    "model.hidden_dropout": "hidden_dropout_prob",
+    "model.attention_dropout": "attention_probs_dropout_prob",
+    "model.intermediate_size": "ffn_hidden_size",
+    "model.hidden_activation": "hidden_act",
+    "data.seq_length": "max_seq_length max_seq_len",
+    "data.num_duplicates": "dupe_factor",
+    "data.train": "data_path train_data_path",
+    "data.validation": "valid_data_path",
+    "data.temperature": "sampling_alpha multilang_sampling_alpha",
+    "training.max_steps": "epochs num_train_epochs train_iters num_train_steps",
+    "objective.mask_prob": "mlm_probability masked_lm_prob",
+    "objective.whole_word": "whole_word_masking",
+    "objective.max_predictions": "max_predictions_per_seq",
+    "training.global_batch_size": "train_batch_size batch_size gradient_accumulation_steps",
+    "training.micro_batch_size": "train_micro_batch_size_per_gpu per_device_train_batch_size",
+    "training.precision": "bf16 fp16",
+    "training.activation_checkpointing": "gradient_checkpointing",
+    "schedule.name": "lr_decay_style lr_scheduler_type",
+    "schedule.warmup_fraction": "warmup_ratio warmup_proportion",
+    "deepspeed": "zero_stage",
+    "checkpoint.interval_steps": "save_interval",
+    "evaluation.interval_steps": "eval_interval",
 }
-"""Names that other systems use, and the setting that is meant."""
+"""Each setting with its names in other systems."""
 
 
 def dotted(path: Path) -> str:
-    """`("data", "validation", 0, "path")` -> `data.validation[0].path`."""
+    """Join a path: `("data", "validation", 0, "path")` becomes `data.validation[0].path`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
@@ -78,16 +56,13 @@ def dotted(path: Path) -> str:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class that an annotation stands for, itself or as a list's item, or None."""
+    """Return the section class of an annotation or of its items, or None."""
     candidates = [annotation, *get_args(annotation)]
     return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
 
 
 def all_settings() -> dict[str, FieldInfo]:
-    """Return every setting of a recipe (sections themselves left out), by its dotted path, in the schema's order.
-
-    A section that depends on a name has the settings of every entry.
-    """
+    """Return every setting by its dotted path; `model`, `objective` and `data` have those of every entry."""
     return dict(_settings_below(RunConfig, ()))
 
 
@@ -135,9 +110,9 @@ def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
 
 
 def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return what to say of an unknown setting (empty if nothing), and the setting that it most likely means."""
+    """Return the message about an unknown setting (may be empty), and the setting that it most likely means."""
     if path == ("pipeline",):
-        return "; slurm/pipeline.sh takes what stood here as settings of its own (docs/route.md)", None
+        return "; set it in slurm/route.sh instead (docs/route.md)", None
     if len(path) == 2 and (note := _note_of_owners(path, data)):
         return f": it is {note}", None
     meant = _meant_setting(path, data)
@@ -149,7 +124,7 @@ def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | Non
 
 
 def _note_of_owners(path: Path, data: Mapping[str, Any]) -> str:
-    """Return whose setting a path is, if it is one of other families, objectives or formats than the recipe's."""
+    """Return which other families, objectives or formats have a setting, in words; empty if none."""
     choice = CHOICES.get(str(path[0]))
     owners = choice.owners(str(path[-1])) if choice is not None and len(path) == 2 else []
     if choice is None or not owners:
@@ -173,9 +148,10 @@ def _meant_setting(path: Path, data: Mapping[str, Any]) -> str | None:
 
 
 def _setting_elsewhere(key: str, section: str) -> str | None:
-    """Return the setting anywhere that a name means; one of `section` before another of the same name."""
-    if key in KNOWN_ELSEWHERE:
-        return KNOWN_ELSEWHERE[key]
+    """Return the setting of any section that a name means; `section` goes first."""
+    for setting, names in KNOWN_ELSEWHERE.items():
+        if key in names.split():
+            return setting
     by_leaf: dict[str, str] = {}
     for path in sorted(all_settings(), key=lambda path: not path.startswith(f"{section}.")):
         by_leaf.setdefault(path.rsplit(".", 1)[-1], path)
@@ -184,7 +160,7 @@ def _setting_elsewhere(key: str, section: str) -> str | None:
 
 
 def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
-    """What a setting expects, in words: `a whole number above 0 or null`."""
+    """Return what a setting expects, in words: `a whole number from 1 to 10,000 or null`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
@@ -207,7 +183,7 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 
 
 def describe_field(field: FieldInfo) -> str:
-    """What a field of the schema expects, in words."""
+    """Return what a field of the schema expects, in words."""
     return describe_type(field.annotation, tuple(field.metadata))
 
 
@@ -217,105 +193,9 @@ def _constraints(items: list[Any]) -> tuple[Any, ...]:
 
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:
     names = ("gt", "ge", "lt", "le")
-    shown = {name: f"{getattr(item, name):g}" for item in metadata for name in names if hasattr(item, name)}
+    bounds = {name: getattr(item, name) for item in metadata for name in names if hasattr(item, name)}
+    shown = {name: f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for name, bound in bounds.items()}
     if "ge" in shown and "le" in shown:
         return f" from {shown['ge']} to {shown['le']}"
-    words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
-    return "".join(f" {words[name]} {bound}" for name, bound in shown.items())
-
-
-INTRODUCTION = """# Settings of a recipe
-
-Written from the schema (`ctxlm_ds/recipe/schema.py` and the registered families, objectives and sample formats) by
-`tools/write_config_docs.py`; `make check` compares the two.
-
-A recipe is a YAML file. `extends` names another one, shipped or your own, whose settings it starts from; sections
-merge, everything else is replaced. `--set section.name=value` on the command line comes last. Unknown names, wrong
-types and impossible combinations are reported all together, each with its place. Numbers may be written `6e-4` or
-`1_000_000`; `true` and `false` are the only truth values.
-
-`model.family`, `objective.name` and `data.sample_format` decide which further settings their sections have. A recipe
-that names another one than the recipe it extends keeps the inherited settings that both have; the others go.
-"""
-
-
-def render_reference() -> str:
-    """The whole page."""
-    top = {name: field for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is None}
-    parts = [INTRODUCTION, "## Top level\n", _table(top, "")]
-    for name, field in RunConfig.model_fields.items():
-        section = section_of(field.annotation)
-        if name in CHOICES:
-            parts += _parts_of_choice(CHOICES[name])
-        elif section is not None:
-            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section.model_fields, f"{name}.")]
-            parts += [_table_below(below, places) for below, places in _sections_below(section, f"{name}.").items()]
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _parts_of_choice(choice: Choice) -> list[str]:
-    """Return a section that depends on a name: what it always has, then what each entry adds."""
-    prefix, base = f"{choice.section}.", choice.base
-    parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base.model_fields, prefix, choice)]
-    for name, section in choice.classes().items():
-        own = {key: field for key, field in section.model_fields.items() if key not in base.model_fields}
-        parts += [f"### `{choice.path}: {name}`\n", f"{_sentence(section.__doc__)}\n"]
-        parts += [_table(own, prefix)] if own else ["No settings of its own.\n"]
-        parts += [_table_below(below, places) for below, places in _sections_below(section, prefix).items()
-                  if below not in _sections_below(base, prefix)]  # fmt: skip
-    return parts + [_table_below(below, places) for below, places in _sections_below(base, prefix).items()]
-
-
-def _sections_below(section: type[BaseModel], prefix: str) -> dict[type[BaseModel], list[str]]:
-    """Every kind of section below, with the places where it may stand: `a.b`, or `a.b[]` for items of a list."""
-    found: dict[type[BaseModel], list[str]] = {}
-    for name, field in section.model_fields.items():
-        below = section_of(field.annotation)
-        if below is None:
-            continue
-        place = f"{prefix}{name}[]" if get_origin(field.annotation) is list else f"{prefix}{name}"
-        found.setdefault(below, []).append(place)
-        for deeper, places in _sections_below(below, f"{place}.").items():
-            found.setdefault(deeper, []).extend(places)
-    return found
-
-
-def _table_below(section: type[BaseModel], places: list[str]) -> str:
-    """A kind of section, described once, wherever it stands."""
-    names = [f"each item of `{place[:-2]}`" if place.endswith("[]") else f"`{place}`" for place in places]
-    title = ", ".join(names)
-    plain = len(places) == 1 and "[]" not in places[0]
-    table = _table(section.model_fields, f"{places[0]}." if plain else "")
-    return f"{title[0].upper()}{title[1:]}: {_sentence(section.__doc__)}\n\n{table}"
-
-
-def _table(fields: Mapping[str, FieldInfo], prefix: str, choice: Choice | None = None) -> str:
-    lines = ["| Setting | Default | Expects | Meaning |", "|---|---|---|---|"]
-    for name, field in fields.items():
-        default, expects = _default(field), describe_field(field)
-        if choice is not None and name == choice.key:
-            default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.names())}"
-        lines.append(f"| `{prefix}{name}` | {default} | {expects} | {_cell(field.description)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
-        return "required"
-    if isinstance(field.default, BaseModel):
-        return "its own defaults"
-    return f"`{_inline(field.default)}`"
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
-    return write_yaml(value).removesuffix("...\n").strip()
-
-
-def _sentence(text: str | None) -> str:
-    return " ".join((text or "").split())
-
-
-def _cell(text: str | None) -> str:
-    return _sentence(text).replace("|", "\\|")
+    words = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
+    return ",".join(f" {words[name]} {bound}" for name, bound in shown.items())

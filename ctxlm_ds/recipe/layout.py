@@ -1,8 +1,4 @@
-"""What a layout over ranks needs: splits that come out even, and a ZeRO stage that goes with a pipeline.
-
-In: a RunConfig, the world size and ZeRO stage where they are known. Out: problems, all at once, each with its remedy.
-Not here: how parameters are split (parallel/placement.py), memory and time (planning/). Imports no torch.
-"""
+"""Checks of a layout over ranks: even splits, and a ZeRO stage that the pipeline supports. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from collections.abc import Iterator
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.schema import RunConfig
 
+MAX_WORLD_SIZE = 10**6
 PIPELINE_ZERO_STAGES = (0, 1)
 TENSOR = "parallel.tensor_parallel_size"
 PIPELINE = "parallel.pipeline_parallel_size"
@@ -19,12 +16,12 @@ PIPELINE = "parallel.pipeline_parallel_size"
 def layout_problems(
     config: RunConfig, world_size: int | None = None, zero_stage: int | None = None
 ) -> Iterator[Problem]:
-    """Everything that is wrong with a layout.
+    """Yield every problem of a layout.
 
     Args:
         config: a loaded recipe.
-        world_size: number of ranks; None where it is not known yet.
-        zero_stage: ZeRO stage; None where the DeepSpeed JSON has not been read.
+        world_size: number of ranks; None if it is not known yet.
+        zero_stage: ZeRO stage; None if the DeepSpeed JSON has not been read.
     """
     yield from _tensor_problems(config)
     yield from _sequence_problems(config)
@@ -35,12 +32,12 @@ def layout_problems(
 
 
 def model_parallel_size(config: RunConfig) -> int:
-    """Ranks that hold one copy of the model between them."""
+    """Return the number of ranks that share one copy of the model."""
     return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
 
 
 def data_parallel_size(config: RunConfig, world_size: int) -> int:
-    """Copies of the model; the world must be a multiple of the model's ranks (else rounded down, at least 1)."""
+    """Return the number of copies of the model, rounded down and at least 1."""
     return max(1, world_size // model_parallel_size(config))
 
 
@@ -50,109 +47,97 @@ def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from config.model.tensor_parallel_problems(size)
     if config.optimizer.name == "lamb" and config.kernels.optimizer == "apex":
-        yield Problem(
-            "kernels.optimizer",
-            f"apex's LAMB would take its trust ratios over the parts that {TENSOR} {size} leaves to each rank; "
-            "set auto or reference, which take them over whole parameters",
-            ("optimizer.name", TENSOR),
+        text = (
+            f"apex's LAMB would compute its trust ratios over the part of each rank ({TENSOR} {size}); "
+            "set auto or reference, which compute them over complete parameters"
         )
+        yield Problem("kernels.optimizer", text, ("optimizer.name", TENSOR))
 
 
 def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
     if not config.parallel.sequence_parallel:
         return
-    size, micro, length = (
-        config.parallel.tensor_parallel_size,
-        config.training.micro_batch_size,
-        config.data.seq_length,
-    )
+    size, micro = config.parallel.tensor_parallel_size, config.training.micro_batch_size
+    length = config.data.seq_length
     if size == 1:
-        yield Problem(
-            "parallel.sequence_parallel",
-            f"true, but {TENSOR} is 1: it shares positions between the ranks of one tensor-parallel group; set it to "
-            f"false, or {TENSOR} to 2 or more",
-            (TENSOR,),
+        text = (
+            f"true, but {TENSOR} is 1: it splits positions over tensor-parallel ranks; set it to false, or {TENSOR} "
+            "to 2 or more"
         )
+        yield Problem("parallel.sequence_parallel", text, (TENSOR,))
     elif micro * length % size:
         nearest = next(rows for rows in range(micro, micro + size + 1) if rows * length % size == 0)
-        yield Problem(
-            "parallel.sequence_parallel",
+        text = (
             f"training.micro_batch_size {micro} x data.seq_length {length} = {micro * length} positions do not split "
-            f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false",
-            (TENSOR, "training.micro_batch_size", "data.seq_length"),
+            f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false"
         )
+        yield Problem("parallel.sequence_parallel", text, (TENSOR, "training.micro_batch_size", "data.seq_length"))
 
 
 def _pipeline_problems(config: RunConfig) -> Iterator[Problem]:
     blocks, stages = config.model.num_blocks, config.parallel.pipeline_parallel_size
     if stages > blocks:
-        yield Problem(
-            PIPELINE,
-            f"{stages} stages for a model of {blocks} layers: every stage needs one; set it to {blocks} or less",
-            ("model",),
-        )
+        text = f"{stages} stages for a model of {blocks} layers: every stage needs one; set it to {blocks} or less"
+        yield Problem(PIPELINE, text, ("model",))
     by_hand = config.parallel.pipeline_layers
     if by_hand is None:
         return
     if len(by_hand) != stages:
-        yield Problem(
-            "parallel.pipeline_layers",
-            f"{by_hand} names {len(by_hand)} stages, but {PIPELINE} is {stages}; give one number a stage, or null to "
-            "let parallel.pipeline_partition decide",
-            (PIPELINE,),
+        text = (
+            f"{by_hand} has {len(by_hand)} stages, but {PIPELINE} is {stages}; give one number per stage, or null to "
+            "let parallel.pipeline_partition decide"
         )
+        yield Problem("parallel.pipeline_layers", text, (PIPELINE,))
     if sum(by_hand) != blocks:
-        yield Problem(
-            "parallel.pipeline_layers",
-            f"{by_hand} adds up to {sum(by_hand)}, but the model has {blocks} layers; change one",
-            ("model",),
-        )
+        text = f"{by_hand} adds up to {sum(by_hand)}, but the model has {blocks} layers; change one"
+        yield Problem("parallel.pipeline_layers", text, ("model",))
 
 
 def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Problem]:
-    """The ranks split into whole models, and the global batch into micro-batches over the data-parallel ranks."""
+    """Yield problems of splitting the ranks into models and the global batch into micro-batches."""
     rows, micro, ranks = config.training.global_batch_size, config.training.micro_batch_size, 1
+    if world_size is not None and not 1 <= world_size <= MAX_WORLD_SIZE:
+        yield Problem("world size", f"{world_size}: expected a number of ranks from 1 to {MAX_WORLD_SIZE:,}")
+        return
     if world_size is not None:
         together = model_parallel_size(config)
         if world_size % together:
             below = world_size // together * together
             choices = f"{below} or {below + together}" if below else str(together)
-            yield Problem(
-                "parallel",
+            text = (
                 f"{world_size} ranks do not split into groups of tensor_parallel_size "
                 f"{config.parallel.tensor_parallel_size} x pipeline_parallel_size "
-                f"{config.parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes",
-                (TENSOR, PIPELINE),
+                f"{config.parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes"
             )
+            yield Problem("parallel", text, (TENSOR, PIPELINE))
             return
         ranks = world_size // together
     unit = micro * ranks
     if rows % unit:
         below, above = rows // unit * unit, (rows // unit + 1) * unit
-        choices = f"{below} or {above}" if below else f"{above}"
+        if world_size is None:
+            choices = f"a multiple of {unit} x the data-parallel ranks"
+        else:
+            choices = f"{below} or {above}" if below else f"{above}"
         kind = "ranks" if model_parallel_size(config) == 1 else "data-parallel ranks"
         of = f"training.micro_batch_size {micro}" + (f" x {ranks} {kind} = {unit}" if world_size is not None else "")
         fitting = next((size for size in range(micro, 0, -1) if rows % (size * ranks) == 0), None)
         other = f", or training.micro_batch_size to {fitting}" if fitting else ""
-        yield Problem(
-            "training.global_batch_size",
-            f"{rows} is not a multiple of {of}; set it to {choices}{other}",
-            ("training.micro_batch_size",),
-        )
+        text = f"{rows} is not a multiple of {of}; set it to {choices}{other}"
+        yield Problem("training.global_batch_size", text, ("training.micro_batch_size",))
 
 
 def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:
-    """ZeRO stages that DeepSpeed's pipeline engine refuses."""
+    """Yield a problem if DeepSpeed's pipeline engine does not support the ZeRO stage."""
     stages = config.parallel.pipeline_parallel_size
     if stages > 1 and zero_stage not in PIPELINE_ZERO_STAGES:
         reason = (
-            "its gradients are added up over the micro-batches of a step, which stage 2 would reduce once each"
+            "it accumulates gradients over the micro-batches of a step, and stage 2 would reduce each of them"
             if zero_stage == 2
-            else "a stage would gather its weights anew for every micro-batch"
+            else "each stage would gather its weights for every micro-batch"
         )
-        yield Problem(
-            "zero_optimization.stage",
-            f"{zero_stage} does not go with {PIPELINE} {stages}: DeepSpeed's pipeline takes stages 0 and 1 only "
-            f"({reason}); use stage 1, or set {PIPELINE} to 1",
-            (PIPELINE,),
+        text = (
+            f"{zero_stage} does not work with {PIPELINE} {stages}: DeepSpeed's pipeline supports stages 0 and 1 only "
+            f"({reason}); use stage 1, or set {PIPELINE} to 1"
         )
+        yield Problem("zero_optimization.stage", text, (PIPELINE,))

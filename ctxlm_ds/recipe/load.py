@@ -1,13 +1,13 @@
-"""Recipes: from YAML files and `--set a.b=c` to one checked, frozen RunConfig.
+"""Loader of recipes: YAML files and `--set a.b=c` become one checked, frozen RunConfig.
 
-Files and overrides are laid over each other as plain data, each setting with its place (RawRecipe), then typed.
-In: a path or a shipped name, overrides. Out: RunConfig, or one ConfigError with every problem in it.
-Not here: what is impossible together (check.py), DeepSpeed's JSON (deepspeed.py). Imports no torch.
+Files and overrides are merged as plain data that remembers where each setting was written (RawRecipe), then validated.
+All problems are raised in one ConfigError. Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,25 +21,28 @@ from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import Path as SettingPath
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field
-from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.section import Section
-from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
+from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, YamlSource, read_yaml, write_yaml
+
+logger = logging.getLogger("ctxlm_ds")
 
 COMMAND_LINE = "--set "
-"""What the origin of a setting from the command line begins with."""
+"""Prefix of the origin of a setting from the command line."""
+MAX_EXTENDS = 20
 
 
 @dataclass(slots=True)
 class RawRecipe:
-    """Settings merged so far, where each came from, and what could not be read."""
+    """Settings merged so far, the origin of each, and problems of reading them."""
 
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[SettingPath, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
-        """Lay a source over what is there: sections merge, everything else is replaced."""
+        """Merge a source into the settings: sections merge, other values are replaced."""
 
         def where(path: SettingPath) -> str:
             return f"{name}:{source.lines[path]}" if path in source.lines and not below else name
@@ -66,8 +69,9 @@ class RawRecipe:
             if isinstance(value, dict) and isinstance(target.get(key, {}), dict):
                 self._merge_section(target.setdefault(key, {}), value, here, where)
             else:
+                if key in target:
+                    self._forget_below(here)
                 target[key] = value
-                self._forget_below(here)
                 self._remember_below(value, here, where)
 
     def _forget_below(self, path: SettingPath) -> None:
@@ -81,20 +85,20 @@ class RawRecipe:
             self._remember_below(item, (*path, key), where)
 
     def origin(self, path: SettingPath) -> str:
-        """File and line (or option) of a setting, or of the nearest section above it that was written."""
+        """Return file and line (or option) of a setting, or of the nearest section around it that was written."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins.get(path, "")
 
     def value(self, path: SettingPath) -> Any:
-        """The value at a path, as it was written."""
+        """Return the value at a path as it was written."""
         value: Any = self.data
         for part in path:
             value = value[part]
         return value
 
     def drop_settings_of_others(self) -> None:
-        """Drop settings that only other families, objectives and formats have: earlier versions saved all of them."""
+        """Drop settings that only other families, objectives and formats have; earlier versions saved all of them."""
         for choice in CHOICES.values():
             settings = self.data.get(choice.section)
             section = choice.find(settings)
@@ -105,7 +109,7 @@ class RawRecipe:
     def _switch(self, new: dict[str, Any]) -> None:
         """Drop inherited settings that a newly named family, objective or format does not have.
 
-        Those of the command line stay, to be told as unknown: the order of its options does not count.
+        Settings from the command line stay and are reported as unknown: the order of its options does not count.
         """
         for choice in CHOICES.values():
             old, settings = self.data.get(choice.section), new.get(choice.section)
@@ -114,10 +118,9 @@ class RawRecipe:
             before, after = choice.find(old), choice.find(settings)
             if before is None or after is None or before is after:
                 continue
-            gone = [key for key in old if key in before.model_fields and key not in after.model_fields]
-            self._drop(
-                choice.section, [key for key in gone if not self.origin((choice.section, key)).startswith(COMMAND_LINE)]
-            )
+            dropped = [key for key in old if key in before.model_fields and key not in after.model_fields]
+            dropped = [key for key in dropped if not self.origin((choice.section, key)).startswith(COMMAND_LINE)]
+            self._drop(choice.section, dropped)
             old[choice.key] = settings[choice.key]
 
     def _drop(self, section: str, keys: list[str]) -> None:
@@ -135,28 +138,33 @@ class RawRecipe:
 RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
 
-def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a recipe, what it extends, and overrides; check everything that can be known without a world size.
+def load_config(recipe: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> RunConfig:
+    """Load a recipe, the recipes that it extends, and overrides, and check the result.
 
     Args:
         recipe: path of a YAML file, or the name of a shipped one (`roberta-base`).
-        overrides: `a.b=c` each, the value in YAML; later ones win.
+        overrides: `a.b=c` each, the value in YAML; later ones replace earlier ones.
+        world_size: number of ranks; None if it is not known yet.
 
     Raises:
         ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
     """
     tree = RawRecipe()
-    for path in _recipe_chain(recipe):
-        tree.merge(read_yaml(_read_text(path), str(path)), str(path))
+    for path, source in _recipe_chain(recipe):
+        tree.merge(source, str(path))
+    given: dict[tuple[str, ...], str] = {}
     for override in overrides:
         key, source = _read_override(override, tree)
+        if given.setdefault(key, override) != override:
+            logger.info("note: --set %s replaces --set %s", override, given[key])
+        given[key] = override
         tree.merge(source, f"{COMMAND_LINE}{override}", key)
     tree.data.pop("extends", None)
-    return _validate(tree, f"recipe {recipe}")
+    return _validate(tree, f"recipe {recipe}", world_size)
 
 
 def load_saved_config(path: Path) -> RunConfig:
-    """Load the config.yaml of a run or checkpoint, also one that an earlier version wrote.
+    """Load the config.yaml of a run or checkpoint, including one that an earlier version wrote.
 
     Earlier versions saved the settings of every family, objective and format; those of others are dropped.
 
@@ -170,21 +178,23 @@ def load_saved_config(path: Path) -> RunConfig:
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved recipe as YAML; loading it gives an equal config."""
+    """Return the resolved recipe as YAML; loading it gives an equal config."""
     return write_yaml(config.model_dump(mode="json", exclude={"extends"}))
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the recipes in the package."""
+    """Return the names of the recipes in the package."""
     return sorted(path.stem for path in RECIPE_DIR.glob("*.yaml"))
 
 
 def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
-    """The file of a recipe named by path or shipped name; a path may be relative to the file that extends it.
+    """Return the file of a recipe given by path or shipped name; a path may be relative to the file that extends it.
 
     Raises:
-        ConfigError: there is none; the message has the nearest name.
+        ConfigError: there is none; the message suggests the nearest name.
     """
+    if problem := text_problem(str(recipe)):
+        raise ConfigError(f"recipe {problem}")
     shipped = RECIPE_DIR / f"{recipe}.yaml"
     is_name = isinstance(recipe, str) and "/" not in recipe and not recipe.endswith((".yaml", ".yml"))
     if is_name and shipped.is_file():
@@ -201,21 +211,21 @@ def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
     )
 
 
-def _recipe_chain(recipe: str | Path) -> list[Path]:
-    """The recipe's file after every file that it extends, the outermost base first."""
-    chain: list[Path] = []
+def _recipe_chain(recipe: str | Path) -> list[tuple[Path, YamlSource]]:
+    """Return the recipe after every recipe that it extends, the outermost base first."""
+    chain: dict[Path, tuple[Path, YamlSource]] = {}
     path = find_recipe(recipe)
     while True:
-        if path.resolve() in [other.resolve() for other in chain]:
-            raise ConfigError(
-                f"recipe {path}: `extends` goes round in a circle: "
-                + " -> ".join(str(other) for other in [*chain, path])
-            )
-        chain.append(path)
-        data = read_yaml(_read_text(path), str(path)).data
-        base = data.get("extends") if isinstance(data, dict) else None
+        names = [str(other) for other, _ in chain.values()] + [str(path)]
+        if path.resolve() in chain:
+            raise ConfigError(f"recipe {path}: `extends` forms a circle: {' -> '.join(names)}")
+        if len(names) > MAX_EXTENDS:
+            raise ConfigError(f"recipe {recipe}: more than {MAX_EXTENDS} recipes extend each other; merge some of them")
+        source = read_yaml(_read_text(path), str(path))
+        chain[path.resolve()] = (path, source)
+        base = source.data.get("extends") if isinstance(source.data, dict) else None
         if base is None:
-            return chain[::-1]
+            return [*chain.values()][::-1]
         if not isinstance(base, str):
             raise ConfigError(f"recipe {path}: extends: {show_value(base)}: expected one path or shipped name")
         try:
@@ -225,10 +235,14 @@ def _recipe_chain(recipe: str | Path) -> list[Path]:
 
 
 def _read_text(path: Path) -> str:
+    if path.stat().st_size > 4 * MAX_CHARACTERS:
+        raise ConfigError(f"recipe {path}: {path.stat().st_size:,} bytes are too long for a recipe")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"recipe {path}: not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror})") from error
 
 
 def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], YamlSource]:
@@ -237,22 +251,22 @@ def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], Yam
     if not equals or not all(parts):
         raise ConfigError(f"--set {override}: expected a.b=value, for example --set training.max_steps=1000")
     if parts == ("extends",):
-        raise ConfigError(f"--set {override}: `extends` belongs in a recipe; name that recipe with --config")
+        raise ConfigError(f"--set {override}: `extends` is for recipe files; name that recipe with --config")
     if _holds_text(parts, tree) and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
         return parts, YamlSource(value.strip())
     return parts, read_yaml(value, f"--set {override}")
 
 
 def _holds_text(path: SettingPath, tree: RawRecipe) -> bool:
-    """Whether a setting is text, so that `--set name=2024` needs no second pair of quotes past the shell's."""
+    """Return whether a setting is text, so that `--set name=2024` needs no quotes inside the quotes of the shell."""
     field_info = find_field(path, tree.data)
     return field_info is not None and field_info.annotation in (str, str | None)
 
 
-def _validate(tree: RawRecipe, title: str) -> RunConfig:
-    """The config, or every problem of the tree at once; what is wrong is left out for the cross-field checks."""
-    data = _whole_floats_as_ints(tree.data)
-    problems = [*tree.problems, *_unknown_names(tree, data)]
+def _validate(tree: RawRecipe, title: str, world_size: int | None = None) -> RunConfig:
+    """Return the config, or raise every problem; wrong settings are left out of the cross-field checks."""
+    data = integral_floats_as_ints(tree.data)
+    problems = [*tree.problems, *_unusable_texts(tree, data), *_unknown_names(tree, data)]
     suspicious = {path for problem in problems for path in (problem.path, *problem.involves)}
     config: RunConfig | None = None
     while config is None:
@@ -264,7 +278,7 @@ def _validate(tree: RawRecipe, title: str) -> RunConfig:
                 problems.append(problem)
                 suspicious.update((problem.path, *problem.involves))
                 _remove(data, details["loc"])
-    found = find_problems(config)
+    found = find_problems(config, world_size)
     problems += [
         problem
         for problem in found
@@ -274,8 +288,26 @@ def _validate(tree: RawRecipe, title: str) -> RunConfig:
     return config
 
 
+def _unusable_texts(tree: RawRecipe, data: dict[str, Any]) -> list[Problem]:
+    """Return texts that are neither names nor paths, and remove them from `data`."""
+    found: list[tuple[SettingPath, str]] = []
+
+    def visit(value: Any, path: SettingPath) -> None:
+        texts = [path[-1]] if path and isinstance(path[-1], str) else []
+        reasons = [reason for text in [*texts, value] if isinstance(text, str) and (reason := text_problem(text))]
+        found.extend((path, reason) for reason in reasons[:1])
+        if isinstance(value, (dict, list)) and not reasons:
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                visit(item, (*path, key))
+
+    visit(data, ())
+    for path, _ in found:
+        _remove(data, path)
+    return [Problem(ascii(dotted(path))[1:-1], reason, where=tree.origin(path)) for path, reason in found]
+
+
 def _unknown_names(tree: RawRecipe, data: dict[str, Any]) -> Iterator[Problem]:
-    """Yield each name that chooses no family, objective or format; its section leaves `data`: nobody knows it."""
+    """Yield each name that chooses no family, objective or format, and remove its section from `data`."""
     for choice in CHOICES.values():
         settings = data.get(choice.section)
         if isinstance(settings, dict) and (reason := choice.why_not(settings)) is not None:
@@ -284,12 +316,12 @@ def _unknown_names(tree: RawRecipe, data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _overlap(path: str, other: str) -> bool:
-    """Whether one dotted path is the other or lies below it."""
+    """Return whether one dotted path equals the other or is below it."""
     return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 
 def _placed(problem: Problem, tree: RawRecipe) -> Problem:
-    """The problem with the place where its setting, or another that it rests on, was written."""
+    """Return the problem with the place where its setting, or another that it involves, was written."""
     written = [path for path in (problem.path, *problem.involves) if tuple(path.split(".")) in tree.origins]
     return replace(problem, where=tree.origin(tuple(written[0].split("."))) if written else "")
 
@@ -333,20 +365,20 @@ def _type_hint(kind: str, value: Any, path: SettingPath, tree: RawRecipe) -> str
     return ""
 
 
-def _whole_floats_as_ints(value: Any) -> Any:
-    """A copy in which 1e6 is 1000000, so that it may stand where a whole number is expected."""
+def integral_floats_as_ints(value: Any) -> Any:
+    """Return a copy in which 1e6 is 1000000, so that it can be used for an integer setting."""
     if isinstance(value, dict):
-        return {key: _whole_floats_as_ints(item) for key, item in value.items()}
+        return {key: integral_floats_as_ints(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_whole_floats_as_ints(item) for item in value]
+        return [integral_floats_as_ints(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
 
 
 def _remove(data: dict[str, Any], path: SettingPath) -> None:
-    """Drop what stands at a path; a list with a wrong item goes as a whole."""
-    names = []
+    """Remove the value at a path; a list with a wrong item is removed completely."""
+    names: list[Any] = []
     for part in path:
         if isinstance(part, int):
             break
@@ -354,4 +386,5 @@ def _remove(data: dict[str, Any], path: SettingPath) -> None:
     holder: Any = data
     for name in names[:-1]:
         holder = holder.get(name, {})
-    holder.pop(names[-1], None)
+    if isinstance(holder, dict):
+        holder.pop(names[-1], None)

@@ -1,7 +1,4 @@
-"""Problems of a configuration: collected, each with its path, value and remedy, and raised together.
-
-In: what a loader or check found. Out: one ConfigError. Not here: what counts as a problem.
-"""
+"""Problems of a configuration: collected with path, value and remedy, and raised together as one error."""
 
 from __future__ import annotations
 
@@ -12,28 +9,30 @@ from dataclasses import dataclass
 from ctxlm_ds.errors import ConfigError
 
 MAX_VALUE_CHARACTERS = 80
+MAX_NAME_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One wrong setting or combination."""
 
     path: str
     """Dotted path of the setting."""
     text: str
     """What is wrong, the value, and what to do."""
     involves: tuple[str, ...] = ()
-    """Every setting that the finding rests on (`path` included without saying)."""
+    """Other settings that the finding depends on."""
     where: str = ""
-    """File and line, or the command-line option, that the value came from."""
+    """File and line, or command-line option, of the value."""
 
     def line(self) -> str:
+        """Return the problem as one line of a message."""
         where = f"  [{self.where}]" if self.where else ""
         return f"{self.path}: {self.text}{where}"
 
 
 class ProblemsError(ConfigError):
-    """Several problems told as one; can be pickled, as every error that ranks tell each other."""
+    """Several problems in one error; can be pickled, because ranks send errors to each other."""
 
     def __init__(self, text: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(text)
@@ -41,39 +40,47 @@ class ProblemsError(ConfigError):
 
 
 def raise_problems(title: str, problems: Sequence[Problem]) -> None:
-    """Raise one ProblemsError that lists every problem; nothing happens where there is none."""
-    if not problems:
-        return
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    raise ProblemsError("\n".join([f"{title}: {count}", *(f"  {problem.line()}" for problem in problems)]), problems)
+    """Raise one ProblemsError that lists every problem, or return if there are none."""
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = [f"{title}: {count}", *(f"  {problem.line()}" for problem in problems)]
+        raise ProblemsError("\n".join(lines), problems)
 
 
 def nearest_name(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate most like `name` (a slip of the keyboard, another spelling), or None.
-
-    `cutoff` is the least similarity (difflib's ratio, 0 to 1).
-    """
+    """Return the candidate most similar to `name` (difflib ratio of at least `cutoff`), or None."""
+    if len(name) > MAX_NAME_CHARACTERS:
+        return None
     by_folded = {_fold(candidate): candidate for candidate in candidates}
     matches = difflib.get_close_matches(_fold(name), list(by_folded), n=1, cutoff=cutoff)
     return by_folded[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; did you mean X?`, or nothing where no candidate is near."""
+    """Return `; did you mean X?` for the end of a message, or an empty text if no candidate is similar."""
     near = nearest_name(name, candidates)
     return f"; did you mean {near}?" if near else ""
 
 
+def text_problem(text: str) -> str | None:
+    """Return why a text can be neither a name nor a path, or None if it can."""
+    if any(ord(character) < 32 or ord(character) == 127 or 0xD800 <= ord(character) < 0xE000 for character in text):
+        return f"{ascii(text)[:MAX_VALUE_CHARACTERS]}: control characters and bytes that are not UTF-8 are not allowed"
+    if len(text.encode()) > 4095 or any(len(part.encode()) > 255 for part in text.split("/")):
+        return f"{show_value(text)}: too long for a file system (255 bytes per name, 4,095 per path)"
+    return None
+
+
 def show_value(value: object) -> str:
-    """A value as a person would write it, cut to one short line."""
+    """Return a value as a person would write it, cut to one short line."""
     if isinstance(value, str):
-        text = f'"{value}"'
+        text = f'"{value[:MAX_VALUE_CHARACTERS]}"'
     elif value is None:
         text = "null"
     elif isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, dict):
-        text = "a section with " + (", ".join(map(str, value)) or "nothing in it")
+        text = "a section with " + (", ".join(map(str, value)) or "no settings")
     else:
         text = str(value)
     return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 1] + "…"

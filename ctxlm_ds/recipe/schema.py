@@ -1,6 +1,7 @@
-"""The recipe: every setting of a pretraining run, typed, documented and checked without torch.
+"""Schema of a recipe: every setting of a pretraining run with its type, range and documentation.
 
-The settings of `model`, `objective` and `data` stand in sections.py and beside each family, objective and format.
+The settings of `model`, `objective` and `data` are in sections.py and in the config of each family, objective and
+format. Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,157 +11,176 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, WrapValidator
 
 from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
-from ctxlm_ds.recipe.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
+from ctxlm_ds.recipe.section import (
+    NonNegativeFloat,
+    NonNegativeSteps,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    PositiveSteps,
+    Probability,
+    Section,
+    SmallInt,
+)
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
-FIXED_WHATEVER_THE_ROWS = ("model", "objective", "training.seed", "optimizer.name")
-"""Settings that a run cannot change when it resumes, beside those that decide its rows (DataSection.fixed)."""
+FIXED_SETTINGS = ("model", "objective", "training.seed", "optimizer.name")
+"""Settings that a run cannot change when it resumes, in addition to those that decide its rows (DataSection.fixed)."""
+
+LearningRate = Annotated[float, Field(ge=0.0, le=1000.0)]
+MicroBatch = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class TokenizerConfig(Section):
-    """Which tokenizer made the dataset."""
+    """Tokenizer that encoded the datasets."""
 
     path: str | None = None
     """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
 
 
 class OptimizerConfig(Section):
-    """Weights' update. Biases and LayerNorm weights are never decayed."""
+    """Optimizer of the weights."""
 
     name: Literal["adamw", "lamb", "from_ds_config"] = "adamw"
-    """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (the DeepSpeed JSON's, whole)."""
-    learning_rate: PositiveFloat = 1e-4
+    """`adamw`, `lamb` (You 2019, exact under every ZeRO stage) or `from_ds_config` (that of the DeepSpeed JSON)."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1000.0)] = 1e-4
     """Peak learning rate."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     """Decay rates of the two moments."""
-    eps: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
-    weight_decay: NonNegativeFloat = 0.01
+    eps: PositiveFraction = 1e-6
+    """Added to the square root of the second moment."""
+    weight_decay: LearningRate = 0.01
     """Decoupled weight decay."""
+    decay_biases: bool = False
+    """Also decay biases and LayerNorm weights, as fairseq does (RoBERTa); BERT's and NVIDIA's code does not."""
+    trust_ratio: Literal["weights", "all"] = "weights"
+    """`lamb` only: parameters whose step is scaled by ||weight|| / ||step||: `weights` (all but biases and LayerNorm,
+    as the authors' code) or `all` (as the paper's algorithm 2). Neither depends on weight_decay."""
     gradient_clipping: NonNegativeFloat = 1.0
-    """Largest global gradient norm; 0 switches clipping off (RoBERTa)."""
+    """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
 
 
 class ScheduleConfig(Section):
-    """Learning rate by step: a linear warmup, then the named decay."""
+    """Learning rate per step: a linear warmup, then the named decay."""
 
     name: Literal["linear", "polynomial", "cosine", "inverse_sqrt", "wsd", "constant"] = "linear"
     """Shape after the warmup; `wsd` is warmup-stable-decay."""
-    warmup_steps: NonNegativeInt | None = None
+    warmup_steps: NonNegativeSteps | None = None
     """Steps of warmup; give this or warmup_fraction."""
     warmup_fraction: Probability | None = None
-    """Warmup as a share of total_steps, rounded down to a whole step; neither given is no warmup."""
-    total_steps: PositiveInt | None = None
+    """Warmup as a fraction of total_steps, rounded down; no warmup if neither is given."""
+    total_steps: PositiveSteps | None = None
     """Schedule step at which the decay ends; null is start_step + training.max_steps."""
-    start_step: NonNegativeInt = 0
-    """Schedule step of the run's first step (a second phase that goes on along the first one's line)."""
-    final_learning_rate: NonNegativeFloat = 0.0
+    start_step: NonNegativeSteps = 0
+    """Schedule step of the run's first step (for a second phase that continues the schedule of the first)."""
+    final_learning_rate: LearningRate = 0.0
     """Learning rate at total_steps and after."""
     power: PositiveFloat = 1.0
     """Exponent of `polynomial`."""
     decay_from: Literal["warmup", "start"] = "warmup"
-    """`linear` and `polynomial`: `warmup` falls from the peak where the warmup ends (transformers, fairseq); `start`
-    counts the decay from step 0, so that it has fallen a little by then (the code of BERT and of NVIDIA's LAMB)."""
+    """`linear`, `polynomial`, `cosine`: `warmup` starts the decay when the warmup ends (transformers, fairseq). `start`
+    counts it from step 0, so the warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
-    """Last share of total_steps in which `wsd` decays."""
+    """Fraction of total_steps, at the end, in which `wsd` decays."""
 
 
 class TrainingConfig(Section):
-    """The loop: batch, limits, precision."""
+    """Training loop: batch sizes, limits, precision."""
 
-    global_batch_size: PositiveInt = 256
-    """Rows an optimizer step, over all ranks."""
-    micro_batch_size: PositiveInt = 8
-    """Rows a rank computes at once."""
-    max_steps: PositiveInt = 1000
+    global_batch_size: PositiveSteps = 256
+    """Rows per optimizer step, over all ranks."""
+    micro_batch_size: MicroBatch = 8
+    """Rows per rank in one forward pass."""
+    max_steps: PositiveSteps = 1000
     """Stop after this many optimizer steps."""
     max_tokens: PositiveInt | None = None
     """Stop after this many non-padding tokens."""
     max_hours: PositiveFloat | None = None
-    """Stop (with a checkpoint) after this much wall time of this process."""
-    seed: NonNegativeInt = 1234
+    """Stop with a checkpoint after this wall time of this process."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     """Seed of weights, data order, masks and dropout."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Data type of parameters and activations; master weights and moments are always fp32."""
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Data type in which micro-batches' gradients are added up."""
-    initial_loss_scale_power: NonNegativeInt = 16
+    """Data type in which the gradients of micro-batches are accumulated."""
+    initial_loss_scale_power: Annotated[int, Field(ge=0, le=64)] = 16
     """fp16 only: dynamic loss scaling starts at 2 to this power."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     compile: bool = False
-    """torch.compile every transformer layer (about 1.2x at length 512; a minute or more at the start)."""
+    """Apply torch.compile to every transformer layer (about 1.2x at length 512; a minute or more at the start)."""
     deterministic: bool = False
-    """Deterministic CUDA algorithms: bitwise resume on GPUs, somewhat slower."""
+    """Use deterministic CUDA algorithms: bitwise resume on GPUs, somewhat slower."""
 
 
 class ParallelConfig(Section):
-    """How the model is laid out over ranks; data-parallel size is what remains of the world."""
+    """Layout of the model over ranks. The data-parallel size is the world size divided by the other two."""
 
-    tensor_parallel_size: PositiveInt = 1
+    tensor_parallel_size: SmallInt = 1
     """Ranks that share each layer's weights; must divide the attention heads and the feed-forward width."""
-    pipeline_parallel_size: PositiveInt = 1
-    """Consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
+    pipeline_parallel_size: SmallInt = 1
+    """Pipeline stages: consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
     sequence_parallel: bool = False
-    """Share positions between tensor-parallel ranks where weights are not shared (LayerNorm, dropout): less memory."""
+    """Split positions over tensor-parallel ranks in LayerNorm and dropout, whose weights are not split: less memory."""
     pipeline_partition: Literal["parameters", "time", "uniform"] = "parameters"
-    """What pipeline stages share evenly: `parameters`, computing `time`, or the number of layers (`uniform`)."""
-    pipeline_layers: list[PositiveInt] | None = None
-    """Transformer layers of each stage by hand; null lets pipeline_partition decide."""
-    vocab_multiple: PositiveInt = 1
+    """What is balanced over pipeline stages: `parameters`, compute `time`, or the number of layers (`uniform`)."""
+    pipeline_layers: list[SmallInt] | None = None
+    """Number of transformer layers per stage; null lets pipeline_partition decide."""
+    vocab_multiple: SmallInt = 1
     """Each tensor-parallel rank's vocabulary rows are padded to a multiple of this (not in checkpoints or exports)."""
 
 
 class EvaluationConfig(Section):
-    """Held-out figures during the run."""
+    """Evaluation on held-out data during the run."""
 
-    interval_steps: NonNegativeInt = 1000
-    """Evaluate every so many steps, and at the end; 0 only at the end."""
-    max_rows: PositiveInt = 2048
-    """Rows of each validation source to evaluate."""
+    interval_steps: NonNegativeSteps = 1000
+    """Steps between evaluations, which also run at the end; 0 evaluates only at the end."""
+    max_rows: PositiveSteps = 2048
+    """Rows to evaluate per validation source."""
 
 
 class CheckpointConfig(Section):
     """Saving and rotation."""
 
-    interval_steps: PositiveInt = 1000
-    """Save every so many steps, and at the end."""
+    interval_steps: PositiveSteps = 1000
+    """Steps between checkpoints; the end of the run is also saved."""
     interval_minutes: PositiveFloat | None = None
-    """Also save when this much time has passed since the last save."""
-    keep_last: PositiveInt = 3
-    """Newest checkpoints to keep."""
-    keep_every_steps: PositiveInt | None = None
+    """Also save when this many minutes have passed since the last save."""
+    keep_last: SmallInt = 3
+    """Number of newest checkpoints to keep."""
+    keep_every_steps: PositiveSteps | None = None
     """Checkpoints at multiples of this are never removed."""
     overlap: bool = True
-    """Copy the states to CPU memory and write them while training goes on; false: training waits for the disk. A last
-    checkpoint, and one at a stop signal, are always waited for."""
-    max_failed_saves: NonNegativeInt = 3
-    """Saves in a row that may fail (a full or read-only disk) before the run stops; 0 stops at the first. Those tried
-    again between two intervals do not count."""
+    """Copy the states to CPU memory and write them while training continues; false waits for the disk. Training always
+    waits for the last checkpoint and for one after a stop signal."""
+    max_failed_saves: NonNegativeSteps = 3
+    """Consecutive saves that may fail (a full or read-only disk) before the run stops; 0 stops at the first. Retries
+    between two intervals do not count."""
 
 
 class AnomaliesConfig(Section):
-    """What happens at a loss or gradient that is not finite, or at a loss spike (docs/reliability.md). Whatever it is,
-    the batch's gradients are not applied, and its rows are logged."""
+    """Reaction to a loss or gradient that is not finite, or to a loss spike (docs/reliability.md). The gradients of
+    such a batch are never applied, and its rows are logged."""
 
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
     """A loss or gradient norm that is NaN or infinite: `stop` with an error, `skip` the batch without an update, or
-    `rollback` to the last checkpoint and pass over the rows since. An fp16 overflow counts only where the loss scale
-    can fall no further."""
+    `rollback` to the last checkpoint and skip the rows since. An fp16 overflow counts only if the loss scale cannot be
+    lowered further."""
     spike: Literal["ignore", "skip", "rollback"] = "ignore"
-    """A loss more than spike_threshold standard deviations above the mean of the last spike_window_steps good steps."""
+    """Reaction to a loss more than spike_threshold standard deviations above the mean of the last spike_window_steps
+    good steps."""
     spike_threshold: PositiveFloat = 6.0
-    """Standard deviations."""
-    spike_window_steps: PositiveInt = 100
-    """Good steps that mean and standard deviation are taken over; no loss is a spike before there are so many."""
-    max_skips: PositiveInt = 10
-    """Batches that may be skipped in a row; the next one stops the run."""
-    max_rollbacks: NonNegativeInt = 3
-    """Times that a run may go back; the next anomaly after them stops it."""
+    """Number of standard deviations."""
+    spike_window_steps: Annotated[int, Field(ge=1, le=10**6)] = 100
+    """Number of good steps for mean and standard deviation; before that, no loss counts as a spike."""
+    max_skips: PositiveSteps = 10
+    """Consecutive batches that may be skipped; the next one stops the run."""
+    max_rollbacks: NonNegativeSteps = 3
+    """Rollbacks per run; the next anomaly stops it."""
 
 
 class WatchdogConfig(Section):
-    """Limits after which a rank that does not get on writes every thread's stack to RUN/attempts and ends the job."""
+    """Time limits. A rank that exceeds one writes the stack of every thread to RUN/attempts and ends the job."""
 
     step_minutes: PositiveFloat | None = 30.0
     """A training step or evaluation batch; null: no limit."""
@@ -171,25 +191,25 @@ class WatchdogConfig(Section):
 
 
 class LoggingConfig(Section):
-    """What a person and a program can follow."""
+    """Progress output and metrics files."""
 
-    interval_steps: PositiveInt = 10
+    interval_steps: PositiveSteps = 10
     """Steps between lines of metrics.jsonl, TensorBoard points and log lines."""
     tensorboard: bool = True
     """Write RUN/tensorboard."""
 
 
 class ProfilerConfig(Section):
-    """A torch-profiler window."""
+    """Window of steps recorded with the torch profiler."""
 
-    start_step: NonNegativeInt = 10
+    start_step: NonNegativeSteps = 10
     """First step recorded."""
-    num_steps: NonNegativeInt = 0
+    num_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps recorded; 0 switches the profiler off. Traces go to RUN/profile."""
 
 
 class KernelsConfig(Section):
-    """Which implementation computes an operation; `auto` takes the fastest that runs here, a named one must run."""
+    """Implementation of each operation. `auto` takes the fastest that runs here; a named one must run."""
 
     attention: Literal["auto", "reference", "sdpa", "varlen"] = "auto"
     """`reference` (plain softmax), `sdpa` (torch), `varlen` (FlashAttention over packed rows, CUDA)."""
@@ -206,16 +226,16 @@ class KernelsConfig(Section):
 
 
 class RunConfig(Section):
-    """A whole recipe."""
+    """A complete recipe."""
 
     extends: str | None = None
     """Recipe (a shipped name or a path) whose settings this one starts from."""
     name: str = "run"
-    """Name of the run; used in titles and the model card."""
+    """Name of the run, used in titles and the model card (at most 100 characters)."""
     run_dir: str | None = None
     """Run directory; null is runs/NAME."""
     initialize_from: str | None = None
-    """Run, checkpoint or Hugging Face folder whose weights alone start this run (fresh optimizer, schedule, data)."""
+    """Run, checkpoint or Hugging Face folder that initializes the weights; everything else starts at step 0."""
     deepspeed: str | None = None
     """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
     model: Annotated[SerializeAsAny[ModelSection], WrapValidator(MODEL.validate)] = Field(
@@ -257,5 +277,5 @@ class RunConfig(Section):
 
     @property
     def fixed_settings(self) -> tuple[str, ...]:
-        """What fixes the model and the order and content of the rows: a change would make another run."""
-        return (*FIXED_WHATEVER_THE_ROWS, *(f"data.{name}" for name in self.data.fixed))
+        """Settings that fix the model and the order and content of the rows; a run with others is another run."""
+        return (*FIXED_SETTINGS, *(f"data.{name}" for name in self.data.fixed))

@@ -1,7 +1,4 @@
-"""What every section of a recipe is made of: the base class and the kinds of numbers.
-
-In: nothing. Out: names for schema.py and sections.py. Not here: any setting.
-"""
+"""Base class of every section of a recipe, and the number types of settings. Every number has an upper bound."""
 
 from __future__ import annotations
 
@@ -9,11 +6,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**15)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**15)]
+PositiveSteps = Annotated[int, Field(ge=1, le=10**9)]
+"""Optimizer steps, or rows of a step."""
+NonNegativeSteps = Annotated[int, Field(ge=0, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+"""One dimension of a tensor."""
+SmallInt = Annotated[int, Field(ge=1, le=10_000)]
+"""Number of layers, ranks, passes, and other things that a person can count."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class Section(BaseModel):

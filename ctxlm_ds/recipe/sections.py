@@ -1,7 +1,7 @@
-"""What every `model`, `objective` and `data` section has, whichever family, objective or sample format it names.
+"""Base classes of the `model`, `objective` and `data` sections.
 
-Generic code sees these classes only and calls their hooks; a registered family, objective or sample format brings a
-subclass with its own settings. Imports no torch.
+Generic code uses these classes and their hooks only. A registered family, objective or sample format adds a subclass
+with further settings. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from ctxlm_ds.recipe.section import Section, Width
 
 
 class ModelSection(Section):
-    """The shape of a model; its further settings are those of its family."""
+    """Shape of a model; the family adds further settings."""
 
     same_function: ClassVar[tuple[str, ...]] = ("family",)
-    """Settings that change what the model computes but no shape: `initialize_from` compares them."""
+    """Settings that change what the model computes but no shape; `initialize_from` compares them."""
     double_separator: ClassVar[bool] = False
-    """Whether two separators stand between the segments of a pair."""
+    """True if a pair has two separators between its segments."""
 
     family: str
     """Name of a registered family."""
-    vocab_size: PositiveInt | None = None
-    """Rows of the embedding; null takes the tokenizer's size. Larger than the tokenizer is allowed, smaller is not."""
+    vocab_size: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """Rows of the embedding, at least the size of the tokenizer; null takes that size."""
 
     @property
     def num_blocks(self) -> int:
-        """Number of repeated layers, before which a pipeline may be cut."""
+        """Number of repeated layers; a pipeline may be cut before each."""
         raise NotImplementedError
 
     @property
@@ -40,61 +40,61 @@ class ModelSection(Section):
 
     @property
     def width(self) -> int | None:
-        """Width of most layers, from which ZeRO-3's bucket sizes follow; None leaves them to DeepSpeed."""
+        """Width of most layers, which decides the bucket sizes of ZeRO-3; None leaves them to DeepSpeed."""
         return None
 
     @property
     def drops(self) -> bool:
-        """Whether any dropout is above 0."""
+        """True if any dropout is above 0."""
         return False
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        """Names of settings without effect beside the others; a warning names those that were changed."""
+        """Names of settings that have no effect with the others; a note lists those that were changed."""
         return ()
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is impossible in this section alone."""
+        """Yield problems of this section alone."""
         yield from ()
 
     def row_problems(self, data: DataSection) -> Iterator[Problem]:
-        """Yield what keeps the model from reading the rows."""
+        """Yield reasons why the model cannot read the rows."""
         yield from ()
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        """Yield what keeps `size` tensor-parallel ranks from sharing the layers."""
+        """Yield reasons why `size` tensor-parallel ranks cannot split the layers."""
         yield from ()
 
 
 class ObjectiveSection(Section):
-    """What the model learns to predict; its further settings are those of its objective."""
+    """Pretraining objective; the objective adds further settings."""
 
     name: str
     """Name of a registered objective."""
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        """Names of settings without effect beside the others; a warning names those that were changed."""
+        """Names of settings that have no effect with the others; a note lists those that were changed."""
         return ()
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
-        """Yield what is impossible in this section, alone or with the rows."""
+        """Yield problems of this section, alone or with the rows."""
         yield from ()
 
 
 class TrainSource(Section):
-    """One dataset to train on; its path alone may stand for it."""
+    """One training dataset; may be written as its path alone."""
 
     SHORT_FORM: ClassVar[str] = "path"
 
     path: str
     """Dataset prefix (without .bin/.idx)."""
-    weight: PositiveFloat | None = None
-    """Share of the rows in proportion to the other sources' (data.blend `weighted` or `megatron`)."""
-    epochs: PositiveFloat | None = None
-    """Passes over it in one epoch of the run, 1.5 and 0.5 too; null is 1 (data.blend `concatenate`)."""
+    weight: Annotated[float, Field(gt=0.0, le=1e15)] | None = None
+    """Relative share of the rows (data.blend `weighted` or `megatron`)."""
+    epochs: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None
+    """Passes over the dataset per epoch of the run; fractions are allowed, null is 1 (data.blend `concatenate`)."""
     name: str | None = None
-    """Name in tables and held-out figures; null is the last part of the path."""
+    """Name in tables and metrics; null is the last part of the path."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,67 +111,67 @@ class ValidationSource(Section):
     """One held-out dataset."""
 
     name: str
-    """Name under which its figures appear (`eval/NAME/…`)."""
+    """Name in the metrics (`eval/NAME/…`)."""
     path: str
     """Dataset prefix (without .bin/.idx)."""
     part: Literal["all", "train", "valid", "test"] = "all"
-    """Which part of data.split; `all` takes every document."""
+    """Part of data.split; `all` takes every document."""
 
 
 class DataSection(Section):
-    """From indexed datasets to rows of a batch; its further settings are those of its sample format."""
+    """Datasets and how they become rows; the sample format adds further settings."""
 
     fixed: ClassVar[tuple[str, ...]] = ("blend", "temperature", "split", "seq_length", "sample_format")
-    """Settings that a run cannot change when it resumes, for they decide its rows."""
+    """Settings that decide the rows; a run cannot change them when it resumes."""
     by_sentence: ClassVar[bool] = False
-    """Whether a sequence of its datasets should be a sentence (preprocess_data.py --split-sentences)."""
+    """True if each sequence of the datasets should be a sentence (preprocess_data.py --split-sentences)."""
     ends_documents: ClassVar[bool] = False
-    """Whether its datasets must end each document with the separator (preprocess_data.py --append-eod)."""
+    """True if the datasets must end each document with the separator (preprocess_data.py --append-eod)."""
 
     train: list[TrainSource] = []
     """Datasets to train on."""
     blend: Literal["concatenate", "weighted", "temperature", "megatron"] = "concatenate"
-    """How they are mixed. `concatenate`: each source's rows as often as its epochs say, all shuffled together.
-    `weighted`: shares by weight, whatever the sizes. `temperature`: shares in proportion to rows^(1/temperature).
-    `megatron`: Megatron's order of sources (weights, or rows if none has one)."""
-    temperature: Annotated[float, Field(ge=1.0)] = 1.0
-    """`temperature` blends: 1 is in proportion to the rows, higher is more even (mBERT 1/0.7, XLM-R 1/0.3)."""
+    """How training datasets are mixed. `concatenate`: all rows, repeated by `epochs`, shuffled together. `weighted`:
+    shares by weight, independent of size. `temperature`: shares proportional to rows^(1/temperature). `megatron`:
+    Megatron's order of sources (by weight, or by rows if none has one)."""
+    temperature: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0
+    """For `temperature` blends: 1 is proportional to the rows, higher is more even (mBERT 1/0.7, XLM-R 1/0.3)."""
     split: str | None = None
-    """Document-wise train, valid and test shares of each training dataset as in Megatron, `969,30,1`; trains on the
-    first and, if data.validation is empty, evaluates each source's second. null trains on every document."""
+    """Train, valid and test shares of each training dataset, by document, as in Megatron: `969,30,1`. The run trains on
+    the first and, if data.validation is empty, evaluates the second. null trains on every document."""
     validation: list[ValidationSource] = []
-    """Held-out datasets, evaluated a source at a time."""
-    seq_length: PositiveInt = 128
-    """Positions in a row, special tokens included."""
+    """Held-out datasets, each evaluated separately."""
+    seq_length: Width = 128
+    """Positions per row, special tokens included."""
     sample_format: str
     """Name of a registered sample format."""
     sample_index_dir: str | None = None
-    """Where sample indexes are kept; null keeps them beside each dataset."""
-    num_workers: NonNegativeInt = 1
+    """Folder of the sample indexes; null stores them next to each dataset."""
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 1
     """Loader worker processes per rank; 0 loads in the training process. Results do not depend on it."""
-    prefetch_steps: PositiveInt = 2
-    """Optimizer steps of batches each worker prepares ahead."""
+    prefetch_steps: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Optimizer steps that each worker prepares ahead."""
 
     @property
     def shares_rows(self) -> bool:
-        """Whether a row holds several sequences that never see each other."""
+        """True if a row may hold several sequences that do not attend to each other."""
         return False
 
     @property
     def sequences_per_row(self) -> int:
-        """Sequence slots of a row."""
+        """Maximum number of sequences per row."""
         return 1
 
     @property
     def passes(self) -> int:
-        """Passes over a dataset in one epoch of its sample index."""
+        """Passes over a dataset per epoch of its sample index."""
         return 1
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        """Names of settings without effect beside the others; a warning names those that were changed."""
+        """Names of settings that have no effect with the others; a note lists those that were changed."""
         return ()
 
     def problems(self, model: ModelSection) -> Iterator[Problem]:
-        """Yield what is impossible in this section, alone or with the model."""
+        """Yield problems of this section, alone or with the model."""
         yield from ()

@@ -1,8 +1,4 @@
-"""What the sources of a recipe must be: names, weights, epochs, shares of a split.
-
-In: a RunConfig. Out: problems; the names of training sources; a split as three shares. Not here: anything that needs
-the datasets (data/stream/splits.py, data/stream/blend.py).
-"""
+"""Checks of the data sources of a recipe: names, weights, epochs, shares of a split. Does not open the datasets."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 
 
 def source_names(config: RunConfig) -> list[str]:
-    """A name for each training source: its own, or the last part of its path, or the path where that is taken."""
+    """Return a name for each training source: the given one, else the last part of its path, else the path if taken."""
     short = [source.name or os.path.basename(source.path.rstrip("/")) for source in config.data.train]
     taken = Counter(short)
     return [
@@ -31,10 +27,9 @@ def source_names(config: RunConfig) -> list[str]:
 
 
 def split_shares(text: str) -> tuple[float, float, float]:
-    """Shares of train, valid and test that add up to 1; missing ones are 0.
+    """Return the shares of train, valid and test, which add up to 1; missing ones are 0.
 
-    Megatron's arithmetic (blended_megatron_dataset_config.py), without its leniency: any text between numbers
-    separates them there.
+    Follows Megatron's blended_megatron_dataset_config.py, which accepts any text between the numbers.
 
     Raises:
         ConfigError: not one to three numbers of at least 0 with a first one above 0.
@@ -53,25 +48,26 @@ def split_shares(text: str) -> tuple[float, float, float]:
 
 
 def source_problems(config: RunConfig) -> Iterator[Problem]:
-    """Sources that are named wrongly, twice, or with settings that their blend does not know."""
+    """Yield sources with wrong or duplicate names, or with settings that their blend does not use."""
     named = [(f"data.train[{index}]", source.path) for index, source in enumerate(config.data.train)]
     named += [(f"data.validation[{index}].path", source.path) for index, source in enumerate(config.data.validation)]
     for path, prefix in named:
         if prefix.endswith((".bin", ".idx")):
-            yield Problem(path, f"{prefix}: give the prefix without the ending: {prefix[:-4]}", (path.split("[")[0],))
+            text = f"{prefix}: give the prefix without the extension: {prefix[:-4]}"
+            yield Problem(path, text, (path.split("[")[0],))
     for section, names in (
         ("data.train", [source.name for source in config.data.train if source.name is not None]),
         ("data.validation", [source.name for source in config.data.validation]),
     ):
         for name, count in Counter(names).items():
             if count > 1:
-                yield Problem(section, f'{count} sources are named "{name}"; give each its own name')
+                yield Problem(section, f'{count} sources are named "{name}"; give each another name')
     for prefix, count in Counter(os.path.realpath(source.path) for source in config.data.train).items():
         if count > 1:
             yield Problem(
                 "data.train",
-                f"{prefix} stands there {count} times: its rows would come again with the same masks; name it once, "
-                "with `epochs` or a larger `weight`",
+                f"{prefix} is listed {count} times: its rows would repeat with the same masks; list it once, with "
+                "`epochs` or a larger `weight`",
             )
     yield from _blend_problems(config)
     yield from _split_problems(config)
@@ -82,25 +78,18 @@ def _blend_problems(config: RunConfig) -> Iterator[Problem]:
     for setting, wanted in (("weight", BLENDS_BY_WEIGHT), ("epochs", ("concatenate",))):
         given = [index for index, source in enumerate(sources) if getattr(source, setting) is not None]
         if given and blend not in wanted:
-            yield Problem(
-                f"data.train[{given[0]}].{setting}",
+            text = (
                 f"{getattr(sources[given[0]], setting):g} has no effect with data.blend {blend}; set data.blend to "
-                f"{' or '.join(wanted)}, or leave {setting} out",
-                ("data.train", "data.blend"),
+                f"{' or '.join(wanted)}, or leave {setting} out"
             )
+            yield Problem(f"data.train[{given[0]}].{setting}", text, ("data.train", "data.blend"))
     without = [index for index, source in enumerate(sources) if source.weight is None]
     if blend == "weighted" and without:
-        yield Problem(
-            f"data.train[{without[0]}].weight",
-            "missing: data.blend weighted needs a weight for every source",
-            ("data.train", "data.blend"),
-        )
+        text = "missing: data.blend weighted needs a weight for every source"
+        yield Problem(f"data.train[{without[0]}].weight", text, ("data.train", "data.blend"))
     if blend == "megatron" and without and len(without) < len(sources):
-        yield Problem(
-            f"data.train[{without[0]}].weight",
-            "missing: data.blend megatron takes a weight for every source, or for none (then their rows are weights)",
-            ("data.train", "data.blend"),
-        )
+        text = "missing: data.blend megatron takes a weight for every source, or for none (then their rows are weights)"
+        yield Problem(f"data.train[{without[0]}].weight", text, ("data.train", "data.blend"))
 
 
 def _split_problems(config: RunConfig) -> Iterator[Problem]:
@@ -114,13 +103,11 @@ def _split_problems(config: RunConfig) -> Iterator[Problem]:
     for index, held_out in enumerate(data.validation):
         where, involved = f"data.validation[{index}].part", ("data.validation", "data.split")
         if data.split is None and held_out.part != "all":
-            yield Problem(
-                where, f"{held_out.part}: there are no parts without data.split; set it, or part to all", involved
-            )
+            text = f"{held_out.part}: there are no parts without data.split; set data.split, or part to all"
+            yield Problem(where, text, involved)
         elif data.split is not None and held_out.part == "all" and os.path.realpath(held_out.path) in trained:
-            yield Problem(
-                where,
-                f"all of {held_out.path} holds the documents that data.split gives to training; set part to valid or "
-                "test (train, to measure on the training documents)",
-                involved,
+            text = (
+                f"all of {held_out.path} includes the documents that data.split assigns to training; set part to valid "
+                "or test (or train, to evaluate on the training documents)"
             )
+            yield Problem(where, text, involved)

@@ -1,7 +1,6 @@
-"""YAML as a recipe means it: plain data, the line of every key, no surprises of YAML 1.1.
+"""Reader and writer of YAML as plain data, with the line of every key and without the surprises of YAML 1.1.
 
-`6e-4` is a number, `no` and `on` are words, a date is text, `010` is ten, a key written twice is an error.
-In: text. Out: data and line numbers. Not here: which keys a recipe may hold.
+`6e-4` is a number, `no` and `on` are text, a date is text, `010` is ten, and a duplicate key is an error.
 """
 
 from __future__ import annotations
@@ -15,13 +14,35 @@ import yaml
 from ctxlm_ds.errors import ConfigError
 
 Path = tuple[str | int, ...]
+MAX_CHARACTERS = 250_000
+MAX_VALUES = 20_000
+MAX_DEPTH = 20
 PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """A safe loader with the few scalar forms that people expect."""
+    """A safe loader with the few scalar forms that people expect, and limits on what aliases may expand to."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    num_values = 0
+
+    def count_value(self, depth: int) -> None:
+        """Count one value.
+
+        Raises:
+            ValueError: too many values, or too deeply nested.
+        """
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values (aliases are counted each time they are used)")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Insert merged mappings (`<<`), each of which may have been merged before."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values (merge keys are counted each time they are used)")
 
 
 def _construct_int(loader: _RecipeLoader, node: yaml.ScalarNode) -> int:
@@ -50,14 +71,14 @@ _RecipeLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 @dataclass(slots=True)
 class YamlSource:
-    """Plain data of one YAML text."""
+    """Content of one YAML document."""
 
     data: Any
     """Nested dict, list, str, int, float, bool and None."""
     lines: dict[Path, int] = field(default_factory=dict)
     """Line (from 1) of every key and item, by its path."""
     problems: list[tuple[Path, int, str]] = field(default_factory=list)
-    """Keys that cannot be read: path, line, reason."""
+    """Path, line and reason of every key that cannot be read."""
 
 
 def read_yaml(text: str, name: str) -> YamlSource:
@@ -65,14 +86,16 @@ def read_yaml(text: str, name: str) -> YamlSource:
 
     Args:
         text: the document.
-        name: how messages call it (a file's path, or an option).
+        name: name in messages (the path of a file, or an option).
 
     Raises:
-        ConfigError: the text is not YAML; the message has the line and column.
+        ConfigError: the text is not YAML, too long, or too deeply nested; the message has the line and column.
     """
-    loader = _RecipeLoader(text)
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{name}: {len(text):,} characters are too long for a recipe (at most {MAX_CHARACTERS:,})")
     source = YamlSource(data=None)
     try:
+        loader = _RecipeLoader(text)
         node = loader.get_single_node()
         if node is not None:
             source.data = _plain(loader, node, (), source, frozenset())
@@ -84,18 +107,19 @@ def read_yaml(text: str, name: str) -> YamlSource:
         raise ConfigError(f"{name}: not valid YAML: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{name}: a value cannot be read: {error}") from error
-    finally:
-        loader.dispose()
+    except RecursionError as error:
+        raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels") from error
     return source
 
 
 def _plain(loader: _RecipeLoader, node: yaml.Node, path: Path, source: YamlSource, above: frozenset[int]) -> Any:
+    loader.count_value(len(above))
     if id(node) in above:
-        source.problems.append((path, node.start_mark.line + 1, "an anchor that holds itself"))
+        source.problems.append((path, node.start_mark.line + 1, "an anchor that contains itself"))
         return None
     above = above | {id(node)}
     if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN_TAGS:
-        source.problems.append((path, node.start_mark.line + 1, f"the tag {node.tag} has no place in a recipe"))
+        source.problems.append((path, node.start_mark.line + 1, f"the tag {node.tag} is not allowed in a recipe"))
         return None
     if isinstance(node, yaml.MappingNode):
         return _plain_mapping(loader, node, path, source, above)
@@ -107,7 +131,7 @@ def _plain(loader: _RecipeLoader, node: yaml.Node, path: Path, source: YamlSourc
         return items
     value = loader.construct_object(node)
     if value is not None and not isinstance(value, (str, int, float, bool)):
-        source.problems.append((path, node.start_mark.line + 1, f"the tag {node.tag} has no place in a recipe"))
+        source.problems.append((path, node.start_mark.line + 1, f"the tag {node.tag} is not allowed in a recipe"))
         return None
     return value
 
@@ -122,7 +146,7 @@ def _plain_mapping(
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            source.problems.append((path, line, "a key must be a word"))
+            source.problems.append((path, line, "a key must be text"))
             continue
         key = str(key_node.value)
         if id(key_node) in own_keys:
@@ -136,7 +160,7 @@ def _plain_mapping(
 
 
 class _RecipeDumper(yaml.SafeDumper):
-    """Quotes every text that a reader of YAML 1.1 or of recipes would take for something else."""
+    """A dumper that quotes every text that YAML 1.1 or a recipe would read as something else."""
 
     yaml_implicit_resolvers = {key: list(rules) for key, rules in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 
@@ -149,5 +173,5 @@ for _tag, (_pattern, _first) in _RESOLVERS.items():
 
 
 def write_yaml(data: Any) -> str:
-    """Plain data as YAML that `read_yaml` reads back equal."""
+    """Return plain data as YAML that `read_yaml` reads back unchanged."""
     return yaml.dump(data, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=120)

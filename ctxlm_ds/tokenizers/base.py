@@ -1,4 +1,4 @@
-"""What every tokenizer offers, and the one implementation over the `tokenizers` library.
+"""The interface of all tokenizers, and its implementation over the `tokenizers` library.
 
 In: text. Out: ids without special tokens.
 Not here: special-token templates (samples insert them), files (load.py, save.py).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,16 +22,16 @@ from ctxlm_ds.errors import TokenizerError
 
 SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
 DECODER_ROLES = ("pad", "unk", "cls", "sep")
-"""Roles of a tokenizer without a mask token (GPT), each the end-of-document token where it has no other."""
+"""Roles of a tokenizer without a mask token (GPT); the end-of-document token by default."""
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
-"""How byte-level BPE writes a leading space, newline, carriage return and tab."""
+"""Byte-level BPE's characters for a leading space, newline, carriage return and tab."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back, with the facts that samples, masking and the model need."""
+    """A tokenizer and its facts for samples, masking and the model."""
 
     kind: str
-    """`wordpiece`, `byte_bpe`, `sentencepiece`, `characters` or `huggingface` (any other local one)."""
+    """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
     pad_id: int
     unk_id: int
     cls_id: int
@@ -38,17 +39,19 @@ class Tokenizer(Protocol):
     sep_id: int
     """RoBERTa: `</s>`, GPT: `<|endoftext|>`; also the end-of-document token."""
     special_ids: frozenset[int]
-    """Every id that stands for no text."""
+    """Ids that are not text."""
+    split_special_tokens: bool
+    """True if the name of a special token inside a text is ordinary text, False if it is that token's id."""
     double_separator: bool
     """The pair template has two separators between A and B (RoBERTa)."""
 
     @property
     def has_mask(self) -> bool:
-        """Whether there is a mask token (GPT has none)."""
+        """True if there is a mask token (GPT has none)."""
 
     @property
     def mask_id(self) -> int:
-        """Raises TokenizerError where there is none (GPT)."""
+        """Id of the mask token. Raises TokenizerError if there is none (GPT)."""
 
     @property
     def vocab_size(self) -> int:
@@ -56,30 +59,30 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides the ids; equal fingerprints give equal ids."""
+        """sha256 (hex) of everything that decides the ids of text without names of special tokens."""
 
     @property
     def sentence_prefix(self) -> str:
-        """What stands before a sentence that follows another one: a space for byte-level BPE, else nothing."""
+        """Text before a sentence that follows another one: a space for byte-level BPE, else nothing."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, no special tokens; a special token's name inside a text is ordinary text."""
+        """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids; special tokens appear by name."""
+        """Return the text of ids, with special tokens by name."""
 
     def id_to_token(self, token_id: int) -> str:
-        """Name of one id."""
+        """Return the token of an id."""
 
     def save(self, directory: Path) -> None:
         """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids."""
 
     def word_start_mask(self) -> NDArray[np.bool_]:
-        """[vocab_size], True where a token begins a word (the first token of a sequence always does)."""
+        """Return [vocab_size]: True if a token begins a word (the first token of a sequence always does)."""
 
 
 def missing_role(folder: str | Path, role: str) -> str:
-    """What to say of a tokenizer that lacks a special token."""
+    """Return the message for a tokenizer that lacks a special token."""
     return (
         f"{folder}: the tokenizer has no {role} token, which masked language models need; "
         f"name one as {role}_token in {Path(folder) / 'tokenizer_config.json'}, "
@@ -88,7 +91,7 @@ def missing_role(folder: str | Path, role: str) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and without empty settings, so that a library's new defaults change nothing."""
+    """Return JSON with sorted keys and without empty settings, so that new defaults of a library change nothing."""
     return json.dumps(_without_empty(value), sort_keys=True, separators=(",", ":"))
 
 
@@ -100,9 +103,15 @@ def _without_empty(value: Any) -> Any:
     return value
 
 
+def special_names(backend: Any) -> re.Pattern[str]:
+    """Return a pattern of the names of all special tokens; one that never matches if there are none."""
+    names = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What stands beside a tokenizer.json in a tokenizer folder."""
+    """The content of a tokenizer folder other than its tokenizer.json."""
 
     kind: str
     special_tokens: dict[str, str]
@@ -120,14 +129,14 @@ class TokenizerFacts:
 class FastTokenizer:
     """A Tokenizer over one `tokenizers.Tokenizer`.
 
-    Raises TokenizerError where a role (mask, cls, …) names a token that the vocabulary lacks.
+    Raises TokenizerError if a role (mask, cls, …) names a token that the vocabulary lacks.
     """
 
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         backend.no_truncation()
         backend.no_padding()
-        # The name of a special token inside raw text (`<s>` in HTML, `[MASK]` in a paper) is text, as in the originals.
-        backend.encode_special_tokens = True
+        self.split_special_tokens = bool(facts.config.get("split_special_tokens", False))
+        backend.encode_special_tokens = self.split_special_tokens  # the library's name for splitting them
         self.backend = backend
         self.facts = facts
         self.kind = facts.kind
@@ -140,7 +149,7 @@ class FastTokenizer:
 
     @property
     def has_mask(self) -> bool:
-        """Whether masked language models can be trained with it."""
+        """True if masked language models can be trained with it."""
         return "mask" in self.facts.special_tokens
 
     @property
@@ -173,7 +182,7 @@ class FastTokenizer:
     def fingerprint(self) -> str:
         content = json.loads(self.backend.to_str())
         deciding = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model")}
-        # A special token's matching rules decide nothing here: its name in a text is text.
+        # How names of special tokens are matched in a text is left out: transformers changes it when it saves.
         deciding["added_tokens"] = [
             [token["id"], token["content"]] if token["special"] else token for token in content["added_tokens"]
         ]
@@ -215,7 +224,7 @@ class FastTokenizer:
 
 
 def _word_start_rule(content: dict[str, Any]) -> Any:
-    """The predicate `token begins a word` for a tokenizer.json's content, or None."""
+    """Return the predicate `token begins a word` for the content of a tokenizer.json, or None."""
     model = content["model"]
     if model["type"] == "WordPiece":
         continuing = model["continuing_subword_prefix"]
@@ -229,9 +238,9 @@ def _word_start_rule(content: dict[str, Any]) -> Any:
 
 
 def count_words(texts: Iterable[str], normalizer: Any, pre_tokenizer: Any) -> dict[str, int]:
-    """Occurrences by word, in code-point order of the words; memory grows with the number of different words.
+    """Return occurrences by word, in code-point order. Memory grows with the number of different words.
 
-    A word is what `pre_tokenizer` cuts out of the normalized text.
+    `pre_tokenizer` cuts the words out of the normalized text.
     """
     from tokenizers import Tokenizer, models, trainers
 

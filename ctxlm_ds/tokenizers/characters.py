@@ -1,8 +1,8 @@
-"""ELMo (Peters 2018): whole words by frequency for the softmax, the characters of each word for the input.
+"""ELMo (Peters 2018): words by frequency for the softmax, the characters of each word for the input.
 
 The vocabulary is bilm-tf's (<S> </S> <UNK> first, then words by falling frequency, vocab.txt one a line), the
 character table that of its UnicodeCharsVocabulary: the UTF-8 bytes of a word between <bow> and <eow>, padded to 50,
-each plus one, so that 0 stays for positions beside the sentence: 262 ids.
+each plus one, so that 0 is free for positions outside the sentence: 262 ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, count_words
 
 KIND = "characters"
 DEFAULT_VOCAB_SIZE = 793_471
-"""Of the released ELMo models (One Billion Word benchmark)."""
+"""Size in the released ELMo models (One Billion Word benchmark)."""
 BEGIN, END, UNK = "<S>", "</S>", "<UNK>"
 ROLES = {"pad": END, "unk": UNK, "cls": BEGIN, "sep": END}
 WORD_RULES = ("punctuation", "whitespace")
@@ -32,7 +32,7 @@ BEGIN_WORD_CHARACTER, END_WORD_CHARACTER, PADDING_CHARACTER = 259, 260, 261
 
 @dataclass(frozen=True, slots=True)
 class CharacterSettings:
-    """How an ELMo vocabulary is made."""
+    """Settings of an ELMo vocabulary."""
 
     vocab_size: int = DEFAULT_VOCAB_SIZE
     min_frequency: int = 1
@@ -40,14 +40,14 @@ class CharacterSettings:
     words: str = "punctuation"
     """`punctuation`: each punctuation mark is a word; `whitespace`: for text that is tokenized already."""
     special_tokens: tuple[str, ...] = ()
-    """Behind <UNK>."""
+    """Further special tokens, after <UNK>."""
 
 
 class CharacterTokenizer(FastTokenizer):
-    """Word ids as any other tokenizer; characters by `char_ids` and `character_table`."""
+    """Word ids like any other tokenizer; characters by `char_ids` and `character_table`."""
 
     def char_ids(self, words: Sequence[str]) -> NDArray[np.int32]:
-        """[n, 50] characters of words (from text, so also of those outside the vocabulary), 1 to 261.
+        """Return the characters of words, also of those outside the vocabulary: [n, 50], 1 to 261.
 
         Source: bilm-tf, data.py, UnicodeCharsVocabulary and the `+ 1` of Batcher; allennlp's ELMoCharacterMapper.
         """
@@ -64,7 +64,7 @@ class CharacterTokenizer(FastTokenizer):
 
     @cached_property
     def character_table(self) -> NDArray[np.int32]:
-        """[vocab_size, 50] characters of each id."""
+        """Characters of each id, [vocab_size, 50]."""
         return self.char_ids([self.id_to_token(number) for number in range(self.vocab_size)])
 
     def word_start_mask(self) -> NDArray[np.bool_]:

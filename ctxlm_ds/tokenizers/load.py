@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers import characters, sentence_piece
+from ctxlm_ds.tokenizers import characters, gpt1, sentence_piece
 from ctxlm_ds.tokenizers.base import (
     DECODER_ROLES,
     SPECIAL_ROLES,
@@ -17,7 +17,9 @@ from ctxlm_ds.tokenizers.base import (
     TokenizerFacts,
     missing_role,
 )
+from ctxlm_ds.untrusted_json import read_json_object
 
+MAX_ID = 1 << 22
 TRAINING_FILE = "ctxlm_tokenizer.json"
 _CLASSES: dict[str, type[FastTokenizer]] = {
     sentence_piece.KIND: sentence_piece.SentencePieceTokenizer,
@@ -35,12 +37,14 @@ _STAND_INS = {"cls": "bos", "sep": "eos"}
 _GPT_END_OF_TEXT = "<|endoftext|>"
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a local folder.
+def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
+    """Return the tokenizer in a local folder.
 
-    A tokenizer without a mask token (GPT) needs an end-of-document token alone, which stands in for the others.
+    A tokenizer without a mask token (GPT) only needs an end-of-document token, which stands in for the others.
+    `split_special_tokens` as in transformers: encode the name of a special token inside a text as ordinary text, not
+    as that token. None takes the folder's own setting (False if it has none).
 
-    Raises TokenizerError where the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
+    Raises TokenizerError if the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
     file in it cannot be read, or the folder was never finished.
     """
     folder = Path(path)
@@ -57,6 +61,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )
     backend = _load_backend(folder)
     config = _read_json(folder / "tokenizer_config.json")
+    if split_special_tokens is not None:
+        config["split_special_tokens"] = split_special_tokens
     special_map = _read_json(folder / "special_tokens_map.json")
     content = json.loads(backend.to_str())
     training = training_record(folder)
@@ -74,14 +80,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if recorded is not None and recorded != tokenizer.fingerprint:
         raise TokenizerError(
             f"{folder}: tokenizer.json is not the one that {TRAINING_FILE} describes (fingerprint "
-            f"{tokenizer.fingerprint[:12]}, recorded {recorded[:12]}); restore it, or delete {TRAINING_FILE} to accept "
-            "the change as a new tokenizer"
+            f"{tokenizer.fingerprint[:12]}, recorded {recorded!s:.12}); restore it, or delete {TRAINING_FILE} to "
+            "accept the change as a new tokenizer"
         )
     return tokenizer
 
 
 def training_record(folder: Path) -> dict[str, Any]:
-    """What ctxlm_tokenizer.json says of how the vocabulary was made; empty for a tokenizer made elsewhere."""
+    """Return the content of ctxlm_tokenizer.json; empty for a tokenizer made by other programs."""
     return _read_json(folder / TRAINING_FILE)
 
 
@@ -103,6 +109,7 @@ def _load_backend(folder: Path) -> Any:
             f"{folder}: holds no tokenizer.json (the fast form); with transformers, "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') writes it"
         )
+    _check_ids(folder)
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # the Rust library raises plain Exception
@@ -110,19 +117,29 @@ def _load_backend(folder: Path) -> Any:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TokenizerError(f"{file}: not valid JSON ({error}); restore the file") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{file}: holds a {type(content).__name__} where an object is expected; restore the file")
-    return content
+    return read_json_object(file, TokenizerError) if file.exists() else {}
+
+
+def _check_ids(folder: Path) -> None:
+    """Raise TokenizerError for an id that no vocabulary has; the library would take memory for all ids below it."""
+    content = _read_json(folder / "tokenizer.json")
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabularies = [
+        model.get("vocab") if isinstance(model, dict) else None,
+        {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
+        if isinstance(added, list)
+        else None,
+        _read_json(folder / "vocab.json"),
+        _read_json(folder / "added_tokens.json"),
+    ]
+    for vocabulary in vocabularies:
+        for token, number in vocabulary.items() if isinstance(vocabulary, dict) else ():
+            if isinstance(number, (int, float)) and number > MAX_ID:
+                raise TokenizerError(f"{folder}: the token {token!r} has the id {number}, more than {MAX_ID:,}")
 
 
 def _token_name(value: Any) -> str | None:
-    """A special token is written as its text or as an object with a `content`."""
+    """Return the text of a special token, which is written as text or as an object with a `content`."""
     name = value.get("content") if isinstance(value, dict) else value
     return name if isinstance(name, str) and name else None
 
@@ -131,7 +148,7 @@ Settings = tuple[dict[str, Any], ...]
 
 
 def _special_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
-    """Token by role; without a mask token those of a decoder."""
+    """Return the token of each role; those of a decoder if there is no mask token."""
     if (_configured("mask", settings) or _usual("mask", backend)) is None:
         return _decoder_tokens(folder, settings, backend)
     tokens = {}
@@ -144,12 +161,13 @@ def _special_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str,
 
 
 def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
-    """The end-of-document token, and the other roles with it in the place of what is missing."""
+    """Return the token of each role of a decoder, the end-of-document token for those that are missing."""
     found = {
         role: _configured(role, settings) or _stand_in(role, settings) or _usual(role, backend)
         for role in DECODER_ROLES
     }
-    end = found["sep"] or (_GPT_END_OF_TEXT if backend.token_to_id(_GPT_END_OF_TEXT) is not None else None)
+    known = (name for name in (_GPT_END_OF_TEXT, gpt1.LINE_END) if backend.token_to_id(name) is not None)
+    end = found["sep"] or next(known, None)
     if end is None:
         raise TokenizerError(
             f"{folder}: the tokenizer has no mask token, which masked language models need, and no end-of-document "
@@ -172,13 +190,15 @@ def _stand_in(role: str, settings: Settings) -> str | None:
 
 
 def detect_kind(content: dict[str, Any]) -> str:
-    """`wordpiece` or `byte_bpe` where tokenizer.json is what BERT's or RoBERTa's class rebuilds, else `huggingface`."""
+    """Return the kind whose transformers class rebuilds tokenizer.json as it is, `huggingface` for any other."""
     model = content["model"]
     normalizer = (content.get("normalizer") or {}).get("type")
     pre_tokenizer = content.get("pre_tokenizer") or {}
     parts = (model["type"], normalizer, pre_tokenizer.get("type"))
     if parts == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
         return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
+    if parts == ("BPE", "BertNormalizer", "BertPreTokenizer") and content["normalizer"]["lowercase"]:
+        return gpt1.KIND if model.get("end_of_word_suffix") == gpt1.WORD_END else "huggingface"
     if parts[::2] == ("BPE", "ByteLevel") and normalizer in _UNICODE_FORMS:
         return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"
     return "huggingface"

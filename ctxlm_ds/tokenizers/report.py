@@ -1,7 +1,7 @@
-"""What a tokenizer makes of a text, by language: the figures to choose one by.
+"""Rates of a tokenizer on a text, by language, for comparisons.
 
-A word is a run between white space and punctuation, each punctuation mark one of its own (BERT's rule). Chinese,
-Japanese and Thai write no spaces: compare characters a token there.
+White space and punctuation separate words, and each punctuation mark is a word (BERT's rule). Chinese, Japanese and
+Thai write no spaces: compare characters per token there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LanguageFigures:
     words: Counter[str] = field(default_factory=Counter)
 
     def rates(self) -> dict[str, float | int]:
-        """`fertility` in tokens a word, `characters_per_token`, `unknown_rate` of the tokens, `whole_words` of the
-        words that are one token, and the counts."""
+        """Return `fertility` (tokens per word), `characters_per_token`, `unknown_rate` (share of the tokens),
+        `whole_words` (share of words with one token), and the counts."""
         tokens, words = max(1, self.num_tokens), max(1, self.num_words)
         return {
             "documents": self.num_documents,
@@ -48,7 +48,7 @@ class LanguageFigures:
 
 
 def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> dict[str, dict[str, float | int]]:
-    """Figures by language, and of `all` where there are several, for documents as (language, text).
+    """Return rates by language, and of `all` if there are several, for documents as (language, text).
 
     Memory grows with the number of different words.
     """
@@ -89,7 +89,7 @@ def _words(text: str) -> list[str]:
 def _count_whole_words(figures: LanguageFigures, tokenizer: Tokenizer) -> None:
     words = sorted(figures.words)
     encoded = tokenizer.encode_batch([tokenizer.sentence_prefix + word for word in words])
-    # sentencepiece writes the space before a mark as a token of its own where no piece holds both.
+    # sentencepiece writes the space before a mark as a separate token if no piece contains both.
     figures.num_whole_words = sum(
         figures.words[word]
         for word, ids in zip(words, encoded, strict=True)
@@ -106,7 +106,7 @@ def _total(figures: Iterable[LanguageFigures]) -> LanguageFigures:
 
 
 def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
-    """A table for people of reports by tokenizer, each {"vocab_size": ..., "languages": tokenizer_report(...)}."""
+    """Return a table of reports by tokenizer, each {"vocab_size": ..., "languages": tokenizer_report(...)}."""
     rows = [[
         "tokenizer", "vocabulary", "language", "words", "tokens/word", "characters/token", "unknown", "whole words",
     ]]  # fmt: skip

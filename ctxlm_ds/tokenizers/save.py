@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.tokenizers import characters, sentence_piece
+from ctxlm_ds.tokenizers import characters, gpt1, sentence_piece
 from ctxlm_ds.tokenizers.base import FastTokenizer
 from ctxlm_ds.tokenizers.load import TRAINING_FILE
 
@@ -21,10 +21,13 @@ _DECODER_NAMES = {"pad": "pad", "unk": "unk", "bos": "cls", "eos": "sep"}
 _OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model")
 
 
-def save_tokenizer(tokenizer: FastTokenizer, directory: Path) -> None:
-    """Write `directory` atomically; an existing folder is replaced once the new one is complete."""
-    with output_folder(Path(directory)) as folder:
-        tokenizer.backend.save(str(folder / "tokenizer.json"))
+def save_tokenizer(tokenizer: FastTokenizer, directory: Path, replace: bool = True) -> None:
+    """Write `directory` atomically; an existing folder is replaced once the new one is complete.
+
+    Raises FileExistsError if it exists and may not be replaced.
+    """
+    with output_folder(Path(directory), replace) as folder:
+        (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(pretty=True), encoding="utf-8")
         config = {key: value for key, value in tokenizer.facts.config.items() if key not in _NEVER_KEPT}
         special = _special_settings(tokenizer)
         content = json.loads(tokenizer.backend.to_str())
@@ -33,6 +36,9 @@ def save_tokenizer(tokenizer: FastTokenizer, directory: Path) -> None:
             _write_vocab_txt(folder / "vocab.txt", content["model"]["vocab"])
         elif tokenizer.kind == "byte_bpe":
             config.update(_byte_bpe_config(tokenizer, content), **special)
+            _write_bpe_files(folder, content["model"])
+        elif tokenizer.kind == gpt1.KIND:
+            config.update({"tokenizer_class": "OpenAIGPTTokenizer"}, **special)
             _write_bpe_files(folder, content["model"])
         elif tokenizer.kind == sentence_piece.KIND:
             config.update(special)
@@ -73,7 +79,7 @@ def _bert_config(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _special_settings(tokenizer: FastTokenizer) -> dict[str, Any]:
-    """The special tokens under the names that transformers' classes use."""
+    """Return the special tokens under the names of transformers' classes."""
     tokens = tokenizer.facts.special_tokens
     if not tokenizer.has_mask:
         named = {f"{name}_token": tokens[role] for name, role in _DECODER_NAMES.items()}

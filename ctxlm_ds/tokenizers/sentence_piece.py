@@ -1,7 +1,7 @@
 """sentencepiece vocabularies (Kudo & Richardson 2018): unigram or BPE, in T5's layout, mBART's or XLM-R's.
 
 In: texts. Out: a tokenizer folder with spiece.model, and a tokenizer.json of the same ids for the `tokenizers` library.
-One difference between the two remains: the library's Precompiled normalizer looks at whole graphemes, sentencepiece at
+One difference between the two remains: the library's Precompiled normalizer reads complete graphemes, sentencepiece
 the longest rule, so a few decomposed characters (Tamil and Bengali vowels in two parts, Hangul in letters) are
 normalized otherwise.
 
@@ -21,16 +21,16 @@ from functools import cached_property
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, special_names
 
 KIND = "sentencepiece"
 MODEL_FILE = "spiece.model"
 DEFAULT_VOCAB_SIZE = 32_000
-"""Pieces; the sentinels of T5 come on top of the default."""
+"""Number of pieces; T5's sentinels are added to the default."""
 T5_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"}
 XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 WHITESPACE = "whitespace"
-"""Every white space of Unicode a plain space, the rest as it is: what MBartTokenizer of transformers does."""
+"""Only replaces every white space of Unicode by a space, as MBartTokenizer of transformers does."""
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity", WHITESPACE)
 _SPACES = (*range(0x9, 0xE), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
 _FIRST_IDS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ _FIRST_IDS: dict[str, dict[str, Any]] = {
     "xlmr": {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
 }
 _NUM_THREADS = 16
-"""Of the trainer, on any machine: the sums of its threads, and so the scores, depend on their number."""
+"""Threads of the trainer on any machine: the sums, and so the scores, depend on their number."""
 _LINE_CHARACTERS = 4000
 _LINE_BYTES = 4 * _LINE_CHARACTERS + 16
 _SCORE_STEPS = 256
@@ -47,14 +47,14 @@ SPACE = "▁"
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceSettings:
-    """How a sentencepiece vocabulary is made."""
+    """Settings of a sentencepiece vocabulary."""
 
     vocab_size: int = DEFAULT_VOCAB_SIZE
     """Every id: pieces, special tokens, sentinels, language codes, mask."""
     model_type: str = "unigram"
     """`unigram` or `bpe`."""
     extra_ids: int = 0
-    """Sentinels <extra_id_i> of T5; any makes the layout T5's."""
+    """Number of sentinels <extra_id_i>; above 0 the layout is T5's."""
     language_codes: tuple[str, ...] = ()
     special_tokens: tuple[str, ...] = ()
     normalization: str = "nmt_nfkc"
@@ -64,22 +64,23 @@ class SentencePieceSettings:
     """256 byte pieces spell what is outside the vocabulary."""
 
     def appended_tokens(self) -> list[str]:
-        """The tokens behind the pieces, in the order of their ids."""
+        """Return the tokens after the pieces, in the order of their ids."""
         if self.extra_ids:
             return [*self.special_tokens, *(f"<extra_id_{number}>" for number in reversed(range(self.extra_ids)))]
         return [*self.special_tokens, *self.language_codes, XLMR_ROLES["mask"]]
 
 
 class SentencePieceTokenizer(FastTokenizer):
-    """Encodes with the sentencepiece library itself: it is exact where tokenizer.json's normalizer is not quite.
+    """A tokenizer that encodes with the sentencepiece library, because tokenizer.json's normalizer differs slightly.
 
-    Raises TokenizerError where spiece.model and tokenizer.json number their pieces differently.
+    Raises TokenizerError if spiece.model and tokenizer.json number their pieces differently.
     """
 
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         super().__init__(backend, facts)
         from sentencepiece import SentencePieceProcessor
 
+        self._named = special_names(backend).search
         try:
             self._processor = SentencePieceProcessor(model_proto=facts.files[MODEL_FILE])
         except RuntimeError as error:
@@ -94,7 +95,12 @@ class SentencePieceTokenizer(FastTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
-        return self._processor.encode(list(texts), num_threads=threads)
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=threads)
+        # sentencepiece itself never finds special tokens in a text.
+        named = [] if self.split_special_tokens else [place for place, text in enumerate(texts) if self._named(text)]
+        for place, found in zip(named, super().encode_batch([texts[place] for place in named]), strict=True):
+            ids[place] = found
+        return ids
 
     @cached_property
     def fingerprint(self) -> str:
@@ -164,7 +170,7 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """sentencepiece's sentences: lines, long ones cut at spaces (it leaves out what is over-long)."""
+    """Yield sentences for sentencepiece: lines, long ones cut at spaces, because it skips them otherwise."""
     for text in texts:
         for line in text.split("\n"):
             start = 0
@@ -178,7 +184,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _rounded_scores(model: bytes) -> bytes:
-    """Scores in steps that float32 adds without error: every implementation then breaks ties alike."""
+    """Round scores to steps that float32 adds without error, so that all implementations break ties equally."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
@@ -193,11 +199,11 @@ MBART_CODES = (
     "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
     "zh_CN",
 )  # fmt: skip
-"""Of mbart-large-cc25, in the order of their ids."""
+"""Codes of mbart-large-cc25, in the order of their ids."""
 
 
 def transformers_class(settings: SentencePieceSettings) -> str:
-    """The class whose own pipeline (transformers 5 rebuilds it) gives these ids, else the generic one."""
+    """Return the class whose pipeline (transformers 5 rebuilds it) gives these ids, or the generic one."""
     plain = settings.model_type == "unigram" and not settings.byte_fallback
     if plain and settings.language_codes:
         # MBartTokenizer normalizes nothing else and has exactly these codes.
@@ -209,7 +215,7 @@ def transformers_class(settings: SentencePieceSettings) -> str:
 
 
 def build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
-    """The `tokenizers.Tokenizer` of a serialized sentencepiece model, with the tokens behind the pieces."""
+    """Return the `tokenizers.Tokenizer` of a serialized sentencepiece model, with the tokens after the pieces."""
     from sentencepiece import sentencepiece_model_pb2
     from tokenizers import AddedToken, Tokenizer
 
@@ -220,7 +226,7 @@ def build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
     controls = [piece.piece for piece in proto.pieces if piece.type in (piece.CONTROL, piece.UNKNOWN)]
     tokens = [AddedToken(token, normalized=False, special=True) for token in controls]
     for token in settings.appended_tokens():
-        # As in the released models, <mask> swallows the space before it.
+        # As in the released models, <mask> includes the space before it.
         tokens.append(AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True))
     backend.add_special_tokens(tokens)
     _add_template(backend, settings)
@@ -241,7 +247,7 @@ def _model(proto: Any) -> Any:
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """sentencepiece merges any two neighbours that make a piece, best score first: every cut of every piece."""
+    """Return every cut of every piece: sentencepiece merges any two neighbours that form a piece, best score first."""
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)}
     ordered = sorted(scores, key=lambda name: -scores[name])  # a stable sort: ties stay in the order of ids
     cuts = ((name[:cut], name[cut:]) for name in ordered for cut in range(1, len(name)))

@@ -15,27 +15,31 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import is_same
+from ctxlm_ds.atomic import is_full_disk, is_same
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers import byte_bpe, characters, sentence_piece, wordpiece
+from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece, wordpiece
 from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer, training_record
 from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
+from ctxlm_ds.tokenizers.save import save_tokenizer
 
 logger = logging.getLogger("ctxlm_ds")
 
 _REPORT_BYTES = 2_000_000
-"""Of the training text, for the report in the folder."""
+"""Training text for the report in the folder."""
 
 
+MOST_TOKENS = 10_000_000
+MOST_OCCURRENCES = 10**12
 MOST_UNKNOWN = 0.01
 """Share of unknown tokens above which training warns."""
 _IN_MEMORY_BYTES = 32 << 20
+_REMEDY = "choose another --output-dir, or remove it first"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerType:
-    """One way to make a vocabulary."""
+    """A kind of vocabulary."""
 
     train: Callable[[Iterable[str], Any], FastTokenizer]
     settings: type
@@ -44,7 +48,7 @@ class TokenizerType:
     fixed: dict[str, Any] = field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """The settings that a user can name."""
+        """Return the settings that a user can give."""
         return [setting.name for setting in fields(self.settings) if setting.name not in ("vocab_size", *self.fixed)]
 
 
@@ -55,6 +59,7 @@ TOKENIZER_TYPES = {
     ),
     "bpe": TokenizerType(byte_bpe.train_byte_bpe, byte_bpe.ByteBpeSettings, byte_bpe.DEFAULT_VOCAB_SIZE, 5 + 256),
     "gpt2": TokenizerType(byte_bpe.train_gpt2_bpe, byte_bpe.ByteBpeSettings, byte_bpe.GPT2_DEFAULT_VOCAB_SIZE, 1 + 256),
+    "gpt1": TokenizerType(gpt1.train_gpt1, gpt1.Gpt1Settings, gpt1.DEFAULT_VOCAB_SIZE, 2 + 2),
     "unigram": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "unigram"}),
     "sentencepiece-bpe": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "bpe"}),
     "elmo": TokenizerType(
@@ -74,36 +79,51 @@ def train_tokenizer(
     source: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Tokenizer:
-    """Train on `texts` (iterated once), write `output_dir` (refused where it exists), return what loads from there.
+    """Train on `texts` and write a folder; return what loads from there.
 
-    `type` is a name in TOKENIZER_TYPES, `settings` are those of its settings class; `vocab_size` None takes the type's
-    own (32,000 pieces and the sentinels for sentencepiece). `max_sample_bytes` trains on a sample of whole texts.
-    `source` says which texts these are; `is_trained` then recognises the folder.
     A corpus too small for `vocab_size` gives a smaller vocabulary and a warning.
-    Raises ConfigError for an impossible setting, TokenizerError where there is no text or the folder exists.
+
+    Args:
+        type: a name in TOKENIZER_TYPES.
+        texts: iterated once.
+        vocab_size: every id; None takes the type's own (32,000 pieces and the sentinels for sentencepiece).
+        output_dir: a folder that does not exist.
+        max_sample_bytes: train on a sample of complete texts.
+        sample_seed: decides the sample.
+        source: what the texts are; `is_trained` then recognises the folder.
+        settings: those of the type's settings class.
+
+    Raises:
+        ConfigError: an impossible setting.
+        TokenizerError: there is no text, the folder exists, or the disk is full.
     """
     output_dir = Path(output_dir)
     chosen = _checked_settings(type, vocab_size, settings)
+    exists = TokenizerError(f"{output_dir} exists already; {_REMEDY}")
     if output_dir.exists():
-        raise TokenizerError(f"{output_dir} exists already; choose another --output-dir, or remove it first")
-    if max_sample_bytes is not None:
-        if max_sample_bytes < 1:
-            raise ConfigError(f"a sample of {max_sample_bytes} bytes is empty; name at least 1")
-        texts = sampled_texts(texts, max_sample_bytes, sample_seed)
-    watched = _Watched(texts)
-    trained = _train(TOKENIZER_TYPES[type], watched, chosen)
-    if trained.vocab_size < chosen.vocab_size:
-        logger.warning(
-            "the text is too small for a vocabulary of %d: it gave %d tokens", chosen.vocab_size, trained.vocab_size
-        )
-    trained.facts.training["max_sample_bytes"] = max_sample_bytes
-    trained.facts.training["sample_seed"] = sample_seed
+        raise exists
+    if max_sample_bytes is not None and max_sample_bytes < 1:
+        raise ConfigError(f"a sample of {max_sample_bytes} bytes is empty; name at least 1")
+    record: dict[str, Any] = {"max_sample_bytes": max_sample_bytes, "sample_seed": sample_seed}
     if source is not None:
-        trained.facts.training["made_of"] = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
-    documents = ((ALL_LANGUAGES, text) for (text,) in watched.sample)
-    trained.facts.training["report"] = report = tokenizer_report(trained, documents)
-    _warn_of_unknown(type, float(report[ALL_LANGUAGES]["unknown_rate"]))
-    trained.save(output_dir)
+        record["made_of"] = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
+    try:
+        if max_sample_bytes is not None:
+            texts = sampled_texts(texts, max_sample_bytes, sample_seed)
+        trained = _train(TOKENIZER_TYPES[type], _Watched(texts), chosen)
+        trained.facts.training.update(record)
+        _warn_of_bad_fit(type, trained, chosen.vocab_size)
+        save_tokenizer(trained, output_dir, replace=False)
+    except FileExistsError:
+        # Another process was faster. The same tokenizer is as good.
+        if source is None:
+            raise exists from None
+        is_same(output_dir, training_record(output_dir).get("made_of"), record["made_of"], _REMEDY, TokenizerError)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        place = error.filename or f"{output_dir.parent} or {tempfile.gettempdir()} (TMPDIR)"
+        raise TokenizerError(f"{place}: {error.strerror}; nothing was kept, free some space") from error
     return load_tokenizer(output_dir)
 
 
@@ -117,7 +137,7 @@ def is_trained(
     sample_seed: int = 0,
     **settings: Any,
 ) -> bool:
-    """Tell whether `train_tokenizer` has made the folder already, with these settings of this source.
+    """Return whether `train_tokenizer` has made the folder already, from this source with these settings.
 
     Raises:
         ConfigError: an impossible setting.
@@ -128,7 +148,7 @@ def is_trained(
         return False
     wanted = _made_of(type, chosen, max_sample_bytes, sample_seed, source)
     recorded = training_record(Path(output_dir)).get("made_of")
-    return is_same(output_dir, recorded, wanted, "choose another --output-dir, or remove it first", TokenizerError)
+    return is_same(output_dir, recorded, wanted, _REMEDY, TokenizerError)
 
 
 def _made_of(
@@ -145,14 +165,15 @@ def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any
     for name in settings:
         if name not in kind.names():
             raise ConfigError(f"{name} is no setting of {type}, which has {', '.join(sorted(kind.names()))}")
-    if vocab_size is not None and vocab_size < kind.least_vocab_size:
+    if vocab_size is not None and not kind.least_vocab_size <= vocab_size <= MOST_TOKENS:
         raise ConfigError(
-            f"a vocabulary of {vocab_size} is too small for {type}; it needs at least {kind.least_vocab_size} tokens"
+            f"--vocab-size {vocab_size}: {type} needs at least {kind.least_vocab_size} tokens, at most {MOST_TOKENS:,}"
         )
-    for name in ("min_frequency", "limit_alphabet"):
-        if settings.get(name, 1) < 1:
+    limits = {"min_frequency": (1, MOST_OCCURRENCES), "limit_alphabet": (1, MOST_TOKENS), "extra_ids": (0, MOST_TOKENS)}
+    for name, (least, most) in limits.items():
+        if not least <= settings.get(name, least) <= most:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} {settings[name]}: nothing is counted less than once; name at least 1")
+            raise ConfigError(f"{flag} {settings[name]}: a number from {least} to {most:,} is needed")
     for name in ("special_tokens", "language_codes"):
         if name in settings:
             settings[name] = _checked_names(name, settings[name])
@@ -160,12 +181,18 @@ def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any
     return kind.settings(vocab_size=size, **kind.fixed, **settings)
 
 
-def _warn_of_unknown(type: str, rate: float) -> None:
-    """A model cannot learn what its tokenizer does not tell apart."""
+def _warn_of_bad_fit(type: str, trained: FastTokenizer, wanted_size: int) -> None:
+    """Warn of a text that is too small, and of unknown tokens, which a model cannot tell apart."""
+    if trained.vocab_size < wanted_size:
+        text = "the text is too small for a vocabulary of %d: it gave %d tokens"
+        logger.warning(text, wanted_size, trained.vocab_size)
+    rate = float(trained.facts.training["report"][ALL_LANGUAGES]["unknown_rate"])
     if rate <= MOST_UNKNOWN:
         return
+    alphabet = "raise --vocab-size or --limit-alphabet, so that every character of the text has an id"
     remedies = {
-        "wordpiece": "raise --vocab-size or --limit-alphabet, so that every character of the text has an id",
+        "wordpiece": alphabet,
+        "gpt1": alphabet,
         "elmo": "raise --vocab-size or lower --min-frequency, so that more words have an id",
     }
     remedy = remedies.get(type, "raise --vocab-size or --character-coverage, or spell the rest with --byte-fallback")
@@ -174,7 +201,7 @@ def _warn_of_unknown(type: str, rate: float) -> None:
 
 def _checked_names(setting: str, names: Iterable[str]) -> tuple[str, ...]:
     checked = tuple(names)
-    reserved = {*wordpiece.SPECIAL_TOKENS.values(), *byte_bpe.ROLES.values(), byte_bpe.END_OF_TEXT}
+    reserved = {*wordpiece.SPECIAL_TOKENS.values(), *byte_bpe.ROLES.values(), byte_bpe.END_OF_TEXT, gpt1.WORD_END}
     for name in checked:
         if len(name) < 2 or name.split() != [name] or checked.count(name) > 1 or name in reserved:
             raise ConfigError(
@@ -197,11 +224,12 @@ def _train(kind: TokenizerType, watched: _Watched, settings: Any) -> FastTokeniz
         raise TokenizerError("there is no text to train a tokenizer on; check --input and --json-keys")
     if error is not None:
         raise error
+    trained.facts.training["report"] = tokenizer_report(trained, ((ALL_LANGUAGES, text) for (text,) in watched.sample))
     return trained
 
 
 class _Watched:
-    """Passes texts on, keeps a sample of them for the report, and the first error."""
+    """Texts that remember a sample for the report, and their first error."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = texts
@@ -227,9 +255,9 @@ class _Watched:
 
 
 class KeyedSample:
-    """Of all documents added, those with the smallest keys that fit into `max_bytes` (one at least), in their order.
+    """The added documents with the smallest keys that fit into `max_bytes` (at least one), in their order.
 
-    Every document has the same chance, wherever it stands. Memory: about 100 bytes a document kept; the texts lie in a
+    Every document has the same chance. Memory: about 100 bytes per document kept; the texts are in a
     temporary file of at most max_bytes * (1 + ln(corpus / max_bytes)).
     """
 
@@ -249,7 +277,7 @@ class KeyedSample:
         return len(self._kept)
 
     def add(self, fields: Sequence[str]) -> None:
-        """Offer the next document: one or several texts."""
+        """Add the next document: one or several texts."""
         key = int.from_bytes(hashlib.blake2b(f"{self.seed}:{self.num_seen}".encode(), digest_size=8).digest(), "big")
         self.num_seen += 1
         record = json.dumps(list(fields)).encode()
@@ -273,7 +301,7 @@ class KeyedSample:
 
 
 def sampled_texts(texts: Iterable[str], max_bytes: int, seed: int = 0) -> Iterator[str]:
-    """The texts of a KeyedSample; the first one comes when all have been read."""
+    """Yield the texts of a KeyedSample, after all have been read."""
     sample = KeyedSample(max_bytes, seed)
     for text in texts:
         sample.add([text])

@@ -1,4 +1,4 @@
-"""Many texts to one flat array of ids: a running text repeats its words, so each word is tokenized once.
+"""Encode many texts to one flat array of ids. Text repeats its words, so each word is tokenized once.
 
 In: a tokenizer, texts. Out: exactly the ids of `Tokenizer.encode_batch`, flat, with the length of each text.
 
@@ -6,7 +6,7 @@ BERT's WordPiece and byte-level BPE tokenize the pieces of a text apart from eac
 pieces. So the text is cut at its spaces, and a word's ids are looked up. An unknown word is cut once more, at the
 punctuation in it; a part still unknown goes through the `tokenizers` library, plain ASCII straight to its model.
 Every other tokenizer (a normalizer that sees across spaces, added tokens with spaces in them) goes through the library
-text by text. Not here: which texts (data/preprocess/job.py).
+text by text, and so does a text with the name of a special token. Not here: which texts (data/preprocess/job.py).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer
+from ctxlm_ds.tokenizers.base import FastTokenizer, Tokenizer, special_names
 
 FlatIds = tuple[NDArray[np.int32], NDArray[np.int64]]
-"""[tokens] ids one text after another, [texts] the number of each."""
+"""Ids of all texts, [tokens], and the number of each text, [texts]."""
 
 MAX_CACHED_CHARACTERS = 4 << 20
-"""Characters of all words remembered; beyond it the cache starts anew (about 120 MB with its tables)."""
+"""Characters of all cached words; a cache that exceeds it is emptied (about 120 MB with its tables)."""
 _ID_BYTES = 4
 
 _PUNCTUATION = r"!-/:-@\[-`{-~"
-# BERT isolates each ASCII punctuation mark (and each ideograph, where its normalizer says so).
+# BERT isolates each ASCII punctuation mark (and each ideograph, if its normalizer asks for it).
 _BERT_PARTS = re.compile(f"([{_PUNCTUATION}])")
 _BERT_IDEOGRAPH_PARTS = re.compile(f"([{_PUNCTUATION}\u4e00-\u9fff])")
 # GPT-2's pattern never runs from text into white space, from a letter into punctuation, or from punctuation into a
@@ -45,42 +45,44 @@ _SPACE_BEHIND_SPACE = re.compile(r"\s ")
 
 
 def flat_encoder(tokenizer: Tokenizer) -> Callable[[Sequence[str]], FlatIds]:
-    """The fastest exact way from texts to flat ids that this tokenizer allows."""
+    """Return the fastest exact function from texts to flat ids for a tokenizer."""
     backend = getattr(tokenizer, "backend", None)
     if backend is None or not isinstance(tokenizer, FastTokenizer):
         return lambda texts: flatten(tokenizer.encode_batch(texts))
     content = json.loads(backend.to_str())
-    if not _only_special_tokens_added(content):
+    if not _finds_only_exact_names(content):
         return lambda texts: flatten(tokenizer.encode_batch(texts))
     normalizer, layers, model = content["normalizer"], content["pre_tokenizer"] or {}, content["model"]
-    bert = (normalizer or {}).get("type", "BertNormalizer") == "BertNormalizer" and model["type"] == "WordPiece"
+    words = model["type"] == "WordPiece" or bool(model.get("end_of_word_suffix") and not model.get("dropout"))
+    bert = (normalizer or {}).get("type", "BertNormalizer") == "BertNormalizer" and words
     if bert and layers.get("type") == "BertPreTokenizer":
-        return BertWords(content)
+        return BertWords(content, tokenizer)
     byte_level = normalizer is None and model["type"] == "BPE" and not model.get("dropout")
     if byte_level and layers.get("type") == "ByteLevel" and layers.get("use_regex", True):
-        return ByteLevelWords(content)
+        return ByteLevelWords(content, tokenizer)
     return lambda texts: flatten(tokenizer.encode_batch(texts))
 
 
 def flatten(ids: Sequence[Sequence[int]]) -> FlatIds:
-    """Lists of ids as one flat array and their lengths."""
+    """Return lists of ids as one flat array and their lengths."""
     lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
     tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
     return tokens, lengths
 
 
-def _only_special_tokens_added(content: dict[str, Any]) -> bool:
-    """Special tokens' names are text here; any other added token is found in the text before it is cut."""
-    return all(token["special"] for token in content["added_tokens"])
+def _finds_only_exact_names(content: dict[str, Any]) -> bool:
+    """Return whether a text without the exact name of a special token contains no added token."""
+    exact = content["normalizer"] is None
+    return all(token["special"] and (exact or not token["normalized"]) for token in content["added_tokens"])
 
 
 class _Encoder:
-    """The ids (int32 bytes) of a raw piece of text: by its parts, each remembered."""
+    """Ids (int32 bytes) of a piece of text, from its cached parts."""
 
     def __init__(
         self, content: dict[str, Any], parts_of: re.Pattern[str], to_token: Callable[[str], str | None]
     ) -> None:
-        """`to_token` gives the text that the model itself sees of a part, where that is plain, else None."""
+        """`to_token` returns the model's own form of a part if that is simple, else None."""
         from tokenizers import Tokenizer as Backend
 
         layers = content["pre_tokenizer"]
@@ -93,7 +95,7 @@ class _Encoder:
         self._to_token = to_token
         self._parts: dict[str, bytes] = {"": b""}
         self.num_characters = 0
-        """Of everything remembered."""
+        """Characters of all cached words."""
 
     def __call__(self, text: str) -> bytes:
         self.num_characters += len(text)
@@ -119,13 +121,13 @@ class _Encoder:
 
 
 class _Words(dict[str, bytes]):
-    """Ids by word, made when one is asked for the first time."""
+    """Ids by word, encoded at the first access."""
 
     def __init__(self, encoder: _Encoder, prefix: str) -> None:
         super().__init__()
         self._encoder = encoder
         self._prefix = prefix
-        """What stands before each of these words in the text."""
+        """Text before each of these words."""
 
     def __missing__(self, word: str) -> bytes:
         ids = self[word] = self._encoder(self._prefix + word)
@@ -133,18 +135,20 @@ class _Words(dict[str, bytes]):
 
 
 class _CachedEncoder(ABC):
-    """Words looked up, and forgotten when they are too many."""
+    """Base class: looks words up and empties the cache if they are too many."""
 
-    def __init__(self, encoder: _Encoder, *tables: _Words) -> None:
+    def __init__(self, tokenizer: FastTokenizer, encoder: _Encoder, *tables: _Words) -> None:
+        self._tokenizer = tokenizer
+        self._names = special_names(tokenizer.backend)
         self._encoder = encoder
         self._tables = tables
 
     @abstractmethod
     def _look_up(self, text: str) -> bytes:
-        """The ids of a text."""
+        """Return the ids of a text."""
 
     def __call__(self, texts: Sequence[str]) -> FlatIds:
-        encoded = [self._look_up(text) for text in texts]
+        encoded = [self._with_names(text) if self._names.search(text) else self._look_up(text) for text in texts]
         if self._encoder.num_characters > MAX_CACHED_CHARACTERS:
             self._encoder.forget()
             for table in self._tables:
@@ -152,11 +156,15 @@ class _CachedEncoder(ABC):
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // _ID_BYTES
         return np.frombuffer(b"".join(encoded), dtype=np.int32), lengths
 
+    def _with_names(self, text: str) -> bytes:
+        (ids,) = self._tokenizer.encode_batch([text])
+        return array("i", ids).tobytes()
+
 
 class BertWords(_CachedEncoder):
-    """BertNormalizer, BertPreTokenizer, WordPiece: every space divides, and leaves no trace."""
+    """Encoder for BertNormalizer and BertPreTokenizer: every space separates words, and has no token."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content: dict[str, Any], tokenizer: FastTokenizer) -> None:
         normalizer = content["normalizer"] or {}
         is_lowercase = bool(normalizer.get("lowercase"))
 
@@ -169,20 +177,20 @@ class BertWords(_CachedEncoder):
             content, _BERT_IDEOGRAPH_PARTS if normalizer.get("handle_chinese_chars") else _BERT_PARTS, to_token
         )
         self._words = _Words(encoder, "")
-        super().__init__(encoder, self._words)
+        super().__init__(tokenizer, encoder, self._words)
 
     def _look_up(self, text: str) -> bytes:
         return b"".join(map(self._words.__getitem__, text.split(" ")))
 
 
 class ByteLevelWords(_CachedEncoder):
-    """ByteLevel with GPT-2's pattern: a space behind text begins a piece, which may be the word behind the space."""
+    """Encoder for ByteLevel with GPT-2's pattern: a space after text begins a piece, often with the next word."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
+    def __init__(self, content: dict[str, Any], tokenizer: FastTokenizer) -> None:
         self._add_prefix_space = bool(content["pre_tokenizer"].get("add_prefix_space"))
         encoder = _Encoder(content, _BYTE_LEVEL_PARTS, _byte_level_token)
         self._spaced, self._whole = _Words(encoder, " "), _Words(encoder, "")
-        super().__init__(encoder, self._spaced, self._whole)
+        super().__init__(tokenizer, encoder, self._spaced, self._whole)
 
     def _look_up(self, text: str) -> bytes:
         if self._add_prefix_space and text and not text.startswith(" "):

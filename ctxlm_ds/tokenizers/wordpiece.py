@@ -12,21 +12,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, count_words
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 DEFAULT_VOCAB_SIZE = 30_522
 MERGE_SCORES = ("frequency", "likelihood")
+_COPIES = 100_000
+"""Copies of a word in one text for the library's trainer."""
 _LONGEST_WORD = 100
 """Characters; WordPiece encodes longer words as [UNK]."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordPieceSettings:
-    """How a WordPiece vocabulary is made."""
+    """Settings of a WordPiece vocabulary."""
 
     vocab_size: int = DEFAULT_VOCAB_SIZE
     lowercase: bool = True
@@ -34,10 +34,10 @@ class WordPieceSettings:
     min_frequency: int = 2
     """Least number of occurrences of a pair to be merged."""
     limit_alphabet: int = 1000
-    """Most characters of the alphabet; rarer ones become [UNK]."""
+    """Largest number of different characters; rarer ones become [UNK]."""
     merge_score: str = "frequency"
     special_tokens: tuple[str, ...] = ()
-    """Behind [MASK]."""
+    """Further special tokens, after [MASK]."""
 
 
 def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> FastTokenizer:
@@ -50,7 +50,11 @@ def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> FastTo
     # Each character exists in both forms, as in the published vocabularies.
     alphabet = _alphabet(counts, settings, len(specials))
     names = specials + alphabet + [f"##{character}" for character in alphabet]
-    names += _merged_names(counts, names, alphabet, settings)
+    # A word with a character outside the alphabet is [UNK] in any case.
+    known = set(alphabet)
+    counts = {word: count for word, count in counts.items() if len(word) <= _LONGEST_WORD and known.issuperset(word)}
+    learn = _frequent_tokens if settings.merge_score == "frequency" else _likely_tokens
+    names = learn(counts, names, settings)
     backend = _backend({name: number for number, name in enumerate(names)}, settings)
     _add_template(backend)
     training = {
@@ -65,40 +69,42 @@ def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> FastTo
 
 
 def _alphabet(counts: dict[str, int], settings: WordPieceSettings, num_specials: int) -> list[str]:
-    """The most frequent characters of the normalized text, in code-point order."""
+    """Return the most frequent characters of the normalized text, in code-point order."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
-    # Two ids are needed for each character beside the special tokens; a tiny vocabulary shrinks the alphabet.
+    # Each character needs two ids; a tiny vocabulary shrinks the alphabet.
     room = max(1, (settings.vocab_size - num_specials) // 2)
     ordered = sorted(characters, key=lambda character: (-characters[character], character))
     return sorted(ordered[: min(settings.limit_alphabet, room)])
 
 
-def _merged_names(
-    counts: dict[str, int], names: list[str], alphabet: list[str], settings: WordPieceSettings
-) -> list[str]:
-    """The tokens that merging adds, in order."""
-    from ctxlm_ds.tokenizers.pair_merges import MergeCorpus, learn_merges
+def _frequent_tokens(counts: dict[str, int], names: list[str], settings: WordPieceSettings) -> list[str]:
+    """Return `names` and the tokens of the library's merges."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    numbers = {name: number for number, name in enumerate(names)}
-    known = set(alphabet)
-    # A word with a character outside the alphabet is [UNK] whatever is learned from it.
-    words = [word for word in counts if len(word) <= _LONGEST_WORD and known.issuperset(word)]
-    symbols = np.array(
-        [numbers[f"##{character}" if place else character] for word in words for place, character in enumerate(word)],
-        dtype=np.int32,
+    draft = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk"]))
+    draft.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=settings.min_frequency,
+        special_tokens=names,
+        limit_alphabet=settings.limit_alphabet,
+        show_progress=False,
     )
-    starts = np.zeros(len(words) + 1, dtype=np.int64)
-    np.cumsum([len(word) for word in words], out=starts[1:])
-    corpus = MergeCorpus(symbols, starts, np.array([counts[word] for word in words], dtype=np.int64), names)
-    num_new = max(0, settings.vocab_size - len(names))
-    spelled = list(names)
-    merges = learn_merges(corpus, num_new, settings.min_frequency, settings.merge_score == "likelihood")
-    for left, right in merges.tolist():
-        spelled.append(spelled[left] + spelled[right].removeprefix("##"))
-    return spelled[len(names) :]
+    copies = (min(_COPIES, count - first) for count in counts.values() for first in range(0, count, _COPIES))
+    words = (word for word, count in counts.items() for _ in range(0, count, _COPIES))
+    draft.train_from_iterator((f"{word} " * number for word, number in zip(words, copies, strict=True)), trainer)
+    vocab = draft.get_vocab(with_added_tokens=False)
+    return sorted(vocab, key=lambda token: vocab[token])
+
+
+def _likely_tokens(counts: dict[str, int], names: list[str], settings: WordPieceSettings) -> list[str]:
+    """Return `names` and the tokens of the merges by likelihood."""
+    from ctxlm_ds.tokenizers.likelihood_merges import learn_merges
+
+    return learn_merges(list(counts), list(counts.values()), names, settings.vocab_size, settings.min_frequency)
 
 
 def _backend(vocab: dict[str, int], settings: WordPieceSettings) -> Any:

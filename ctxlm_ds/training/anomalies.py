@@ -1,8 +1,7 @@
-"""What a run does about a loss or gradient that is not finite, and about a loss spike.
+"""The policy for a loss or gradient that is not finite and for loss spikes.
 
-In: the recipe's `anomalies`, figures of each step (alike on every rank). Out: an action, alike on every rank: all that
-it rests on stands in TrainState, so that a restart decides as the run before it did. Not here: how an update is
-refused (update.py), going back (trainer.py), what is logged (anomaly_log.py).
+Decisions depend only on the recipe, the step's metrics and TrainState, so all ranks decide the same, and so does a
+restart.
 """
 
 from __future__ import annotations
@@ -20,43 +19,39 @@ Action = Literal["go_on", "skip", "rollback", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Why a step's gradients must not be applied."""
+    """The reason why the gradients of a step must not be applied."""
 
     kind: Literal["non_finite", "spike"]
     why: str
-    """For a person: the figure, its value, the step."""
+    """The metric, its value and the step, as they are logged."""
 
 
 LossJudge = Callable[[float], Anomaly | None]
-"""What is wrong with a finite loss of the whole global batch; None where it may be learnt from."""
+"""Returns what is wrong with a finite loss of the global batch, or None."""
 
 
 def accept_any(loss: float) -> Anomaly | None:
-    """The judge of a run that does not look for spikes."""
+    """Judge no finite loss an anomaly."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows a step."""
+    """The action after an anomaly."""
 
     action: Action
     why: str = ""
-    """Of the anomaly, with the limit that was reached where the run stops for it."""
+    """The anomaly, and the exceeded limit if the run stops because of it."""
 
 
 class AnomalyPolicy:
-    """Judges losses and decides, as the recipe says.
-
-    Args:
-        config: the recipe's section.
-    """
+    """Judges losses and decides by the recipe's settings."""
 
     def __init__(self, config: AnomaliesConfig) -> None:
         self._config = config
 
     def judge(self, state: TrainState) -> LossJudge:
-        """The judge of the step that comes after `state`."""
+        """Return the judge of the step after `state`."""
         if self._config.spike == "ignore":
             return accept_any
 
@@ -76,17 +71,17 @@ class AnomalyPolicy:
         return find_spike
 
     def decide(self, state: TrainState, anomaly: Anomaly) -> Decision:
-        """What to do about an anomaly in the step after `state`."""
+        """Decide about an anomaly in the step after `state`."""
         action: Action = self._config.non_finite
         if anomaly.kind == "spike" and self._config.spike != "ignore":
             action = self._config.spike
         limits = self._config
         if action == "skip" and state.skips_in_a_row >= limits.max_skips:
-            told = f"{limits.max_skips} steps in a row were skipped before it (anomalies.max_skips)"
-            return Decision("stop", f"{anomaly.why}, and {told}")
+            limit = f"{limits.max_skips} steps in a row were skipped before it (anomalies.max_skips)"
+            return Decision("stop", f"{anomaly.why}, and {limit}")
         if action == "rollback" and state.rollbacks >= limits.max_rollbacks:
-            told = f"the run went back {limits.max_rollbacks} times before it (anomalies.max_rollbacks)"
-            return Decision("stop", f"{anomaly.why}, and {told}")
+            limit = f"the run went back {limits.max_rollbacks} times before it (anomalies.max_rollbacks)"
+            return Decision("stop", f"{anomaly.why}, and {limit}")
         return Decision(action, anomaly.why)
 
     def note_good(self, state: TrainState, loss: float) -> None:
@@ -97,6 +92,6 @@ class AnomalyPolicy:
 
 
 def spread(losses: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation (of the whole, not of a sample), correctly rounded sums."""
+    """Return mean and population standard deviation, from correctly rounded sums."""
     mean = math.fsum(losses) / len(losses)
     return mean, math.sqrt(math.fsum((loss - mean) ** 2 for loss in losses) / len(losses))

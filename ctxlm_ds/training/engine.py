@@ -1,8 +1,4 @@
-"""DeepSpeed's engine behind one small surface: train a step, evaluate batches, reach the fp32 states.
-
-In: a model's layers, an objective, steps of batches. Out: exact losses of whole steps, in every layout.
-Not here: the passes (passes.py, pipeline.py), the update (update.py), the loop, checkpoints, logs.
-"""
+"""A small interface to DeepSpeed's engine: train a step, evaluate batches, access the fp32 states."""
 
 from __future__ import annotations
 
@@ -29,10 +25,8 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
-from ctxlm_ds.training.cpu_adam import round_alike
-from ctxlm_ds.training.figures import FIGURES, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses, StepInterrupted
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
-from ctxlm_ds.training.gradients import clip_gradients
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.losses import TermLosses
 from ctxlm_ds.training.model_setup import (
@@ -54,18 +48,19 @@ from ctxlm_ds.training.optimizer import (
     forget_state,
     parameter_groups,
     restore_state,
+    use_full_vectors,
 )
-from ctxlm_ds.training.passes import PassSettings, PlainPasses
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
 from ctxlm_ds.training.stage_timing import measured_costs
-from ctxlm_ds.training.update import Update, Updater, loss_scaler
+from ctxlm_ds.training.step_metrics import SUMS, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.update import Update, Updater, clip_gradients, loss_scaler
 
 logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class Engine:
-    """One rank's share of training, over any layout and ZeRO stage."""
+    """One rank's part of training, in any layout and ZeRO stage; losses are exact over the global batch."""
 
     def __init__(
         self,
@@ -75,17 +70,17 @@ class Engine:
         objective: Objective,
         topology: Topology,
     ) -> None:
-        """Build the model and DeepSpeed's engine around it; weights are still unset.
+        """Build the model and DeepSpeed's engine; weights are not set yet.
 
         Args:
             config: the resolved recipe.
             deepspeed_config: DeepSpeed's settings, complete.
-            describe_layers: lists the model's layers for a rank's share of them (models/build.py).
-            objective: what is learnt: its terms, and the fields of its batches.
+            describe_layers: lists the layers of the model for a rank's share of them (models/build.py).
+            objective: its terms, and the fields of its batches.
             topology: the ranks.
 
         Raises:
-            ConfigError, KernelError: what the user can fix, on every rank.
+            ConfigError, KernelError: an impossible configuration, on every rank.
         """
         check_precision(config)
         self.config = config
@@ -159,14 +154,14 @@ class Engine:
         )
 
     def _groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self._named, self._facts, self.config.optimizer.weight_decay)
+        return parameter_groups(self._named, self._facts, self.config.optimizer)
 
     def _initialize(
         self, deepspeed_config: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer | None
     ) -> None:
         import deepspeed
 
-        # A module global, which an earlier engine of this process may have left behind.
+        # A module global that an earlier engine of this process may have set.
         deepspeed.utils.groups.mpu = None
         with without_known_prints():
             self._deepspeed, *_ = deepspeed.initialize(
@@ -180,7 +175,7 @@ class Engine:
         self.device = self._deepspeed.device
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
-        round_alike(self._inner)
+        use_full_vectors(self._inner)
         if self._is_pipeline:
             from ctxlm_ds.training.pipeline import PipelinePasses
 
@@ -196,37 +191,37 @@ class Engine:
 
     @property
     def module(self) -> nn.Module:
-        """The model as built, its parameters in the layout of the ZeRO stage."""
+        """Return the model, its parameters in the layout of the ZeRO stage."""
         return self._deepspeed.module
 
-    # States, for checkpoints and initialisation.
+    # States for checkpoints and initialisation.
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Whole shape of every parameter of the model, by name, in the order of the layers."""
+        """Return the full shape of every trained parameter by name, in the order of the layers."""
         return dict(self._shapes)
 
     def parameter_facts(self) -> dict[str, ParameterFacts]:
-        """Return the facts of every parameter of the model by name, those that no step changes included."""
+        """Return the facts of every parameter by name, including frozen ones."""
         return dict(self._facts)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """This rank's parameters under their full names."""
+        """Return this rank's parameters under their full names."""
         return list(self._named)
 
     def fragments(self) -> list[Fragment]:
-        """This rank's pieces of every parameter's fp32 weights."""
+        """Return this rank's fragments of the fp32 weights."""
         return list_fragments(self._zero, self._named, self._holdings)
 
     def held_names(self) -> set[str]:
-        """Parameters of which this rank holds a piece."""
+        """Return the names of parameters of which this rank holds a fragment."""
         return {fragment.name for fragment in self.fragments()}
 
     def optimizer_state(self, owner: torch.Tensor) -> Mapping[str, Any]:
-        """The inner optimizer's state of one owner tensor; empty before the first update."""
+        """Return the inner optimizer's state of one owner tensor; empty before the first update."""
         return self._inner.state.get(owner, {})
 
     def moment_kinds(self) -> tuple[str, ...]:
-        """Names of the moments kept for each weight."""
+        """Return the names of the moments of each weight."""
         if self.config.optimizer.name != "from_ds_config":
             return MOMENTS
         owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
@@ -235,12 +230,12 @@ class Engine:
         return tuple(sorted(kinds))
 
     def prepare_optimizer_state(self, updates: int, kinds: Sequence[str]) -> None:
-        """Make zeroed moments of the given kinds for every owner, as after `updates` updates."""
+        """Give every owner zeroed moments of the given kinds and a count of `updates` updates."""
         owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
         restore_state(self._inner, loaded_owners(self._zero, owners.values()), updates, kinds)
 
     def load_weights(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write whole fp32 parameters into this rank's fragments; every one that it holds must come exactly once."""
+        """Write full fp32 parameters into this rank's fragments; every held one must come exactly once."""
         pieces: dict[str, list[Fragment]] = {}
         for fragment in self.fragments():
             pieces.setdefault(fragment.name, []).append(fragment)
@@ -254,35 +249,35 @@ class Engine:
         self.weights_changed()
 
     def load_frozen(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write whole parameters that no step changes; every rank of the model must be given every one of them."""
+        """Write full frozen parameters; every rank of the model must get all of them."""
         for name, tensor in named:
             parameter = self._frozen.get(name)
             if parameter is not None:
                 write_frozen(self.parallel, name, self._facts[name], tensor, parameter)
 
     def carried_tensors(self) -> dict[str, torch.Tensor]:
-        """Return what this rank's layers carry from step to step, by name and micro-batch."""
+        """Return the carried tensors of this rank's layers by name and micro-batch."""
         return self.module.carried.named()
 
     def carried_names(self) -> list[str]:
-        """Return the names that carried_tensors has once every micro-batch of a step was seen."""
+        """Return the names that carried_tensors has after a complete step."""
         training = self.config.training
         count = training.global_batch_size // (training.micro_batch_size * self.topology.data_parallel_size)
         numbers = [self.passes.micro_batch_number(index) for index in range(count)]
         return [f"{name}.{number}" for name in self.module.carried.names for number in numbers]
 
     def load_carried(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replace what this rank's layers carry from step to step."""
+        """Replace the carried tensors of this rank's layers."""
         dtype = DTYPES[self.config.training.precision]
         moved = {key: value.to(self.device, dtype) for key, value in named.items()}
         self.module.carried.load(moved)
 
     def weights_changed(self) -> None:
-        """Must be called on every rank after fragments' weights were written."""
+        """Update the model after fragments were written; all ranks call it."""
         refresh_model_weights(self._zero)
 
     def scalars(self) -> dict[str, float]:
-        """Counters that belong to the optimizer: updates applied and the loss scaler's state."""
+        """Return the number of applied updates and the state of the loss scaler."""
         values: dict[str, float] = {"optimizer_updates": completed_updates(self._inner)}
         scaler = loss_scaler(self._zero)
         if scaler is not None:
@@ -290,7 +285,7 @@ class Engine:
         return values
 
     def restore_scalars(self, values: Mapping[str, float]) -> None:
-        """Put the loss scaler back where it was; a run that is not, or was not, in fp16 has none."""
+        """Restore the loss scaler, if both runs are in fp16."""
         scaler = loss_scaler(self._zero)
         for field in LOSS_SCALER_FIELDS:
             if scaler is not None and field in values:
@@ -298,7 +293,7 @@ class Engine:
                 setattr(scaler, field, kind(values[field]))
 
     def forget_updates(self) -> None:
-        """Bring moments, counters, the loss scale and what is carried back to before the first update."""
+        """Reset moments, counters, the loss scale and carried tensors to before the first update."""
         self.load_carried({})
         if self._inner.state:
             owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
@@ -310,16 +305,20 @@ class Engine:
     def train_step(
         self, step: Step, step_index: int, learning_rate: float, judge: LossJudge = accept_any
     ) -> StepResult:
-        """Forward, backward and update over one global batch.
+        """Run forward, backward and update over one global batch; raises StepInterrupted if it is abandoned.
 
-        A step whose loss or gradient norm is not finite, or whose loss `judge` finds fault with, has an `anomaly` in
-        its result: on every rank alike, its gradients are dropped and no weight, moment or counter changes.
+        If the loss or gradient norm is not finite, or `judge` rejects the loss, the result has an `anomaly` on every
+        rank, the gradients are dropped, and no weight, moment or counter changes.
         """
         counts, num_tokens = self._global_counts(step)
         factors = self._factors(counts, len(step.micro_batches))
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
-        sums = self._run.train(step, step_index, factors)
+        try:
+            sums = self._run.train(step, step_index, factors)
+        except StepInterrupted:
+            self.module.carried.end_step(keep=False)
+            raise
         terms, accuracy = means(self.terms, self._reduce(sums))
         total = weighted_total(self.terms, terms)
         anomaly = self._find_fault(total, terms, step_index, judge)
@@ -337,7 +336,7 @@ class Engine:
     def _find_fault(
         self, total: float, terms: Mapping[str, float], step_index: int, judge: LossJudge
     ) -> Anomaly | None:
-        """What is wrong with the loss. In fp16 a loss that is not finite makes the gradients overflow (passes.py)."""
+        """Return what is wrong with the loss. In fp16 an infinite loss makes the gradients overflow instead."""
         if math.isfinite(total):
             return judge(total)
         if self.passes.is_fp16:
@@ -345,7 +344,7 @@ class Engine:
         return Anomaly("non_finite", f"the loss of step {step_index + 1} is {total} ({format_terms(terms)})")
 
     def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
-        """What is wrong with the gradients."""
+        """Return what is wrong with the gradients."""
         if update.scale_exhausted:
             return Anomaly(
                 "non_finite",
@@ -357,27 +356,27 @@ class Engine:
         return Anomaly("non_finite", f"the gradient norm of step {step_index + 1} is {update.grad_norm}")
 
     def _clip_plain_gradients(self) -> float:
-        """Stage 0: the global norm of the averaged gradients, clipped as DeepSpeed does in its other stages."""
+        """Clip gradients under stage 0, where DeepSpeed does not; return their global norm."""
         pairs = [(parameter, self._holdings[name]) for name, parameter in self._named]
         return clip_gradients(pairs, self.config.optimizer.gradient_clipping, self.topology)
 
     def _global_counts(self, step: Step) -> tuple[list[float], int]:
-        """Predictions of each term and non-padding tokens, over all data-parallel ranks."""
+        """Return the predictions of each term and the non-padding tokens over all data-parallel ranks."""
         local = [float(step.counts[term.name]) for term in self.terms] + [float(step.num_tokens)]
         own = torch.tensor(local, dtype=torch.float64) * self.topology.speaks_for_data
         summed = self.topology.all_reduce_sum(own).tolist()
         return summed[:-1], int(summed[-1])
 
     def _factors(self, counts: Sequence[float], num_micro_batches: int) -> torch.Tensor:
-        """What each term's sum is multiplied by, so that DeepSpeed's averaging yields the exact global mean."""
+        """Return the factor of each term's sum that makes DeepSpeed's averaging yield the exact global mean."""
         averaging = num_micro_batches * self.topology.data_parallel_size
         weights = [term.weight for term in self.terms]
         values = [weight * (averaging / count) if count else 0.0 for weight, count in zip(weights, counts, strict=True)]
         return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def _reduce(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Add the objective's sums over the data-parallel ranks; of a model's ranks one speaks."""
-        names = [f"{term.name}/{figure}" for term in self.terms for figure in FIGURES]
+        """Add the objective's sums over the data-parallel ranks; one rank per model contributes."""
+        names = [f"{term.name}/{figure}" for term in self.terms for figure in SUMS]
         local = torch.zeros(len(names), dtype=torch.float64)
         if sums and self.topology.speaks_for_losses:
             local = torch.stack([sums[name].double() for name in names]).cpu()
@@ -387,9 +386,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch | None]) -> dict[str, float]:
-        """Mean loss and accuracy of each term over the batches of all ranks: `loss`, `TERM_loss`, `TERM_accuracy`, and
-        `perplexity` of a causal model.
-        """
+        """Return `loss`, `TERM_loss`, `TERM_accuracy` and a causal model's `perplexity` over all ranks' batches."""
         ones = torch.ones(len(self.terms), dtype=torch.float32, device=self.device)
         terms, accuracy = means(self.terms, self._reduce(self._run.evaluate(batches, ones)))
         figures = {"loss": weighted_total(self.terms, terms)}

@@ -1,10 +1,7 @@
-"""Where each parameter's fp32 weight and moments lie on this rank, under every ZeRO stage.
+"""Fragments: the flat ranges of each parameter whose fp32 weight and moments this rank holds, under every ZeRO stage.
 
-In: DeepSpeed's optimizer wrapper (stage 1/2, bf16, stage 3) or the plain optimizer (stage 0), and which shard of each
-parameter this rank holds. Out: one list of fragments, each a flat range of a shard, as views that may be read and
-written. Rows that pad the vocabulary belong to no fragment.
-Saving, loading, initialisation and LAMB's trust ratios all go through this list, so none of them knows
-the stage. The attribute names are those of DeepSpeed 0.19 (`link_hp_params`, `grad_position`).
+Saving, loading, initialisation and LAMB use this list, so none of them depends on the stage. Rows that pad the
+vocabulary belong to no fragment. Attribute names are those of DeepSpeed 0.19 (`link_hp_params`, `grad_position`).
 """
 
 from __future__ import annotations
@@ -22,68 +19,68 @@ from ctxlm_ds.training import nvme
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What this rank's model holds of one parameter."""
+    """This rank's shard of one parameter."""
 
     shard: Shard
     tensor_duplicate: bool = False
-    """True where the first tensor-parallel rank holds the same and speaks for it."""
+    """True if the first tensor-parallel rank holds the same and reports it."""
     stage_duplicate: bool = False
-    """True where an earlier pipeline stage holds the same (a tied weight) and speaks for it."""
+    """True if an earlier pipeline stage holds the same (a tied weight) and reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A contiguous piece of a parameter's shard in its local order, held by this rank."""
+    """A contiguous range of a parameter's shard, in its local order, held by this rank."""
 
     name: str
     start: int
-    """First element of the piece within the shard's local order."""
+    """First element within the shard's local order."""
     length: int
-    """Elements in the piece; 0 where only padding lies in its range."""
+    """Number of elements; 0 if the range is only padding."""
     owner: torch.Tensor
-    """The tensor that the inner optimizer steps (fp32)."""
+    """The fp32 tensor that the inner optimizer steps."""
     offset: int
-    """First element of the piece within the flattened owner."""
+    """First element within the flattened owner."""
     replicated: bool
-    """True where every data-parallel rank holds this same piece (stage 0)."""
+    """True if every data-parallel rank holds the same range (stage 0)."""
     holding: Holding
 
     @property
     def shard(self) -> Shard:
-        """The part of the parameter that the piece is cut from."""
+        """Return the shard that the range belongs to."""
         return self.holding.shard
 
     @property
     def duplicate(self) -> bool:
-        """Whether another rank of the same data-parallel rank holds this same piece and speaks for it."""
+        """Return whether another rank of the same model holds the same range and reports it."""
         return self.holding.tensor_duplicate or self.holding.stage_duplicate
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole parameter."""
+        """Return the shape of the full parameter."""
         return self.shard.shape
 
     def weight(self) -> torch.Tensor:
-        """View of the fp32 weights, [length]."""
+        """Return a view of the fp32 weights, [length]."""
         return nvme.view(self.owner, self.owner, self.offset, self.length)
 
     def moment(self, state: Mapping[str, Any], kind: str) -> torch.Tensor:
-        """View of one optimizer moment, [length]; `state` is the optimizer's state of the owner."""
+        """Return a view of one moment, [length]; `state` is the optimizer's state of the owner."""
         return nvme.view(self.owner, state[kind], self.offset, self.length)
 
 
 def list_fragments(
     zero_optimizer: Any, named_parameters: Iterable[tuple[str, torch.nn.Parameter]], holdings: Mapping[str, Holding]
 ) -> list[Fragment]:
-    """Every fragment of this rank, in the order of the parameters.
+    """List the fragments of this rank in the order of the parameters.
 
     Raises:
         ConfigError: a part of the optimizer's states belongs to DeepSpeed's second optimizer.
     """
     if getattr(zero_optimizer, "partial_offload", 1.0) != 1.0:
         raise ConfigError(
-            f"zero_optimization.offload_optimizer.ratio is {zero_optimizer.partial_offload}, where DeepSpeed steps the "
-            "rest with an optimizer of its own that neither the schedule nor a checkpoint reaches; set it to 1.0"
+            f"zero_optimization.offload_optimizer.ratio is {zero_optimizer.partial_offload}: DeepSpeed then steps "
+            "the rest with a second optimizer that neither the schedule nor a checkpoint reaches; set it to 1.0"
         )
     fragments: list[Fragment] = []
     for name, parameter in named_parameters:
@@ -94,7 +91,7 @@ def list_fragments(
 
 
 class _Place(NamedTuple):
-    """Elements start..start+length of the local parameter lie at owner[offset..]."""
+    """Elements start..start+length of the local parameter are at owner[offset..]."""
 
     start: int
     length: int
@@ -104,7 +101,7 @@ class _Place(NamedTuple):
 
 
 def _fragment(name: str, holding: Holding, place: _Place) -> Fragment:
-    """The place without the rows of padding, which come after the shard's own elements."""
+    """Return the range without padding rows, which come after the shard's elements."""
     start = min(place.start, holding.shard.num_elements)
     length = min(place.start + place.length, holding.shard.num_elements) - start
     return Fragment(name, start, length, place.owner, place.offset, place.replicated, holding)
@@ -119,7 +116,7 @@ def _place(zero_optimizer: Any, parameter: torch.nn.Parameter) -> _Place | None:
 
 
 def _flat_partition_place(zero_optimizer: Any, parameter: torch.nn.Parameter) -> _Place | None:
-    """Stages 1 and 2: this rank's flat fp32 partition holds a range of some parameters and none of others."""
+    """Find a range under stages 1 and 2, where a rank's flat fp32 partition holds ranges of some parameters."""
     mapping = parameter._hp_mapping
     if mapping is None:
         return None
@@ -131,7 +128,7 @@ def _flat_partition_place(zero_optimizer: Any, parameter: torch.nn.Parameter) ->
 
 
 def _stage3_place(zero_optimizer: Any, parameter: Any) -> _Place | None:
-    """Stage 3: each parameter is cut into equal pieces, the last one padded."""
+    """Find a range under stage 3, where each parameter is cut into equal ranges, the last one padded."""
     group_index, offset, padded_length = zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)]
     start = zero_optimizer._get_param_partition_rank(parameter) * padded_length
     length = min(padded_length, parameter.ds_numel - start)
@@ -142,15 +139,15 @@ def _stage3_place(zero_optimizer: Any, parameter: Any) -> _Place | None:
 
 
 def refresh_model_weights(zero_optimizer: Any) -> None:
-    """Copy the fp32 weights into the parameters the model computes with, on every rank together."""
+    """Copy the fp32 weights into the model's parameters; all ranks call it."""
     if hasattr(zero_optimizer, "fp32_partitioned_groups_flat"):
         nvme.flush(zero_optimizer)
-        # Small parameters stay gathered between steps; what is not released would not be gathered anew.
+        # Small parameters stay gathered between steps; unless released they would not be gathered again.
         zero_optimizer._partition_all_parameters()
         for index in range(len(zero_optimizer.fp16_groups)):
             with nvme.in_memory(zero_optimizer, index):
                 zero_optimizer._reassign_or_swap_out_partitioned_parameters(index)
-        # hpZ's second copy of the weights is as old as they were.
+        # hpZ's second copy of the weights is out of date.
         zero_optimizer.invalidate_secondary_tensor()
         if zero_optimizer.persistent_parameters:
             zero_optimizer.persistent_parameters[0].all_gather(zero_optimizer.persistent_parameters)

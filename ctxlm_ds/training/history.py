@@ -1,27 +1,27 @@
-"""Starts and ends of a run as events of RUN/history.jsonl, written by rank 0 while it holds the run's lock."""
+"""Hooks that record a run for others: events of RUN/history.jsonl, and beats of the watchdog."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE, DEFAULT_ATTEMPT, END, START, append_event
-from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart
+from ctxlm_ds.process.watchdog import Watchdog
+from ctxlm_ds.training.hooks import Hook, Phase, RunEnd, RunStart, StepMetrics
 
 LOG_VARIABLE = "CTXLM_LOG_FILE"
-"""The job's log, where the starter knows it better than this process, whose stderr is a pipe to the launcher."""
+"""Names the job's log if the starter knows it; stderr of this process may be a pipe to the launcher."""
 
 
 class HistoryHook(Hook):
     """Appends START before the first step and END after the last checkpoint, or when an error ends the run.
 
-    Args:
-        run_dir: the run directory.
-        ranks: of this process.
+    Rank 0 uses it while it holds the run's lock.
     """
 
     def __init__(self, run_dir: Path, ranks: RankInfo) -> None:
@@ -36,25 +36,50 @@ class HistoryHook(Hook):
             last_step=start.last_step,
             world_size=self._ranks.world_size,
             **start_facts(self._ranks),
+            **({"changed_settings": list(start.changed_settings)} if start.changed_settings else {}),
         )
 
     def on_run_end(self, end: RunEnd) -> None:
-        # Told while the exception is on its way.
+        # Called while the exception is being handled.
         error = sys.exc_info()[1] if end.failed else None
-        reason = end.reason if error is None else f"{type(error).__name__}: {error}"
         append_event(
             self._run_dir,
             END,
             step=end.step,
-            reason=reason,
+            reason=end.reason if error is None else f"{type(error).__name__}: {error}",
             completed=end.completed and not end.failed,
             failed=end.failed,
             attempt=attempt_name(),
         )
 
 
+class WatchdogHook(Hook):
+    """Reports each event of a run to this rank's watchdog as progress."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._watchdog.beat("start", start.step)
+
+    def on_phase(self, phase: Phase) -> None:
+        self._watchdog.enter(phase)
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._watchdog.beat("training", metrics.step)
+
+    def on_rollback(self, step: int) -> None:
+        self._watchdog.beat(step=step)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._watchdog.beat()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        self._watchdog.beat("end")
+
+
 def start_facts(ranks: RankInfo) -> dict[str, Any]:
-    """Where and by whom this start was made; None for what is not known."""
+    """Return the job, host, process and log of this start; None for what is unknown."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "")
     return {
         "job_id": os.environ.get("SLURM_JOB_ID"),
@@ -63,17 +88,17 @@ def start_facts(ranks: RankInfo) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "launcher": ranks.launcher,
-        "log": os.environ.get(LOG_VARIABLE) or own_log(),
+        "log": os.environ.get(LOG_VARIABLE) or _stderr_file(),
     }
 
 
 def attempt_name() -> str:
-    """The folder below RUN/attempts that this start writes to."""
+    """Return the name of this start's folder in RUN/attempts."""
     return os.environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT
 
 
-def own_log() -> str | None:
-    """The file that this process's stderr goes to; None for a terminal or a pipe."""
+def _stderr_file() -> str | None:
+    """Return the file that stderr goes to, or None for a terminal or a pipe."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:

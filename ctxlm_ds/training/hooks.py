@@ -1,7 +1,6 @@
-"""What the trainer tells the outside: values with units in their names, and the hooks that take them.
+"""The interface for following a run: values with units in their names, and hooks that receive them.
 
-In: figures of steps and evaluations. Out: nothing; a hook never changes the training. Rank 0 only, except where a hook
-says otherwise.
+A hook never changes the training. Hooks run on rank 0 only, unless one says otherwise.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,7 +23,7 @@ Phase = Literal["training", "evaluation", "saving"]
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins or goes on."""
+    """The start or resume of a run."""
 
     step: int
     """Optimizer steps done before; 0 for a fresh run."""
@@ -32,6 +31,8 @@ class RunStart:
     """Step at which the run is complete."""
     config: RunConfig
     """The resolved recipe."""
+    changed_settings: Sequence[str] = ()
+    """Settings that differ from the checkpoint's, as `name old -> new`."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,22 @@ class StepMetrics:
     terms: Mapping[str, float]
     """Each loss term's mean over its own predictions (nats)."""
     accuracy: Mapping[str, float]
-    """Each term's share of right predictions."""
+    """Share of correct predictions of each term."""
     learning_rate: float
     grad_norm: float | None
     """Global L2 norm before clipping."""
     tokens: int
-    """Non-padding positions since the run's beginning."""
+    """Non-padding positions since the beginning of the run."""
     step_tokens: int
-    """Those of this step."""
+    """Non-padding positions of this step."""
     step_seconds: float
     total_seconds: float
-    """Time in training steps since the run's beginning, over all restarts."""
+    """Time in training steps since the beginning of the run, over all restarts."""
     epoch: int
     skipped_steps: int = 0
-    """Steps since the run's beginning without an update (fp16 overflow, anomalies)."""
+    """Steps without an update so far (fp16 overflows, anomalies)."""
     rollbacks: int = 0
-    """Times that the run went back to a checkpoint from a bad batch."""
+    """Times that the run went back to a checkpoint because of a bad batch."""
     loss_scale: float | None = None
     """fp16 only."""
 
@@ -78,66 +79,57 @@ class RunEnd:
     elapsed_seconds: float
     """Wall time of this start."""
     completed: bool = True
-    """False where the same command would go on (a signal, the wall-time limit)."""
+    """False if the same command would resume the run (a signal, the wall-time limit)."""
     failed: bool = False
-    """True where an error ended the run; what to do stands in its message."""
+    """True if an error ended the run."""
 
 
 class Hook:
     """Follows a run; each method does nothing unless it is overridden."""
 
-    def on_run_start(self, start: RunStart) -> None:
-        """Before the first step, after a checkpoint was loaded."""
-
-    def on_phase(self, phase: Phase) -> None:
-        """What the run does from now on."""
-
-    def on_step_end(self, metrics: StepMetrics) -> None:
-        """After every optimizer step."""
-
-    def on_rollback(self, step: int) -> None:
-        """The run went back to a checkpoint of this step; what was recorded after it is void."""
-
-    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
-        """After one held-out source was evaluated; names are eval/SOURCE/FIGURE."""
-
-    def on_run_end(self, end: RunEnd) -> None:
-        """After the last checkpoint."""
-
-
-class GuardedHook(Hook):
-    """A hook whose disk may fill up or go away: training goes on, and one warning says what is missing."""
-
-    def __init__(self, hook: Hook) -> None:
-        self._hook: Hook | None = hook
+    may_fail = False
+    """True if training continues without this hook once its disk is full or gone."""
 
     def on_run_start(self, start: RunStart) -> None:
-        self._call("on_run_start", start)
+        """Run before the first step, after a checkpoint was loaded."""
 
     def on_phase(self, phase: Phase) -> None:
-        self._call("on_phase", phase)
+        """Note what the run does from now on."""
 
     def on_step_end(self, metrics: StepMetrics) -> None:
-        self._call("on_step_end", metrics)
+        """Run after every optimizer step."""
 
     def on_rollback(self, step: int) -> None:
-        self._call("on_rollback", step)
+        """Discard what was recorded after `step`, to whose checkpoint the run went back."""
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
-        self._call("on_evaluation", step, figures)
+        """Run after one held-out source was evaluated; names are eval/SOURCE/FIGURE."""
 
     def on_run_end(self, end: RunEnd) -> None:
-        self._call("on_run_end", end)
+        """Run after the last checkpoint."""
 
-    def _call(self, event: str, *values: object) -> None:
-        if self._hook is None:
-            return
-        try:
-            getattr(self._hook, event)(*values)
-        except OSError as error:
-            name = type(self._hook).__name__
-            self._hook = None
-            logger.warning("%s stops writing for the rest of this run, training goes on: %s", name, error)
+
+class Hooks:
+    """The hooks of a run; one that may fail is dropped with a warning when it does."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self._hooks = list(hooks)
+
+    def append(self, hook: Hook) -> None:
+        """Add a hook, which is called after the others."""
+        self._hooks.append(hook)
+
+    def call(self, event: str, *values: object) -> None:
+        """Call one method of every hook."""
+        for hook in list(self._hooks):
+            try:
+                getattr(hook, event)(*values)
+            except OSError as error:
+                if not hook.may_fail:
+                    raise
+                self._hooks.remove(hook)
+                name = type(hook).__name__
+                logger.warning("%s stops writing for the rest of this run, training continues: %s", name, error)
 
 
 @dataclass
@@ -155,7 +147,7 @@ class Throughput:
         self.steps += 1
 
     def take(self) -> tuple[float, float]:
-        """Tokens a second and seconds a step since the last call; starts anew."""
+        """Return tokens per second and seconds per step since the last call."""
         tokens_per_second = self.tokens / max(self.seconds, 1e-9)
         step_seconds = self.seconds / max(self.steps, 1)
         self.tokens, self.seconds, self.steps = 0, 0.0, 0
@@ -163,12 +155,12 @@ class Throughput:
 
 
 def is_reported(step: int, interval_steps: int) -> bool:
-    """Whether a step gets a line: the first and every interval_steps-th, wherever a run was interrupted."""
+    """Return whether a step gets a line: the first and every multiple of interval_steps."""
     return step == 1 or step % interval_steps == 0
 
 
 def memory_bytes() -> int:
-    """Peak memory of this process's accelerator; without one, the memory the process has in RAM now."""
+    """Return the peak memory of this process's accelerator, or without one the process's memory now."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -181,8 +173,8 @@ def memory_bytes() -> int:
 
 
 def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Hook]:
-    """Metrics, TensorBoard, status and summary on rank 0; the profiler on every rank, where it is asked for."""
-    # The hooks themselves build on what stands above.
+    """Build metrics, TensorBoard, status and summary on rank 0, and the profiler on every rank if it is enabled."""
+    # These modules import this one.
     from ctxlm_ds.training.metrics import METRICS_NAME, TENSORBOARD_DIR, MetricsWriter, TensorBoardWriter
     from ctxlm_ds.training.profiler import PROFILE_DIR, ProfilerHook
     from ctxlm_ds.training.status import StatusHook, SummaryHook
@@ -190,17 +182,12 @@ def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Ho
     hooks: list[Hook] = []
     if topology.is_main:
         interval_steps = config.logging.interval_steps
-        hooks.append(GuardedHook(MetricsWriter(run_dir / METRICS_NAME, interval_steps)))
-        if config.logging.tensorboard and _has_tensorboard():
-            hooks.append(GuardedHook(TensorBoardWriter(run_dir / TENSORBOARD_DIR, interval_steps)))
+        hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps))
+        if config.logging.tensorboard and importlib.util.find_spec("tensorboard") is not None:
+            hooks.append(TensorBoardWriter(run_dir / TENSORBOARD_DIR, interval_steps))
+        elif config.logging.tensorboard:
+            logger.warning("logging.tensorboard: tensorboard is not installed and is skipped (pip install tensorboard)")
         hooks += [StatusHook(interval_steps), SummaryHook(run_dir)]
     if config.profiler.num_steps > 0:
-        hooks.append(GuardedHook(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank)))
+        hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
     return hooks
-
-
-def _has_tensorboard() -> bool:
-    if importlib.util.find_spec("tensorboard") is not None:
-        return True
-    logger.warning("logging.tensorboard: tensorboard is not installed, no points are written (pip install tensorboard)")
-    return False

@@ -1,9 +1,7 @@
-"""LAMB (You 2019, algorithm 2) with trust ratios of whole parameters under every ZeRO stage.
+"""LAMB (You 2019, algorithm 2) with trust ratios of complete parameters under every ZeRO stage.
 
-DeepSpeed hands an optimizer flat partitions, so a per-tensor optimizer would take its ratios per shard.
-Here each parameter's squared norms are summed over its fragments on this rank and then over the ranks
-of its pipeline stage (data- and tensor-parallel), what several hold counted once; the update itself stays
-elementwise on the flat tensors.
+DeepSpeed hands an optimizer flat partitions, from which a ratio would be that of a shard. Here the squared norms of a
+parameter are summed over its fragments and over the ranks of its pipeline stage. The update itself is elementwise.
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ SumOverRanks = Callable[[torch.Tensor], None]
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB with decoupled weight decay and bias correction, as NVIDIA's FusedLAMB in its default mode.
+    """LAMB with decoupled weight decay and bias correction.
 
-    Parameters of groups without weight decay (biases, LayerNorm) take no trust ratio, as in the
-    reference implementation's `exclude_from_layer_adaptation`. `bind` must be called once the engine
-    has laid out the parameters.
+    Parameter groups may set `trust_ratio` False: their parameters take Adam's step. `bind` must be called after the
+    engine has laid out the parameters.
     """
 
     def __init__(
@@ -34,16 +31,19 @@ class Lamb(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust_ratio": True}
+        super().__init__(params, defaults)
         self._fragments: dict[int, list[tuple[int, Fragment]]] = {}
         self._num_parameters = 0
         self._sum_over_ranks: SumOverRanks | None = None
 
     def bind(self, fragments: Sequence[Fragment], names: Sequence[str], sum_over_ranks: SumOverRanks | None) -> None:
-        """Tell which parameter each range of each flat tensor belongs to.
+        """Set which parameter each range of each flat tensor belongs to.
 
-        `names` lists all parameters in an order common to all ranks; `sum_over_ranks` adds a vector over the ranks
-        that share the fragments (those of a pipeline stage), or is None where each rank holds whole parameters.
+        Args:
+            fragments: the fragments of this rank.
+            names: all parameters, in an order common to all ranks.
+            sum_over_ranks: adds a vector over the ranks of the pipeline stage; None if ranks hold complete parameters.
         """
         position = {name: index for index, name in enumerate(names)}
         self._num_parameters = len(names)
@@ -54,17 +54,17 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             updates = [(p, self._direction(p, group)) for p in group["params"] if p.grad is not None]
             # Stage 3 steps one group at a time and leaves the others empty.
-            if updates and group["weight_decay"] != 0.0:
+            if updates and group["trust_ratio"]:
                 self._scale_by_trust_ratio(updates)
             for parameter, update in updates:
                 parameter.add_(update, alpha=-group["lr"])
 
     def _direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Adam's step with weight decay added, [as parameter], before the trust ratio."""
+        """Return Adam's step with weight decay added, before the trust ratio."""
         state = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -83,7 +83,7 @@ class Lamb(torch.optim.Optimizer):
         return update.add_(parameter, alpha=group["weight_decay"])
 
     def _scale_by_trust_ratio(self, updates: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Multiply each parameter's part of `updates` by ||weight|| / ||update||, 1 where either is 0."""
+        """Multiply the part of each parameter in `updates` by ||weight|| / ||update||, or by 1 if either norm is 0."""
         parts = [
             (index, fragment, update.view(-1).narrow(0, fragment.offset, fragment.length))
             for parameter, update in updates

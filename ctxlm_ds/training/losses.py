@@ -1,8 +1,4 @@
-"""The loss of a step's micro-batch: each term's sum times its factor, so that a whole step adds up to exact means.
-
-In: an objective's terms, the model's outputs and the labels by name. Out: the loss to go backward from, and sums for
-the metrics. Not here: the reductions (parallel/cross_entropy.py), factors (engine.py). Shape letter: t loss terms.
-"""
+"""The loss of a micro-batch: the sum of each term times its factor, so that a step adds up to exact means."""
 
 from __future__ import annotations
 
@@ -22,14 +18,14 @@ class TermLosses:
     """Computes an objective's terms from named outputs and labels."""
 
     def __init__(self, terms: Sequence[LossTerm], outputs: Sequence[str], parallel: ParallelContext) -> None:
-        """`outputs` are the tensors that the objective needs from the model; every other label is a field."""
+        """Prepare the terms; `outputs` are the model's tensors that the objective needs, other labels are fields."""
         self._terms = [(term, load_object(term.reduce)) for term in terms]
         self._parallel = parallel
         self.outputs = tuple(outputs)
         """Tensors that the model must return."""
         labels = dict.fromkeys(name for term in terms for name in term.labels)
         self.label_fields = tuple(name for name in labels if name not in self.outputs)
-        """Fields of the batch that the terms compare them with."""
+        """Fields of the batch that terms use as labels."""
 
     def __call__(
         self, outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], factors: Tensor
@@ -39,11 +35,11 @@ class TermLosses:
         Args:
             outputs: the model's, by name.
             labels: fields of the batch by name.
-            factors: [t] fp32, a term's weight over its count in the whole step (times what the engine divides by).
+            factors: [number of terms] fp32, weight over count in the step, times what the engine divides by.
 
         Returns:
             The fp32 loss (exactly 0 with zero gradients if there is nothing to predict), and detached fp32 sums for
-            the metrics: `TERM/loss_sum`, `TERM/correct`, `TERM/count`. Every tensor-parallel rank has the same.
+            the metrics: `TERM/loss_sum`, `TERM/correct`, `TERM/count`. All tensor-parallel ranks return the same.
         """
         total = factors.new_zeros(())
         statistics: Sums = {}

@@ -1,7 +1,6 @@
-"""Figures on disk: metrics.jsonl (one object a line) and TensorBoard, each one continuous curve over all restarts.
+"""Metrics on disk: RUN/metrics.jsonl (one object per line) and RUN/tensorboard, one curve over all restarts.
 
-In: hook events. Out: RUN/metrics.jsonl, RUN/tensorboard. A resume at step k drops what an earlier, lost course wrote
-after k.
+A resume at step k drops what was written after k.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TENSORBOARD_DIR = "tensorboard"
 
 
 def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> dict[str, Any]:
-    """The figures of one line or point: loss terms by their name, TERM_accuracy, and the rest."""
+    """Return the metrics of one line or point: loss terms by name, TERM_accuracy, and the rest."""
     figures: dict[str, Any] = {"step": metrics.step, "loss": metrics.loss, **metrics.terms}
     figures |= {f"{term}_accuracy": value for term, value in metrics.accuracy.items()}
     figures["learning_rate"] = metrics.learning_rate
@@ -52,13 +51,12 @@ def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: f
 
 
 class MetricsWriter(Hook):
-    """Appends to metrics.jsonl; each line reaches the file whole, and at once where the disk takes it.
+    """Appends a line to metrics.jsonl every interval_steps, complete and immediately.
 
-    Args:
-        path: the file.
-        interval_steps: steps between lines. A line holds its own step's losses; tokens_per_second and step_seconds
-            are means since the line before.
+    A line has the losses of its step; tokens_per_second and step_seconds are means since the line before.
     """
+
+    may_fail = True
 
     def __init__(self, path: str | Path, interval_steps: int = 1) -> None:
         self.path = Path(path)
@@ -93,7 +91,7 @@ class MetricsWriter(Hook):
             self._append(step, figures)
 
     def on_run_end(self, end: RunEnd) -> None:
-        # A run that is to go on gets no extra point, so that its curve is that of a run without a stop.
+        # A run that will be resumed gets no extra point, so its curve is that of a run without a stop.
         if end.completed and self._unwritten is not None:
             self._write_step()
         self._file.close()
@@ -109,16 +107,12 @@ class MetricsWriter(Hook):
 
 
 def _jsonable(value: Any) -> Any:
-    """JSON knows no NaN or infinity; null stands for them."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def rewind(path: Path, step: int) -> set[str]:
-    """Drop the lines of steps after `step` and every torn line, atomically; nothing is written where all may stay.
-
-    Returns:
-        The names of held-out figures already there for `step` itself.
-    """
+    """Drop the lines after `step` and torn lines, atomically; return the names of held-out metrics of `step` itself."""
     evaluated: set[str] = set()
     if not path.exists():
         return evaluated
@@ -146,7 +140,7 @@ def rewind(path: Path, step: int) -> set[str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Lines with what they hold; None for one that was cut off in the middle of writing."""
+    """Yield each line and its content, None for a torn line."""
     with open(path, "rb") as handle:
         for line in handle:
             try:
@@ -158,12 +152,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 class TensorBoardWriter(Hook):
-    """Writes RUN/tensorboard; points after the step of a resume are purged.
+    """Writes a point to RUN/tensorboard every interval_steps; a resume purges the points after its step."""
 
-    Args:
-        directory: of the event files.
-        interval_steps: steps between points.
-    """
+    may_fail = True
 
     def __init__(self, directory: str | Path, interval_steps: int = 1) -> None:
         self.directory = Path(directory)
@@ -181,7 +172,7 @@ class TensorBoardWriter(Hook):
         self._throughput = Throughput()
 
     def _open(self, step: int) -> None:
-        """A file whose points take the place of all after `step`."""
+        """Open a file whose points replace those after `step`."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,4 @@
-"""The model an engine is made of, and DeepSpeed's settings as the engine needs them.
-
-In: layer descriptions, the recipe, the topology. Out: a module whose weights are unset, settings.
-Not here: pipeline stages (pipeline.py), values (models/initialize.py).
-"""
+"""Parts of an engine's construction: the model without weights, its holdings, and DeepSpeed's settings."""
 
 from __future__ import annotations
 
@@ -25,11 +21,11 @@ from ctxlm_ds.training.nvme import prepare_folders
 from ctxlm_ds.training.runtime import load_async_io
 
 DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
-"""Lists a model's layers for a rank's share of them (models/build.py)."""
+"""Lists the layers of a model for a rank's share of them (models/build.py)."""
 
 
 def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:
-    """This rank's share of every layer."""
+    """Return this rank's share of every layer."""
     layout = config.parallel
     streams = DropoutStreams(
         config.training.seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=config.model.drops
@@ -52,7 +48,7 @@ def build_whole_model(
     zero_stage: int,
     mpu: Any,
 ) -> LayerSequence:
-    """The model of a layout without a pipeline; under stage 3 each layer is partitioned as soon as it is made."""
+    """Build the model of a layout without a pipeline; under stage 3, layers are partitioned as they are built."""
     context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if zero_stage == 3:
         import deepspeed
@@ -64,22 +60,22 @@ def build_whole_model(
 
 
 def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeline: bool) -> dict[str, Any]:
-    """The configuration for deepspeed.initialize: what would break the engine's promises is settled here."""
+    """Return the configuration for deepspeed.initialize, with the settings that exact steps need."""
     settings = dict(deepspeed_config)
     if settings.get("bf16", {}).get("enabled"):
-        # A run stops at a NaN; without this DeepSpeed applies it under stage 2.
+        # Without this DeepSpeed applies NaN gradients under stage 2.
         settings["bf16"] = {**settings["bf16"], "check_grad_overflow": True}
     if zero_stage == 0:
-        # DeepSpeed's fp32 path reports no norm, and under a pipeline counts the wrong parameters; the engine clips.
+        # The engine clips: DeepSpeed's fp32 path reports no norm and counts wrong parameters under a pipeline.
         settings["gradient_clipping"] = 0.0
     if is_pipeline:
-        # DeepSpeed's halving of what crosses stages takes tensor-parallel ranks to hold equal tensors.
+        # DeepSpeed's partitioning of activations assumes that tensor-parallel ranks hold equal tensors.
         unpartitioned = {"pipe_partitioned": False, "grad_partitioned": False}
         settings["pipeline"] = {**settings.get("pipeline", {}), **unpartitioned}
-        # It would be switched off with a warning from every rank.
+        # DeepSpeed would switch it off with a warning on every rank.
         settings["zero_optimization"] = {**settings.get("zero_optimization", {}), "overlap_comm": False}
         if settings.get("steps_per_print") == NEVER_PRINT_STEPS:
-            # It prints at every multiple, 0 among them.
+            # It prints at every multiple, including 0.
             settings["steps_per_print"] = None
     return settings
 
@@ -87,7 +83,7 @@ def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeli
 def holding_of(
     parallel: ParallelContext, name: str, facts: ParameterFacts, shape: Sequence[int], parameter: torch.nn.Parameter
 ) -> Holding:
-    """Describe what this rank's model holds of one parameter of the whole `shape`."""
+    """Describe this rank's shard of one parameter of the full `shape`."""
     shard = shard_of(name, facts.split, shape, parallel.size, parallel.rank, parallel.vocab_multiple)
     return Holding(
         shard,
@@ -99,14 +95,14 @@ def holding_of(
 def write_frozen(
     parallel: ParallelContext, name: str, facts: ParameterFacts, value: torch.Tensor, parameter: torch.nn.Parameter
 ) -> None:
-    """Write this rank's share of a whole value into a parameter that no optimizer holds; ZeRO-3 keeps it in pieces."""
+    """Write this rank's share of a full value into a parameter without an optimizer, also under ZeRO-3."""
     shard = shard_of(name, facts.split, value.shape, parallel.size, parallel.rank, parallel.vocab_multiple)
     with gathered(parameter), torch.no_grad():
         parameter.view(-1)[: shard.num_elements].copy_(shard.extract(value))
 
 
 def gathered(parameter: torch.nn.Parameter) -> contextlib.AbstractContextManager[Any]:
-    """Hold a parameter whole, which ZeRO-3 keeps in pieces; what is written to it stays."""
+    """Gather a parameter that ZeRO-3 has partitioned; writes to it are kept."""
     if not hasattr(parameter, "ds_id"):
         return contextlib.nullcontext()
     import deepspeed
@@ -117,9 +113,9 @@ def gathered(parameter: torch.nn.Parameter) -> contextlib.AbstractContextManager
 def sum_over_sharers(
     topology: Topology, zero_stage: int, device: torch.device
 ) -> Callable[[torch.Tensor], None] | None:
-    """Return what adds a tensor over the ranks that share this stage's parameters; None if no two do.
+    """Return a function that adds a tensor over the ranks that share a stage's parameters; None if none do.
 
-    With ZeRO stage 0 only tensor-parallel ranks share parameters.
+    Under ZeRO stage 0 only tensor-parallel ranks share parameters.
     """
     sharers = topology.tensor_parallel_size * (1 if zero_stage == 0 else topology.data_parallel_size)
     if sharers == 1:
@@ -127,7 +123,7 @@ def sum_over_sharers(
     group = topology.tensor_group if zero_stage == 0 else topology.replica_group
 
     def add(tensor: torch.Tensor) -> None:
-        # Offloaded weights are in CPU memory, from which nccl cannot add.
+        # Offloaded weights are in CPU memory, which nccl cannot reduce.
         moved = tensor.to(device)
         torch.distributed.all_reduce(moved, group=group)
         tensor.copy_(moved)
@@ -136,6 +132,6 @@ def sum_over_sharers(
 
 
 def prepare_nvme(deepspeed_config: dict[str, Any]) -> None:
-    """Make the folders of an NVMe offload and load DeepSpeed's operator for it, if the settings ask for one."""
+    """Prepare the folders and the operator of an NVMe offload, if the settings enable one."""
     if prepare_folders(deepspeed_config):
         load_async_io()

@@ -1,10 +1,8 @@
-"""The fp32 weights and moments that ZeRO-3 keeps on NVMe (offload_optimizer.device nvme) between updates.
+"""Access to fp32 weights and moments that ZeRO-3 keeps on NVMe (offload_optimizer.device nvme) between updates.
 
-DeepSpeed empties the tensors of a sub-group once it has written them, each to a file of plain fp32 numbers that it
-reads and writes past the page cache. In: its stage-3 optimizer. Out: the same numbers, mapped from the file where a
-fragment is read or written, or loaded by DeepSpeed itself where a whole sub-group is worked on.
-Not here: what a fragment is. Sub-groups below 1 MiB a rank stay in memory, as DeepSpeed decides.
-The attribute names are those of DeepSpeed 0.19 (runtime/swap_tensor/optimizer_utils.py).
+DeepSpeed writes each tensor of a sub-group to a file of fp32 numbers, bypassing the page cache, and empties it. Here
+fragments are mapped from the file, or DeepSpeed loads a complete sub-group. Sub-groups below 1 MiB per rank stay in
+memory. Attribute names are those of DeepSpeed 0.19 (runtime/swap_tensor/optimizer_utils.py).
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ SECTIONS = ("offload_optimizer", "offload_param")
 
 @dataclass(frozen=True, slots=True)
 class SwapPlace:
-    """Where DeepSpeed keeps one sub-group while it is not in memory."""
+    """The file location of one sub-group that is not in memory."""
 
     folder: Path
     num_elements: int
-    """Of the sub-group's weights, and of each of its moments."""
+    """Elements of the weights, and of each moment."""
 
 
 def prepare_folders(deepspeed_config: Mapping[str, Any]) -> bool:
-    """Make the run's folders on the NVMe disk, to be removed when this process ends; whether anything is swapped.
+    """Make the run's folders on the NVMe disk until this process ends; return whether anything is swapped.
 
     Raises:
-        ConfigError: the disk is not mounted there, or may not be written.
+        ConfigError: the disk is not mounted or not writable.
     """
     zero = deepspeed_config.get("zero_optimization", {})
     sections = {name: zero.get(name) or {} for name in SECTIONS}
@@ -62,7 +60,7 @@ def prepare_folders(deepspeed_config: Mapping[str, Any]) -> bool:
 
 
 def _remove_own_files(folders: set[Path]) -> None:
-    """Each rank removes its own files; the last one of the host the run's folder."""
+    """Remove this rank's files, and the run's folder if no other rank has files in it."""
     rank = os.environ.get("RANK", "0")
     for folder in folders:
         for own in folder.glob(f"zero_stage_3/*/rank{rank}"):
@@ -75,12 +73,12 @@ def _remove_own_files(folders: set[Path]) -> None:
 
 
 def is_swapped(zero_optimizer: Any, group_index: int) -> bool:
-    """Whether a sub-group's weights and moments are files between updates."""
+    """Return whether a sub-group is on disk between updates."""
     return bool(zero_optimizer._swappable_optimizer_subgroup(group_index))
 
 
 def mark_if_swapped(zero_optimizer: Any, group_index: int) -> torch.Tensor:
-    """A sub-group's owner tensor, told where its elements are while it is empty."""
+    """Return a sub-group's owner tensor, with the file location attached if it is swapped."""
     owner: torch.Tensor = zero_optimizer.fp32_partitioned_groups_flat[group_index]
     if is_swapped(zero_optimizer, group_index) and not hasattr(owner, ATTRIBUTE):
         folder = Path(zero_optimizer.optimizer_swapper.swap_folder)
@@ -90,10 +88,7 @@ def mark_if_swapped(zero_optimizer: Any, group_index: int) -> torch.Tensor:
 
 
 def view(owner: torch.Tensor, tensor: torch.Tensor, offset: int, length: int) -> torch.Tensor:
-    """View of `length` elements of an owner or of one of its moments, in memory or in the file.
-
-    What is written to it reaches DeepSpeed after `flush`.
-    """
+    """Return a view of an owner or one of its moments, in memory or in the file; `flush` makes writes visible."""
     place: SwapPlace | None = getattr(owner, ATTRIBUTE, None)
     if place is None or tensor.numel() == place.num_elements:
         return tensor.detach().view(-1).narrow(0, offset, length)
@@ -103,17 +98,17 @@ def view(owner: torch.Tensor, tensor: torch.Tensor, offset: int, length: int) ->
 
 
 def is_moment(owner: torch.Tensor, value: Any) -> bool:
-    """Whether an entry of the owner's optimizer state has one number for each of its elements."""
+    """Return whether an entry of the owner's optimizer state has one number per element."""
     if not torch.is_tensor(value):
         return False
     if hasattr(owner, ATTRIBUTE):
-        # DeepSpeed gives an identity to what it swaps; a step count stays as it is.
+        # DeepSpeed gives an id to the tensors that it swaps.
         return hasattr(value, "ds_id")
     return value.numel() == owner.numel() > 1
 
 
 def flush(zero_optimizer: Any) -> None:
-    """Bring what was written through views to the disk, where DeepSpeed reads it past the page cache."""
+    """Write changes made through views to the disk, where DeepSpeed reads them past the page cache."""
     swapper = getattr(zero_optimizer, "optimizer_swapper", None)
     if swapper is None:
         return
@@ -128,7 +123,7 @@ def flush(zero_optimizer: Any) -> None:
 
 @contextmanager
 def in_memory(zero_optimizer: Any, group_index: int) -> Iterator[None]:
-    """Have DeepSpeed load a sub-group, and write it back at the end; nothing to do for one that is in memory."""
+    """Load a swapped sub-group through DeepSpeed and write it back at the end."""
     swapped = is_swapped(zero_optimizer, group_index)
     if swapped:
         zero_optimizer._optimizer_states_and_gradient_swap_in(group_index)
@@ -138,7 +133,7 @@ def in_memory(zero_optimizer: Any, group_index: int) -> Iterator[None]:
 
 
 def loaded_owners(zero_optimizer: Any, owners: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Each owner in memory in turn, without its moments: what the caller puts in their place is written to NVMe."""
+    """Yield each owner in memory without moments; moments that the caller adds are written to NVMe."""
     flush(zero_optimizer)
     sub_groups = getattr(zero_optimizer, "fp32_partitioned_groups_flat", ())
     groups = {id(owner): index for index, owner in enumerate(sub_groups)}

@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, the choice of an implementation, and its step count in one form."""
+"""Parameter groups, the choice of an optimizer's implementation, and its states in one form."""
 
 from __future__ import annotations
 
@@ -13,33 +13,40 @@ import torch
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.schema import OptimizerConfig
-from ctxlm_ds.training.cpu_adam import LANES
 from ctxlm_ds.training.lamb import Lamb
 
 AdamFactory = Callable[..., torch.optim.Optimizer]
 MOMENTS = ("exp_avg", "exp_avg_sq")
+LANES = 64
+"""fp32 elements of the longest vector that a build of CPUAdam uses (SVE, 2,048 bits)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerPlace:
-    """Where the optimizer will work."""
+    """The device and the ZeRO stage that an optimizer works under."""
 
     device_type: str
-    """`cpu` or `cuda`: where the fp32 weights are."""
+    """`cpu` or `cuda`: the device of the fp32 weights."""
     zero_stage: int
     offloaded: bool
-    """The fp32 weights lie in CPU memory while the model is on the accelerator (or ZeRO-Offload was asked for)."""
+    """True if the fp32 weights are in CPU memory while the model is on the accelerator (or ZeRO-Offload is set)."""
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, torch.nn.Parameter]], facts: Mapping[str, ParameterFacts], weight_decay: float
+    named: Iterable[tuple[str, torch.nn.Parameter]], facts: Mapping[str, ParameterFacts], config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Split the parameters into two groups: those that are decayed, and those that are not."""
-    decayed: list[torch.nn.Parameter] = []
-    plain: list[torch.nn.Parameter] = []
+    """Split the parameters into weights (matrices, tables) and the rest (biases, LayerNorm)."""
+    weights: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in named:
-        (decayed if facts[name].decays else plain).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        (weights if facts[name].decays else rest).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "weight_decay": config.weight_decay},
+        {"params": rest, "weight_decay": config.weight_decay if config.decay_biases else 0.0},
+    ]
+    if config.name == "lamb":
+        for group, takes_ratio in zip(groups, (True, config.trust_ratio == "all"), strict=True):
+            group["trust_ratio"] = takes_ratio
     return [group for group in groups if group["params"]]
 
 
@@ -50,12 +57,20 @@ def build_optimizer(
     place: OptimizerPlace,
     deepspeed_adam: Callable[[bool], AdamFactory],
 ) -> tuple[torch.optim.Optimizer, str]:
-    """The optimizer and one line that says which implementation was chosen.
+    """Build the optimizer.
 
-    `deepspeed_adam(offloaded)` gives DeepSpeed's CPUAdam or FusedAdam class (or raises KernelError).
+    Args:
+        config: the recipe's section.
+        kernel: the recipe's `kernels.optimizer`.
+        groups: from `parameter_groups`.
+        place: device and ZeRO stage.
+        deepspeed_adam: returns DeepSpeed's CPUAdam (True) or FusedAdam class, or raises KernelError.
+
+    Returns:
+        The optimizer, and the chosen implementation as it is logged.
 
     Raises:
-        KernelError: an implementation asked for by name cannot run here.
+        KernelError: the requested implementation cannot run here.
         ConfigError: the implementation cannot be exact under this ZeRO stage.
     """
     settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
@@ -100,8 +115,15 @@ def _build_lamb(
                 f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its "
                 "trust ratios from each rank's shard, not from whole parameters; set kernels.optimizer: auto"
             )
-        # The engine clips; to FusedLAMB a bound of 0 would mean gradients divided by infinity.
-        return _apex_optimizer("FusedLAMB")(groups, max_grad_norm=math.inf, **settings), "lamb=apex"
+        all_take_ratios = all(group["trust_ratio"] for group in groups)
+        if not all_take_ratios and any(group["trust_ratio"] != (group["weight_decay"] != 0.0) for group in groups):
+            raise ConfigError(
+                "kernels.optimizer is apex with lamb: FusedLAMB takes a trust ratio for exactly the parameters that "
+                "are decayed, or for all; set kernels.optimizer: auto, or optimizer.trust_ratio: all"
+            )
+        # The engine clips. FusedLAMB reads a bound of 0 as gradients divided by infinity.
+        fused = _apex_optimizer("FusedLAMB")
+        return fused(groups, max_grad_norm=math.inf, use_nvlamb=all_take_ratios, **settings), "lamb=apex"
     if kernel in ("torch", "deepspeed"):
         raise KernelError(
             f"kernels.optimizer is {kernel}, which has no LAMB with exact trust ratios under ZeRO; set "
@@ -122,10 +144,8 @@ def _apex_optimizer(name: str) -> AdamFactory:
 
 
 def completed_updates(optimizer: torch.optim.Optimizer) -> int:
-    """Updates applied so far (skipped fp16 steps do not count).
-
-    The largest count that is kept anywhere: of a group's tensors DeepSpeed's FusedAdam counts for the last alone.
-    """
+    """Return the number of updates applied (skipped fp16 steps do not count)."""
+    # DeepSpeed's FusedAdam counts only for the last tensor of a group, so the largest count is the right one.
     kept = [*optimizer.state.values(), *optimizer.param_groups]
     return max((int(holder["step"]) for holder in kept if "step" in holder), default=0)
 
@@ -133,7 +153,7 @@ def completed_updates(optimizer: torch.optim.Optimizer) -> int:
 def restore_state(
     optimizer: torch.optim.Optimizer, owners: Iterable[torch.Tensor], updates: int, kinds: Iterable[str] = MOMENTS
 ) -> None:
-    """Give every owner tensor zeroed moments and the step count, in the form this optimizer keeps them."""
+    """Give every owner tensor zeroed moments and the step count, in the form that this optimizer uses."""
     names = tuple(kinds)
     tensor_step = type(optimizer).__module__.startswith("torch.optim.")
     for owner in owners:
@@ -150,7 +170,7 @@ def restore_state(
 
 
 def forget_state(optimizer: torch.optim.Optimizer, owners: Iterable[torch.Tensor]) -> None:
-    """Drop moments and step counts: the next update makes them anew, as the first of a run does."""
+    """Drop moments and step counts, so that the next update begins from none."""
     for owner in owners:
         optimizer.state.pop(owner, None)
     for group in optimizer.param_groups:
@@ -158,15 +178,15 @@ def forget_state(optimizer: torch.optim.Optimizer, owners: Iterable[torch.Tensor
 
 
 def _counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
-    """apex's fused optimizers keep one step count a group; DeepSpeed's FusedAdam one a parameter."""
+    """Return whether the optimizer keeps one step count per group (apex), not per parameter."""
     return type(optimizer).__module__.startswith("apex.")
 
 
 def _replay_bias_correction(optimizer: Any, updates: int) -> None:
-    """Bring DeepSpeed's CPUAdam to the rounding that it would have had without an interruption.
+    """Bring DeepSpeed's CPUAdam to the bias correction that it would have without an interruption.
 
-    Its C++ half multiplies the powers of beta up from step to step in fp32 and hides them; begun anew, it takes them
-    from pow(), which rounds otherwise. Updates at rate 0 take it there (1.5 s for a million).
+    Its C++ part multiplies the powers of beta step by step in fp32. A new one computes them with pow(), which rounds
+    differently. Updates at rate 0 restore them (1.5 s for a million).
     """
     group = optimizer.param_groups[0]
     beta1, beta2 = group["betas"]
@@ -175,3 +195,41 @@ def _replay_bias_correction(optimizer: Any, updates: int) -> None:
         optimizer.ds_opt_adam.adam_update(
             optimizer.opt_id, step, 0.0, beta1, beta2, group["eps"], 0.0, group["bias_correction"], *scratch
         )
+
+
+def use_full_vectors(optimizer: torch.optim.Optimizer) -> None:
+    """Make DeepSpeed's CPUAdam round every element identically at every offset; other optimizers already do."""
+    operator = getattr(optimizer, "ds_opt_adam", None)
+    if operator is not None and not isinstance(operator, _FullVectors):
+        optimizer.ds_opt_adam = _FullVectors(operator)
+
+
+class _FullVectors:
+    """CPUAdam's C++ part with the last elements of each tensor padded to a full vector.
+
+    It computes elements after the last full vector one by one, with other fused multiply-adds. The rounding of a
+    weight would depend on its offset, and the copies of a tied embedding on two pipeline stages would drift apart.
+    """
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+    def adam_update(self, *arguments: Any) -> None:
+        """Update in place; the last four arguments are weights, gradients and both moments, contiguous."""
+        *settings, weights, gradients, first, second = arguments
+        tensors = [tensor.view(-1) for tensor in (weights, gradients, first, second)]
+        length = tensors[0].numel()
+        full = length - length % LANES
+        if full:
+            self._operator.adam_update(*settings, *(tensor[:full] for tensor in tensors))
+        if full == length:
+            return
+        padded = [tensor.new_zeros(LANES) for tensor in tensors]
+        for copy, tensor in zip(padded, tensors, strict=True):
+            copy[: length - full] = tensor[full:]
+        self._operator.adam_update(*settings, *padded)
+        for copy, tensor in zip(padded, tensors, strict=True):
+            tensor[full:] = copy[: length - full]

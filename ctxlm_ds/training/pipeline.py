@@ -1,9 +1,7 @@
-"""The layer list as DeepSpeed's pipeline: its stages, and a step's passes through them.
+"""The layer list as DeepSpeed's pipeline: its stages, and the passes of a step through them.
 
-In: layer descriptions and where to cut them; a rank's micro-batches. Out: the objective's sums on the last stage,
-gradients inside the engine. DeepSpeed's schedule (1F1B) and its transfers are used as they are; the optimizer's step is
-taken out of the schedule, so that the engine's gate comes before it as in every other layout, and three instructions
-are replaced (training/pipeline_instructions.py).
+DeepSpeed's schedule (1F1B) and transfers are unchanged. The optimizer's step is removed from the schedule, so that the
+engine can refuse an update, and some instructions are replaced (pipeline_instructions.py).
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ from ctxlm_ds.models.layers import (
 )
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.figures import add_into
-from ctxlm_ds.training.passes import EVALUATION, PassSettings, Sums
+from ctxlm_ds.training.forward_backward import EVALUATION, PassSettings, Sums
 from ctxlm_ds.training.pipeline_instructions import allocate_buffer, backward_pass, reduce_tied_grads, send_grads
 from ctxlm_ds.training.runtime import pipeline_topology
+from ctxlm_ds.training.step_metrics import add_into
 
 BIT_CAST = {
     torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8,
 }  # fmt: skip
-"""Integers under which tensors without a gradient cross a cut: DeepSpeed asks a gradient of every floating one, and
-gloo sends no booleans. Integers themselves cross, and arrive, as int64."""
+"""Integer types as which tensors without a gradient cross a cut: DeepSpeed expects a gradient for every floating
+tensor, and gloo sends no booleans. Integers cross as int64."""
 
 
 class _Spec(LayerSpec):
@@ -55,7 +53,7 @@ class _Spec(LayerSpec):
 
 
 class _TiedSpec(TiedLayerSpec):
-    """DeepSpeed's specification of a layer whose parameters several stages hold and keep equal."""
+    """DeepSpeed's specification of a layer whose parameters several stages share."""
 
     def __init__(self, description: LayerDescription) -> None:
         with torch.device("meta"):
@@ -68,12 +66,12 @@ class _TiedSpec(TiedLayerSpec):
 
 
 def _module_key(description: LayerDescription) -> str:
-    """Return the tie key as the name of a module, in which no dot may be."""
+    """Return the tie key as a module name, which must not contain dots."""
     return str(description.tie_key).replace(".", "/")
 
 
 class PipelineStage(PipelineModule):
-    """This rank's stage of the list; runs its layers exactly as LayerSequence does."""
+    """This rank's stage; it runs its layers exactly as LayerSequence does."""
 
     def __init__(
         self,
@@ -88,11 +86,11 @@ class PipelineStage(PipelineModule):
 
         Args:
             descriptions: all layers.
-            outputs: tensors that the last stage returns.
+            outputs: names of the tensors that the last stage returns.
             bounds: first layer of each stage, and the number of layers (models/stages.py).
             topology: the ranks.
-            streams: dropout streams that the layers were described with.
-            dtype: of the activations.
+            streams: the dropout streams of the layers.
+            dtype: data type of the activations.
         """
         self._bounds = list(bounds)
         self._streams = streams
@@ -121,10 +119,7 @@ class PipelineStage(PipelineModule):
         self._set_bounds(start=self._bounds[stage], stop=self._bounds[stage + 1])
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """Map the previous stage's tensors to the next one's.
-
-        The first stage takes the batch's fields in the order of `inputs`; the last returns the outputs in their order.
-        """
+        """Map the previous stage's tensors, or the fields `inputs`, to the next stage's, or the outputs."""
         if self._is_first:
             tensors = dict(zip(self.inputs, inputs, strict=True))
         else:
@@ -149,19 +144,19 @@ class PipelineStage(PipelineModule):
 
 
 def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:
-    """Put the tensors that later stages need into one tuple: those with a gradient first, others as integers."""
+    """Return the tensors that later stages need: those with a gradient first, others as integers."""
     floats = tuple(tensors[name].contiguous() for name in leaving.with_gradient)
     return (*floats, *(_as_integers(tensors[name].detach().contiguous()) for name in leaving.without_gradient))
 
 
 def _as_integers(x: torch.Tensor) -> torch.Tensor:
-    """Make integers of a tensor, with the same bits if it is none."""
+    """Return integers as int64, and other tensors as integers of the same bits."""
     is_integer = not x.is_floating_point() and x.dtype != torch.bool
     return x.long() if is_integer else x.view(BIT_CAST[x.dtype])
 
 
 def _unpack(inputs: Tensors, arriving: Crossing, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Name the tensors of a tuple that `_pack` made; `dtype` is that of 16-bit activations."""
+    """Return the tensors of `_pack` by name; `dtype` is the type of 16-bit activations."""
     tensors = dict(zip(arriving.names, inputs, strict=True))
     casts = {torch.int32: torch.float32, torch.int16: dtype, torch.uint8: torch.bool}
     for name in arriving.without_gradient:
@@ -172,7 +167,7 @@ def _unpack(inputs: Tensors, arriving: Crossing, dtype: torch.dtype) -> dict[str
 
 
 class PipelinePasses:
-    """Passes through DeepSpeed's PipelineEngine; the sums are the last stage's, empty on the others."""
+    """Passes through DeepSpeed's PipelineEngine; only the last stage returns sums."""
 
     def __init__(self, engine: PipelineEngine, settings: PassSettings) -> None:
         self._deepspeed = engine
@@ -192,11 +187,11 @@ class PipelinePasses:
         }
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
-        """Gradients of all micro-batches, reduced; the last stage's sums."""
+        """Compute the reduced gradients of all micro-batches; return the sums."""
         self._begin(step_index)
         self._deepspeed.train_batch(self._feed(step.micro_batches, factors))
         if self._deepspeed.steps_per_print() is None:
-            # Nobody reads it, and it would keep two events of every step.
+            # Otherwise the timer would keep two events per step.
             self._deepspeed.timers(TRAIN_BATCH_TIMER).reset()
         return self._sums
 
@@ -205,7 +200,7 @@ class PipelinePasses:
         PipelineEngine._exec_optimizer_step(self._deepspeed)
 
     def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:
-        """The last stage's sums over this rank's batches, of the training's shape, in evaluation mode."""
+        """Return the sums over this rank's batches in evaluation mode."""
         listed = list(batches)
         self._begin(EVALUATION)
         engine = self._deepspeed
@@ -223,10 +218,10 @@ class PipelinePasses:
         self._sums, self._forward_index, self._step_index = {}, 0, step_index
 
     def _feed(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Iterator[tuple[Tensors, Tensors]]:
-        """Inputs for the first stage; labels, with the factors beside them, for the last; on the device already."""
+        """Yield inputs for the first stage, and labels and factors for the last, on the device."""
         device, engine = self._deepspeed.device, self._deepspeed
         for batch in batches:
-            assert batch is not None  # stages between the first and the last ask for nothing
+            assert batch is not None  # Other stages do not read the iterator.
             inputs = [batch.fields[name] for name in engine.module.inputs] if engine.is_first_stage() else []
             names = self._settings.losses.label_fields if engine.is_last_stage() else ()
             labels = [batch.fields[name] for name in names]
@@ -243,21 +238,21 @@ class PipelinePasses:
         return loss
 
     def _seeded_forward_pass(self) -> Callable[[PipelineEngine, int], None]:
-        """The forward instruction, which first makes the micro-batch's dropout keys."""
+        """Return the forward instruction, which first sets the dropout keys of the micro-batch."""
 
         def run(engine: PipelineEngine, buffer_id: int) -> None:
             self._settings.begin(engine, self._step_index, self._forward_index)
             self._forward_index += 1
             PipelineEngine._exec_forward_pass(engine, buffer_id)
             if engine.is_last_stage():
-                # Only the loss is needed from here on; the engine would keep the logits until the buffer's next use.
+                # Only the loss is needed now; the engine would keep the logits until the buffer is reused.
                 engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
 
         return run
 
 
 def _wait_for_update(engine: PipelineEngine, lr_kwargs: Any = None) -> None:
-    """The schedule's optimizer step: nothing; PipelinePasses.update() is called once the step's figures are known."""
+    """Do nothing at the schedule's optimizer step; PipelinePasses.update() does it later."""
 
 
 def _not_yet(*_: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Instructions of DeepSpeed's pipeline schedule that its own methods get wrong for this project's stages.
+"""Replacements of instructions of DeepSpeed's pipeline schedule that do not fit this project's stages.
 
-Written against deepspeed 0.19.8, runtime/pipe/engine.py; `_INSTRUCTION_MAP` of the engine names them.
+Written against deepspeed 0.19.8, runtime/pipe/engine.py; `_INSTRUCTION_MAP` of the engine lists the instructions.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 
 def backward_pass(engine: PipelineEngine, buffer_id: int) -> None:
-    """Go backward through a stage once for all tensors that left it.
+    """Run backward through a stage once for all of its outputs.
 
-    DeepSpeed goes backward once for each of them, so that layers which several depend on would run, and recompute,
-    as often.
+    DeepSpeed runs it once per output, so layers that several outputs depend on would run, and recompute, repeatedly.
     """
     if engine.is_last_stage():
         PipelineEngine._exec_backward_pass(engine, buffer_id)
         return
     floating = [x for x in engine.pipe_buffers["outputs"][buffer_id] if x.is_floating_point()]
-    # What depends on no trained parameter up to here gets a gradient sent, and needs none.
+    # An output that depends on no trained parameter receives a gradient but needs none.
     pairs = [(x, gradient) for x, gradient in zip(floating, engine.grad_layer, strict=True) if x.requires_grad]
     if engine.using_bf16_optimizer:
         engine.optimizer.clear_lp_grads()
@@ -38,7 +37,7 @@ def backward_pass(engine: PipelineEngine, buffer_id: int) -> None:
 
 
 def send_grads(engine: PipelineEngine, buffer_id: int) -> None:
-    """Send a gradient for every floating tensor that arrived: zeros if this stage's layers passed none back."""
+    """Send a gradient for every floating input, zeros if this stage's layers computed none."""
     for tensor in engine.pipe_buffers["inputs"][buffer_id]:
         if tensor.is_floating_point() and tensor.grad is None:
             tensor.grad = torch.zeros_like(tensor)
@@ -46,11 +45,10 @@ def send_grads(engine: PipelineEngine, buffer_id: int) -> None:
 
 
 def reduce_tied_grads(engine: PipelineEngine) -> None:
-    """Add up the gradients of tied parameters over the stages that hold them, wherever this wrapper keeps them.
+    """Add up the gradients of tied parameters over the stages that hold them.
 
-    PipelineEngine looks at `weight.grad`, but stage 1 in 16 bits accumulates in fp32 elsewhere: the copies of the
-    weight would drift apart. It also leaves out a parameter without a gradient, for which the other stages would wait
-    without end: such a parameter gets zeros here.
+    PipelineEngine reads `weight.grad`, but stage 1 in 16 bits accumulates in fp32 elsewhere, so the copies would drift
+    apart. It also skips parameters without a gradient, for which other stages would wait; here they get zeros.
     """
     optimizer = engine.optimizer
     find = getattr(optimizer, "get_gradient_for_reduction", None)
@@ -71,7 +69,7 @@ def reduce_tied_grads(engine: PipelineEngine) -> None:
 
 
 def _set_zero_gradient(optimizer: object, weight: torch.nn.Parameter) -> None:
-    """Give a parameter a gradient of zeros where ZeRO stage 1 accumulates it."""
+    """Give a parameter a gradient of zeros in the attribute that ZeRO stage 1 accumulates into."""
     if getattr(optimizer, "use_grad_accum_attribute", False):
         weight.grad_accum = torch.zeros_like(weight, dtype=torch.float32)
     else:
@@ -79,8 +77,5 @@ def _set_zero_gradient(optimizer: object, weight: torch.nn.Parameter) -> None:
 
 
 def allocate_buffer(engine: PipelineEngine, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate a buffer for one tensor that arrives, of its own shape and type.
-
-    DeepSpeed takes one list of buffers for activations and gradients and keeps a buffer whatever its type.
-    """
+    """Allocate a buffer for one incoming tensor; DeepSpeed would reuse one of another data type."""
     return torch.empty(*shape, dtype=dtype, device=engine.device)

@@ -1,4 +1,4 @@
-"""A window of steps under torch's profiler: a trace for chrome://tracing or Perfetto and a table of the costliest."""
+"""A window of steps under torch's profiler: a trace for Perfetto and a table of the most expensive operators."""
 
 from __future__ import annotations
 
@@ -17,15 +17,9 @@ TABLE_ROWS = 40
 
 
 class ProfilerHook(Hook):
-    """Records steps start_step to start_step + num_steps - 1 (as metrics.jsonl counts them) on every rank.
+    """Records steps start_step to start_step + num_steps - 1 on every rank, as far as this start runs them."""
 
-    A window that a resume has already passed is not recorded; one that the run ends in is written as far as it came.
-
-    Args:
-        config: the window.
-        directory: RUN/profile.
-        rank: names the files.
-    """
+    may_fail = True
 
     def __init__(self, config: ProfilerConfig, directory: str | Path, rank: int) -> None:
         self._first = max(1, config.start_step)

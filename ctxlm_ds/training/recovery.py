@@ -1,31 +1,75 @@
-"""How a run goes on after a bad batch: without it, or from an earlier checkpoint and past it.
-
-In: the policy, ways back to a checkpoint and to another row. Out: the state and the steps to go on with.
-Not here: what is bad (anomalies.py, engine.py), what is written (anomaly_log.py).
-"""
+"""Recovery from a bad batch: skip it, or go back to a checkpoint and continue with the rows after it."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.data.stream.lookup import BatchRows, summary
 from ctxlm_ds.errors import TrainingError
-from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP
+from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP, append_event
 from ctxlm_ds.training.anomalies import AnomalyPolicy, LossJudge
-from ctxlm_ds.training.anomaly_log import AnomalyLog
-from ctxlm_ds.training.figures import StepResult
 from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.step_metrics import StepResult
+
+logger = logging.getLogger("ctxlm_ds")
+
+
+class AnomalyLog:
+    """Records anomalies of one run as a warning and an event of RUN/history.jsonl.
+
+    Args:
+        run_dir: the run directory.
+        rows: looks up the rows of a batch; None on every rank but rank 0, which alone records.
+    """
+
+    def __init__(self, run_dir: Path, rows: BatchRows | None) -> None:
+        self._run_dir = run_dir
+        self._rows = rows
+
+    def warn(self, why: str, consequence: str, first_row: int, num_rows: int) -> None:
+        """Log a warning that names the rows of the batch."""
+        if self._rows is not None:
+            logger.warning(
+                "%s: %s. Its batch is rows %d to %d of the training stream: %s", why, consequence, first_row,
+                first_row + num_rows - 1, summary(self._rows.by_source(first_row, num_rows)),
+            )  # fmt: skip
+
+    def record(
+        self, event: str, step: int, why: str, result: StepResult, first_row: int, num_rows: int, **more: Any
+    ) -> None:
+        """Append an event.
+
+        Args:
+            event: its name in run_history.
+            step: number of the step, counted from 1, as in metrics.jsonl.
+            why: the anomaly.
+            result: metrics of the step.
+            first_row: position of the batch in the training stream.
+            num_rows: rows of the global batch.
+            more: further values.
+        """
+        if self._rows is None:
+            return
+        sources = [source.to_dict() for source in self._rows.by_source(first_row, num_rows)]
+        # JSON has no NaN or infinity.
+        loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.grad_norm))
+        rows = {"first": first_row, "count": num_rows, "sources": sources}
+        append_event(self._run_dir, event, step=step, why=why, loss=loss, grad_norm=norm, rows=rows, **more)
 
 
 class Recovery:
-    """Answers anomalies; every rank makes one and calls its methods together.
+    """Responds to anomalies; all ranks call its methods together.
 
     Args:
-        policy: what is to be done.
-        log: where it is recorded.
-        load_last_good: puts weights, moments and counters back to the newest intact checkpoint, or to what they were
-            at the run's beginning, and gives the state of that moment.
-        steps_from: the training steps from a row on; those of before end.
+        policy: decides what is done.
+        log: records it.
+        load_last_good: restores the newest intact checkpoint, or the beginning of the run; returns its state.
+        steps_from: returns the training steps from a row on and ends the previous ones.
     """
 
     def __init__(
@@ -41,11 +85,11 @@ class Recovery:
         self._steps_from = steps_from
 
     def judge(self, state: TrainState) -> LossJudge:
-        """The judge of the step that comes after `state`."""
+        """Return the judge of the step after `state`."""
         return self._policy.judge(state)
 
     def must_go_back(self, state: TrainState, step: Step, result: StepResult) -> bool:
-        """Look at the step after `state`: note a good one, record one that is skipped or that ends the run.
+        """Note a good step after `state`; record one that is skipped or that ends the run.
 
         Raises:
             TrainingError: the run must stop.
@@ -67,8 +111,7 @@ class Recovery:
         return decision.action == "rollback"
 
     def go_back(self, state: TrainState, step: Step, result: StepResult) -> tuple[TrainState, Iterable[Step]]:
-        """From the bad step after `state` to the last good checkpoint: its state and the steps from there, of which
-        the first begins behind the bad batch.
+        """Restore the last good checkpoint; return its state and the steps that begin after the bad batch.
 
         Raises:
             CheckpointError: no checkpoint can be read.

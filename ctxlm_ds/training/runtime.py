@@ -1,9 +1,11 @@
-"""What the engine asks of DeepSpeed before there is an engine: the process group, the device, its Adam, its grid."""
+"""DeepSpeed without an engine: process group, device, Adam operators, ranks of a pipeline."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -11,15 +13,53 @@ import torch
 
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.planning.measure import describe, with_vocabulary
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.optimizer import AdamFactory
 
 JOIN_TIMEOUT_S = 1800.0
-"""For all ranks to appear."""
+"""Time for all ranks to join."""
 WAIT_TIMEOUT_S = 30 * 24 * 3600.0
 _TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
-"""Minutes after which every collective fails, where a person asks for that."""
+"""Set by a user: minutes after which every collective fails."""
+
+
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "size calculation overflowed")
+"""Words of the allocators' plain RuntimeErrors."""
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient, fp32 copy and moments."""
+
+
+@contextmanager
+def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
+    """Replace an allocator's error by one that names the size of the model and what to do.
+
+    Raises:
+        ConfigError: memory ran out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        raise ConfigError(
+            f"memory ran out. {_model_size(config)}. Choose a smaller model, micro-batch or another layout; "
+            "python tools/plan_run.py --config RECIPE --gpu NAME lists layouts that fit"
+        ) from error
+
+
+def _model_size(config: RunConfig) -> str:
+    try:
+        _, model = describe(config.model_copy(update={"model": with_vocabulary(config.model)}))
+    except RuntimeError:
+        return "The model is too large to be described"
+    count = sum(math.prod(shape) for shape in model.trained_shapes.values())
+    gigabytes = count * BYTES_PER_PARAMETER / 1e9
+    return (
+        f"The model has {count:,} parameters; weights, gradients and optimizer states take about {gigabytes:,.0f} GB "
+        "over all ranks, in addition to activations"
+    )
 
 
 def init_process_group() -> None:
@@ -32,20 +72,20 @@ def init_process_group() -> None:
     if device_type() == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if not torch.distributed.is_initialized():
-            # DeepSpeed would bind the device, which makes every further group a split of the whole world's
-            # communicator; unbound, a group's communicator is made when it is first used, by its members alone.
+            # DeepSpeed would bind the device, and every further group would split the communicator of all ranks.
+            # Without it, the members of a group make its communicator at first use.
             torch.distributed.init_process_group("nccl", timeout=timeout)
-    # Its shared-memory all-reduce serves inference only; building it would cost every first start on a CPU a minute.
+    # The shared-memory all-reduce is for inference; building it would take a minute at the first start on a CPU.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = get_accelerator().communication_backend_name()
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
 
 
 def leave_waiting_to_watchdog() -> None:
-    """Let every process group of this rank wait without end: what stands still is for the watchdog to judge.
+    """Remove the timeouts of this rank's process groups; the watchdog detects hangs.
 
-    The groups' own timeouts (10 minutes for NCCL, 30 for gloo) would end a job during a long save or the build of a
-    sample index, without a word on which rank stood where, and one that was suspended and goes on.
+    The defaults (10 minutes for NCCL, 30 for gloo) would end a job during a long save, the build of a sample index or
+    a suspension, without saying which rank was late.
     """
     if _TIMEOUT_VARIABLE in os.environ:
         return
@@ -56,14 +96,14 @@ def leave_waiting_to_watchdog() -> None:
 
 
 def device_type() -> str:
-    """`cuda` or `cpu`, as DeepSpeed's accelerator sees it."""
+    """Return `cuda` or `cpu`, as DeepSpeed's accelerator says."""
     from deepspeed.accelerator import get_accelerator
 
     return get_accelerator().device_name().split(":")[0]
 
 
 def check_precision(config: RunConfig) -> None:
-    """Refuse a precision this device lacks before anything is built.
+    """Check that the device has the precision, before anything is built.
 
     Raises:
         ConfigError: DeepSpeed does not support the data type on this device.
@@ -80,7 +120,7 @@ def check_precision(config: RunConfig) -> None:
 
 
 def deepspeed_adam(offloaded: bool) -> AdamFactory:
-    """DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once a machine at first use.
+    """Return DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once per machine.
 
     Raises:
         KernelError: the op cannot be built or does not exist for this device.
@@ -97,7 +137,7 @@ def deepspeed_adam(offloaded: bool) -> AdamFactory:
 
         FusedAdamBuilder().load(verbose=False)
     except Exception as error:
-        # A missing compiler, CUDA toolkit or header: each has an exception of its own, most of them plain ones.
+        # A missing compiler, CUDA toolkit or header raises many kinds of exception, mostly plain ones.
         kind, remedy = ("CPU", "reference") if offloaded else ("fused", "auto or torch")
         raise KernelError(
             f"DeepSpeed's {kind} Adam cannot be built here ({error}); set kernels.optimizer: {remedy}"
@@ -106,7 +146,7 @@ def deepspeed_adam(offloaded: bool) -> AdamFactory:
 
 
 def load_async_io() -> None:
-    """DeepSpeed's file access for NVMe offload, built once a machine at first use.
+    """Load DeepSpeed's file access for NVMe offload, built once per machine.
 
     Raises:
         KernelError: libaio's headers are missing, or the operator cannot be built.
@@ -123,12 +163,11 @@ def load_async_io() -> None:
     try:
         builder.load(verbose=False)
     except Exception as error:
-        # A missing compiler or header: each has an exception of its own, most of them plain ones.
-        raise KernelError(f"DeepSpeed's async_io cannot be built here ({error}); mend that, {remedy}") from error
+        raise KernelError(f"DeepSpeed's async_io cannot be built here ({error}); fix that, {remedy}") from error
 
 
 def print_communication(deepspeed_config: Mapping[str, Any]) -> None:
-    """DeepSpeed's table of collectives on rank 0, where its comms_logger was asked for; every rank calls it."""
+    """Print DeepSpeed's table of collectives if its comms_logger is enabled; all ranks call it."""
     if deepspeed_config.get("comms_logger", {}).get("enabled"):
         import deepspeed
 
@@ -136,7 +175,7 @@ def print_communication(deepspeed_config: Mapping[str, Any]) -> None:
 
 
 def pipeline_topology(topology: Topology) -> Any:
-    """DeepSpeed's name of every rank: pipe, data, model, the last one fastest, as in our Topology."""
+    """Return DeepSpeed's topology: pipe, data, model, the last one fastest, as in our Topology."""
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     return PipeModelDataParallelTopology(
@@ -145,9 +184,9 @@ def pipeline_topology(topology: Topology) -> Any:
 
 
 def model_parallel_unit(topology: Topology) -> Any:
-    """What DeepSpeed calls mpu, for tensor parallelism without a pipeline: its own grid of one stage.
+    """Return DeepSpeed's `mpu` for tensor parallelism without a pipeline: its grid of one stage.
 
-    megatron-core's parallel_state cannot be it: 0.16 lacks get_model_parallel_rank and its companions.
+    megatron-core's parallel_state does not fit: 0.16 lacks get_model_parallel_rank and similar functions.
     """
     from deepspeed.runtime.pipe.topology import PipelineParallelGrid
 

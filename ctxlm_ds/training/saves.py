@@ -1,8 +1,7 @@
-"""When a checkpoint is due, and what it means when one could not be written.
+"""The schedule of checkpoints, and retries of saves that failed.
 
-In: the recipe's `checkpoint` section, a saver. Out: saves begun, completed, retried; an error where they keep failing.
-Not here: how a checkpoint is written (checkpoint/). Every rank calls these methods together; which rank still writes,
-and which one's clock says that a save is late, is agreed on in the all-reduce that each step ends with anyway.
+All ranks call these methods together. They agree in the all-reduce of each step which rank is still writing, and
+whether a save is due by any rank's clock.
 """
 
 from __future__ import annotations
@@ -28,48 +27,47 @@ NO_STEP = -1
 
 
 class Saver(Protocol):
-    """Writes checkpoints. Every rank calls its methods together, except `busy`, which is this rank's own.
+    """Writes checkpoints; all ranks call its methods together.
 
-    Its methods raise CheckpointError, on every rank alike, where a checkpoint could not be written; none is pending
-    then.
+    Methods raise CheckpointError on every rank if a checkpoint could not be written; none is pending then.
     """
 
     def begin(self, state: TrainState) -> None:
-        """Take a copy of this moment and begin to write it; it may be complete on return."""
+        """Copy this state and begin to write it; the save may be complete on return."""
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint of this moment; complete on return."""
+        """Write a checkpoint of this state, complete on return."""
 
     @property
     def pending(self) -> bool:
-        """Whether a save that was begun is not complete; alike on every rank."""
+        """Return whether a save is incomplete, the same on every rank."""
 
     @property
     def busy(self) -> bool:
-        """Whether this rank still works on its part of the pending save."""
+        """Return whether this rank still works on its part of the pending save."""
 
     def advance(self) -> None:
-        """Take the pending save one part further, once no rank is busy (earlier: wait for the ranks that are)."""
+        """Take the pending save one part further; wait for ranks that are busy."""
 
     def pending_age_s(self) -> float | None:
-        """Seconds since the pending save began; None without one. From any thread, no collective."""
+        """Return the seconds since the pending save began, from any thread and without a collective."""
 
     def abandon(self) -> None:
-        """Stop writing; no collective."""
+        """Stop writing, without a collective."""
 
     def last_good(self) -> str | None:
-        """The newest checkpoint known to be intact."""
+        """Return the newest checkpoint known to be intact."""
 
 
 class _Agreed(NamedTuple):
-    """What at least one rank says."""
+    """Flags that are true if they are true on any rank."""
 
     late: bool
-    """`interval_minutes` have passed since the last save that was due."""
+    """`interval_minutes` have passed since the last due save."""
     retry: bool
-    """A while has passed since a save failed."""
+    """RETRY_S have passed since a save failed."""
     busy: bool
-    """It still works on its part of the pending save."""
+    """A rank still works on its part of the pending save."""
 
 
 class Saves:
@@ -78,8 +76,7 @@ class Saves:
     Args:
         config: intervals and how many saves may fail.
         saver: writes them.
-        record_failure: told the step and the reason of a save that failed; False where that could not be recorded,
-            so that it is told again later.
+        record_failure: records step and reason of a failed save; returns False if it must be called again later.
     """
 
     def __init__(
@@ -101,7 +98,7 @@ class Saves:
         self._waits, self._waited_s = 0, 0.0
 
     def start(self, step: int, tell_phase: Callable[[Phase], None]) -> None:
-        """The run begins, or goes on from the checkpoint of `step`."""
+        """Begin a run, or resume it from the checkpoint of `step`."""
         self._tell_phase = tell_phase
         self._begun_step = self._saved_step = step or NO_STEP
         self._due_s = time.monotonic()
@@ -109,7 +106,7 @@ class Saves:
     # Agreement over all ranks, once a step.
 
     def flags(self) -> list[float]:
-        """This rank's part of the step's all-reduce (maximum)."""
+        """Return this rank's flags for the step's all-reduce (maximum)."""
         now_s = time.monotonic()
         minutes = self._config.interval_minutes
         late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
@@ -117,13 +114,13 @@ class Saves:
         return [float(late), float(retry), float(self._saver.busy)]
 
     def agree(self, flags: Sequence[float]) -> None:
-        """The maxima over all ranks."""
+        """Take the maxima over all ranks."""
         self._agreed = _Agreed(*(bool(flag) for flag in flags))
 
     # Between two steps.
 
     def after_step(self, state: TrainState) -> None:
-        """Complete the pending save where every rank has written, and begin the one that is due.
+        """Complete the pending save if every rank has written, and begin the one that is due.
 
         Raises:
             CheckpointError: more saves in a row failed than `max_failed_saves`.
@@ -139,10 +136,10 @@ class Saves:
             self._in_phase(lambda: self._begin(state, counts=False))
 
     def last(self, state: TrainState) -> None:
-        """A checkpoint of this moment, complete on return; tried again for a while where it fails.
+        """Write a checkpoint of this state, complete on return, with retries.
 
         Raises:
-            CheckpointError: it names the last good checkpoint.
+            CheckpointError: it could not be written; the message names the last good checkpoint.
         """
         self._in_phase(lambda: self._last(state))
         if self._waits > 1:
@@ -159,15 +156,15 @@ class Saves:
             self._in_phase(lambda: self._finish(limited=False))
 
     def abandon(self) -> None:
-        """This rank ends with an error, perhaps alone: what it still writes is given up."""
+        """Stop writing because this rank ends with an error, perhaps alone."""
         self._saver.abandon()
 
     def pending_age_s(self) -> float | None:
-        """Seconds since the save began that is still being written; None without one. From any thread."""
+        """Return the seconds since the pending save began, or None; from any thread."""
         return self._saver.pending_age_s()
 
     def rolled_back(self, step: int) -> None:
-        """The run went back to the checkpoint of `step`."""
+        """Continue from the checkpoint of `step`, to which the run went back."""
         self._now_step = self._begun_step = self._saved_step = step
         self._due_s = time.monotonic()
         if self._failed_step != NO_STEP:
@@ -196,7 +193,7 @@ class Saves:
         if self._waits == 1:
             logger.warning(
                 "training waited %s for the checkpoint of step %d, which was still being written when the next was "
-                "due: the disk is slower than checkpoint.interval_steps %d (said once, summed up at the end)",
+                "due: the disk is slower than checkpoint.interval_steps %d (logged once, with the total at the end)",
                 format_duration(waited_s), step, self._config.interval_steps,
             )  # fmt: skip
 
@@ -205,7 +202,7 @@ class Saves:
             self._attempt(self._saver.advance, limited)
 
     def _attempt(self, action: Callable[[], None], limited: bool) -> None:
-        """Do a part of a save; `limited`: too many failures in a row end the run."""
+        """Do a part of a save; if `limited`, too many failures in a row end the run."""
         try:
             action()
         except CheckpointError as error:
@@ -238,7 +235,7 @@ class Saves:
             )
         else:
             raise CheckpointError(
-                f"{reason}. {count} (checkpoint.max_failed_saves {limit}): training stops. {self._where_to_go_on()}"
+                f"{reason}. {count} (checkpoint.max_failed_saves {limit}): training stops. {self._how_to_resume()}"
             ) from error
 
     def _last(self, state: TrainState) -> None:
@@ -254,19 +251,19 @@ class Saves:
             except CheckpointError as error:
                 if pause_s is None:
                     self._failed(error, limited=False)
-                    raise CheckpointError(f"{error}. {self._where_to_go_on()}") from error
+                    raise CheckpointError(f"{error}. {self._how_to_resume()}") from error
                 logger.warning("%s. Trying again in %.0f s", error, pause_s)
                 time.sleep(pause_s)
                 continue
             self._succeeded()
             return
 
-    def _where_to_go_on(self) -> str:
+    def _how_to_resume(self) -> str:
         good = self._saver.last_good()
-        return f"The last good checkpoint is {good}; the same command goes on from it" if good else "There is none yet"
+        return f"The last good checkpoint is {good}; the same command resumes from it" if good else "There is none yet"
 
     def _retry_due(self, step: int) -> bool:
-        """Whether a save that failed is tried again: after a part of an interval, or a minute by any rank's clock."""
+        """Return whether to retry a failed save: after part of an interval, or a minute by any rank's clock."""
         pause_steps = max(1, self._config.interval_steps // RETRIES_PER_INTERVAL)
         failing = self._failed_step != NO_STEP
         return failing and (self._agreed.retry or step - self._failed_step >= pause_steps)

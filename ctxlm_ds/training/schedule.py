@@ -1,7 +1,4 @@
-"""Learning rates by step, in plain Python: the same number on every rank and after every resume.
-
-In: ScheduleConfig, the peak and the length of the run. Out: a rate for a step. Not here: the optimizer.
-"""
+"""Learning rates by step, in plain Python: the same number on every rank and after every resume."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ INVERSE_SQRT_TIMESCALE_STEPS = 10_000
 class LearningRateSchedule:
     """A linear warmup from 0 to the peak, then the named decay to the final rate.
 
-    `at(step)` follows transformers' `get_*_schedule` (LambdaLR): it is the rate of the update that comes after `step`
-    completed ones, so with a warmup the very first update has rate 0, as in BERT's own code.
+    `at(step)` follows transformers' `get_*_schedule` (LambdaLR): it is the rate of the update after `step` completed
+    ones. With a warmup the first update has rate 0, as in BERT's code. NVIDIA's scheduler is one step ahead: set
+    `start_step` 1 and `total_steps`.
     """
 
     def __init__(self, config: ScheduleConfig, peak: float, max_steps: int) -> None:
@@ -29,7 +27,7 @@ class LearningRateSchedule:
         self.decay_steps = round(config.decay_fraction * self.total_steps)
 
     def at(self, step: int) -> float:
-        """Learning rate of the update after `step` completed updates of this run (0 is the first)."""
+        """Return the learning rate of the update after `step` completed updates of this run."""
         position = self.config.start_step + step
         if position < self.warmup_steps:
             return self.peak * position / self.warmup_steps
@@ -41,7 +39,7 @@ class LearningRateSchedule:
         return final + (self.peak - final) * self._remaining(position)
 
     def _remaining(self, position: int) -> float:
-        """Share of the way from the final rate to the peak, 1 down to 0 at total_steps and after."""
+        """Return the part of the decay that remains, from 1 down to 0 at total_steps and later."""
         if position >= self.total_steps:
             return 0.0
         name = self.config.name
@@ -49,7 +47,7 @@ class LearningRateSchedule:
             left = self.total_steps - position
             return min(1.0, left / self.decay_steps) if self.decay_steps else 1.0
         start = self.warmup_steps
-        if name in ("linear", "polynomial") and self.config.decay_from == "start":
+        if name in ("linear", "polynomial", "cosine") and self.config.decay_from == "start":
             start = 0
         progress = (position - start) / (self.total_steps - start)
         if name == "cosine":
@@ -57,6 +55,6 @@ class LearningRateSchedule:
         return (1.0 - progress) ** (self.config.power if name == "polynomial" else 1.0)
 
     def _inverse_sqrt(self, position: int) -> float:
-        """1 at the end of the warmup, then falling with the root of the step (Vaswani 2017)."""
+        """Return 1 at the end of the warmup, then the inverse root of the step (Vaswani 2017)."""
         timescale = self.warmup_steps or INVERSE_SQRT_TIMESCALE_STEPS
         return math.sqrt(timescale / (position - self.warmup_steps + timescale))

@@ -1,7 +1,7 @@
-"""Seconds that each layer takes forward and backward here, for cutting a pipeline by time.
+"""Measured seconds of each layer, for cutting a pipeline by time.
 
-The first pipeline rank of the first replica (with its tensor-parallel neighbours) runs a micro-batch of the training's
-shape through one layer of each kind; every rank gets its figures.
+The first pipeline rank of the first replica (with its tensor-parallel ranks) runs one layer of each kind; every rank
+gets its measurements.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ REPEATS = 5
 def measured_costs(
     config: RunConfig, descriptions: Sequence[LayerDescription], fields: Mapping[str, Tensor], topology: Topology
 ) -> list[float]:
-    """Return the median seconds of each layer's forward and backward pass, the same list on every rank.
-
-    `fields` are those of a micro-batch of the training's shape.
-    """
+    """Return the median seconds of each layer's forward and backward pass on a micro-batch, the same on every rank."""
     measures = topology.pipeline_parallel_rank == 0 and topology.data_parallel_rank == 0
 
     def measure() -> list[float]:
@@ -52,21 +49,21 @@ def _measure(
     for description in descriptions:
         inputs = [None if name in description.carries else tensors[name] for name in description.reads]
         shapes = [None if x is None else (x.shape, x.dtype) for x in inputs]
-        alike = next((t for t in timed if t.shapes == shapes and description.computes_like(t.description)), None)
-        if alike is None:
+        same = next((t for t in timed if t.shapes == shapes and description.computes_like(t.description)), None)
+        if same is None:
             module = tied.get(description.tie_key or "") or _build(description, device, dtype)
             if description.tie_key:
                 tied[description.tie_key] = module
-            alike = _Timed(description, shapes, *_time_layer(description, module, inputs))
-            timed.append(alike)
-        tensors.update(zip(description.writes, alike.outputs, strict=True))
-        costs.append(alike.seconds)
+            same = _Timed(description, shapes, *_time_layer(description, module, inputs))
+            timed.append(same)
+        tensors.update(zip(description.writes, same.outputs, strict=True))
+        costs.append(same.seconds)
     return costs
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """A layer that was run, for those that compute like it."""
+    """The measurement of a layer, reused for layers that compute the same."""
 
     description: LayerDescription
     shapes: list[Any]
@@ -86,7 +83,7 @@ def _build(description: LayerDescription, device: torch.device, dtype: torch.dty
 def _time_layer(
     description: LayerDescription, module: nn.Module, tensors: Sequence[Tensor | None]
 ) -> tuple[float, tuple[Tensor, ...]]:
-    """Time a layer; return the median seconds and what it writes."""
+    """Return the median seconds of a layer, and its outputs."""
     device = next(x.device for x in tensors if x is not None)
     seconds = []
     for _ in range(REPEATS + 1):

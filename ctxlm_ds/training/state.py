@@ -1,4 +1,4 @@
-"""Where a run stands: the few numbers that, with the weights and moments, determine all that follows."""
+"""The progress of a run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 @dataclass(slots=True)
 class TrainState:
-    """Progress of a run; saved in every checkpoint."""
+    """Counters that, with weights and moments, determine all later steps; saved in every checkpoint."""
 
     step: int = 0
-    """Optimizer steps done (skipped ones included)."""
+    """Optimizer steps done, including skipped ones."""
     rows_consumed: int = 0
-    """Rows of the endless training stream used or passed over: the data position."""
+    """Rows of the training stream used or passed over: the data position."""
     tokens: int = 0
     """Non-padding positions seen."""
     skipped_steps: int = 0
-    """Steps without an update: fp16 overflows, and batches that the policy for anomalies skipped."""
+    """Steps without an update: fp16 overflows and skipped batches."""
     skips_in_a_row: int = 0
-    """Of the latest steps, how many that policy skipped."""
+    """Batches that the policy for anomalies skipped since the last good step."""
     rollbacks: int = 0
     """Times that the run went back to a checkpoint and passed over rows."""
     recent_losses: list[float] = field(default_factory=list)
-    """Of the last good steps, oldest first: what a spike is measured against (anomalies.spike)."""
+    """Losses of the last good steps, oldest first, against which spikes are measured."""
     seconds: float = 0.0
     """Wall time spent in training steps, over all restarts."""
 

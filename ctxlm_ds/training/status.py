@@ -1,4 +1,4 @@
-"""What a person sees during a run: one live table on a terminal, plain lines otherwise, and a summary at the end."""
+"""The status of a run: a live table on a terminal, plain lines otherwise, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
+from ctxlm_ds.training.metrics import TENSORBOARD_DIR
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -28,7 +29,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class TimeLeft:
-    """Time to the nearest limit, from the wall time of the last steps (evaluations and checkpoints included)."""
+    """Time to the nearest limit, from the wall time of recent steps, evaluations and checkpoints included."""
 
     def __init__(self, start: RunStart) -> None:
         self._start = start
@@ -37,7 +38,7 @@ class TimeLeft:
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
 
     def update(self, metrics: StepMetrics) -> float | None:
-        """Seconds left after this step; None where nothing can be said yet."""
+        """Return the seconds left after this step, or None if unknown yet."""
         if not self._marks:
             self._marks.append((self._first_mark_s, self._first_step, metrics.tokens - metrics.step_tokens))
         now_s = time.monotonic()
@@ -55,13 +56,13 @@ class TimeLeft:
         return max(0.0, min(left))
 
     def go_back(self, step: int) -> None:
-        """The run goes on from an earlier step; the time before it says nothing any more."""
+        """Start measuring again at an earlier step."""
         self._marks.clear()
         self._first_mark_s, self._first_step = time.monotonic(), step
 
 
 class StatusHook(Hook):
-    """Rank 0's status: a live table where stderr is a terminal, otherwise a line every interval_steps."""
+    """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps."""
 
     def __init__(self, interval_steps: int = 10) -> None:
         self._interval_steps = interval_steps
@@ -102,14 +103,7 @@ class StatusHook(Hook):
 def status_cells(
     metrics: StepMetrics, last_step: int, speed: tuple[float, float], left_s: float | None
 ) -> dict[str, str]:
-    """The status as short texts by heading.
-
-    Args:
-        metrics: of the step.
-        last_step: at which the run is complete.
-        speed: tokens a second, seconds a step.
-        left_s: seconds to the end.
-    """
+    """Format the status by heading; `speed` is in tokens per second and seconds per step, `left_s` in seconds."""
     cells = {"step": f"{metrics.step}/{last_step}", "loss": f"{metrics.loss:.4f}"}
     if len(metrics.terms) > 1:
         cells |= {name: f"{value:.4f}" for name, value in metrics.terms.items()}
@@ -126,12 +120,12 @@ def status_cells(
 
 
 def status_line(cells: Mapping[str, str]) -> str:
-    """The status as one plain line."""
+    """Format the status as one line."""
     return " | ".join(f"{name} {value}" for name, value in cells.items())
 
 
 def figures_line(figures: Mapping[str, float]) -> str:
-    """`eval/wiki/loss` and others -> `wiki loss 3.2100, masked_lm_accuracy 0.4120`, sources separated by semicolons."""
+    """Format `eval/wiki/loss` and others as `wiki loss 3.2100, masked_lm_accuracy 0.4120`; sources end with `; `."""
     by_source: dict[str, list[str]] = {}
     for name, value in figures.items():
         source, _, figure = name.removeprefix("eval/").rpartition("/")
@@ -140,7 +134,7 @@ def figures_line(figures: Mapping[str, float]) -> str:
 
 
 class _LiveDisplay:
-    """A rich table that is redrawn in place; log lines appear above it."""
+    """A rich table redrawn in place, below the log lines."""
 
     def __init__(self, title: str) -> None:
         from rich.console import Console
@@ -150,12 +144,12 @@ class _LiveDisplay:
         self._shown_s = 0.0
         self._live: Live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
         self._live.start()
-        # The handlers hold the stream of before; through the live one their lines do not tear the table.
+        # Handlers must write through the live stream, or their lines would break the table.
         self._streams: list[tuple[logging.StreamHandler[Any], Any]] = []
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
                 self._streams.append((handler, handler.setStream(sys.stderr)))
-        # Also where training ends with an error, or the terminal stays without its cursor.
+        # After an error too, or the terminal would stay without a cursor.
         atexit.register(self.close)
 
     def is_due(self) -> bool:
@@ -186,7 +180,7 @@ class _LiveDisplay:
 
 
 class SummaryHook(Hook):
-    """At the end, in a few lines: what was done, how good it is, where it lies, and the command for the next step."""
+    """Logs at the end what was done, the last metrics, the folder, and the command for the next step."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self._run_dir = Path(run_dir)
@@ -208,7 +202,7 @@ class SummaryHook(Hook):
             logger.info("%s", line)
 
     def lines(self, end: RunEnd) -> list[str]:
-        """The summary."""
+        """Return the lines of the summary."""
         assert self._start is not None
         here = end.step - self._start.step
         tokens_per_second = end.tokens / max(end.total_seconds, 1e-9)
@@ -220,11 +214,13 @@ class SummaryHook(Hook):
         if self._loss is not None:
             lines.append(f"  last training loss {self._loss:.4f}")
         lines += [f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part]
-        lines.append(f"  checkpoints, metrics.jsonl and tensorboard are in {self._run_dir}")
+        points = (self._run_dir / TENSORBOARD_DIR).is_dir()
+        written = "checkpoints, metrics.jsonl and tensorboard" if points else "checkpoints and metrics.jsonl"
+        lines.append(f"  {written} are in {self._run_dir}")
         if end.failed:
             return lines
         if not end.completed:
-            lines.append("  to go on: the same command again")
+            lines.append("  to resume: the same command again")
         if FAMILIES.get(self._start.config.model.family).export is not None:
             run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
             lines.append(f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}")

@@ -1,14 +1,10 @@
-"""The training loop.
-
-In: an engine, a loader of steps, held-out sources, a saver. Out: a trained engine and what hooks record.
-Not here: how a step is computed (engine), what is drawn on screens (hooks), how states are kept (checkpoint).
-"""
+"""The training loop: steps, evaluations and saves until a limit, a signal or an error."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ctxlm_ds.data.sample import Batch
@@ -18,43 +14,55 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.figures import StepResult
-from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.forward_backward import StepInterrupted
+from ctxlm_ds.training.hooks import Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.step_metrics import StepResult
 
 SECONDS_PER_HOUR = 3600.0
+INTERRUPT_CHECK_S = 5.0
+"""Within a step the ranks agree about a stop this often; steps that are shorter are never interrupted."""
 
 
 @dataclass
 class Trainer:
-    """Runs steps until a limit or a signal, evaluating and saving on the way."""
+    """Runs steps until a limit or a signal, with evaluations and saves."""
 
     config: RunConfig
     engine: Engine
     schedule: LearningRateSchedule
     steps: Iterable[Step]
     validation: Mapping[str, Iterable[Batch | None]]
-    """Held-out batches of this rank, by source name; None for each where a pipeline stage sees no data."""
+    """Held-out batches of this rank by source name; None per batch if a pipeline stage reads no data."""
     saves: Saves
     recovery: Recovery
-    hooks: list[Hook]
+    hooks: Hooks
     topology: Topology
     stop_signal: StopSignal
     state: TrainState = field(default_factory=TrainState)
+    changed_settings: Sequence[str] = ()
+    """Settings that a resume found changed."""
     _last_evaluation_step: int = -1
     _stopped_by_signal: bool = False
+    _check_every: int = 1
+    """Micro-batches between two agreements within a step; alike on every rank."""
+    _step_seconds: float = 0.0
+    _step_micro_batches: int = 1
 
     def begin(self) -> None:
-        """Prepare for the first step; run() does so itself."""
+        """Prepare for the first step; run() calls this."""
         self._started_s = time.monotonic()
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_evaluation_step = self.state.step or -1
-        self.saves.start(self.state.step, lambda phase: self._tell("on_phase", phase))
-        self._tell("on_run_start", RunStart(self.state.step, self.config.training.max_steps, self.config))
+        self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
+        start = RunStart(self.state.step, self.config.training.max_steps, self.config, self.changed_settings)
+        self.hooks.call("on_run_start", start)
         self._iterator = iter(self.steps)
+        self.engine.passes.interrupted = self._interrupted
+        self.stop_signal.starting = False
 
     def run(self) -> RunEnd:
         """Train to the end; the last step is always evaluated and saved."""
@@ -67,20 +75,20 @@ class Trainer:
         return self.end(reason)
 
     def end(self, reason: str, error: BaseException | None = None) -> RunEnd:
-        """Tell the hooks that the run ends; after an error what is still being saved is settled or given up."""
+        """Call the hooks' on_run_end; after an error, complete or abandon a pending save."""
         if isinstance(error, TrainingError):
-            # Raised on every rank alike; what is still being written is of a good step.
+            # Raised on every rank together. What is still being written belongs to a good step.
             self.saves.settle()
         if error is not None:
             self.saves.abandon()
         elapsed_s, completed = time.monotonic() - self._started_s, self._limit_reached() is not None
         state, failed = self.state, error is not None
         end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
-        self._tell("on_run_end", end)
+        self.hooks.call("on_run_end", end)
         return end
 
     def _train(self) -> str:
-        """Steps until there is a reason to stop, which is returned."""
+        """Train until there is a reason to stop; return it."""
         reason = self._limit_reached()
         while reason is None:
             metrics = self.step()
@@ -96,7 +104,8 @@ class Trainer:
         # What the ranks agreed on: a signal may have reached some of them only by now.
         if not self._stopped_by_signal:
             self._evaluate_once()
-        self.saves.last(self.state)
+        if self.state.step:
+            self.saves.last(self.state)
         return reason
 
     def _evaluate_once(self) -> None:
@@ -107,26 +116,30 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate every held-out source; return its figures as `eval/SOURCE/FIGURE`."""
         self._last_evaluation_step = self.state.step
-        self._tell("on_phase", "evaluation")
+        self.hooks.call("on_phase", "evaluation")
         found: dict[str, float] = {}
         for name, batches in self.validation.items():
             figures = {f"eval/{name}/{key}": value for key, value in self.engine.evaluate(batches).items()}
-            self._tell("on_evaluation", self.state.step, figures)
+            self.hooks.call("on_evaluation", self.state.step, figures)
             found |= figures
-        self._tell("on_phase", "training")
+        self.hooks.call("on_phase", "training")
         return found
 
     def step(self) -> StepMetrics | None:
-        """Take one step; None if it was bad and the run went back to a checkpoint."""
+        """Take one step; None if it was interrupted, or was bad and the run went back to a checkpoint."""
         started_s = time.monotonic()
         step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)
         judge = self.recovery.judge(self.state)
-        result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+        try:
+            result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+        except StepInterrupted:
+            return None
         if self.recovery.must_go_back(self.state, step, result):
             self._go_back(step, result)
             return None
-        seconds = time.monotonic() - started_s
+        seconds = self._step_seconds = time.monotonic() - started_s
+        self._step_micro_batches = len(step.micro_batches)
         self.state.step += 1
         self.state.rows_consumed += step.rows_consumed
         self.state.tokens += result.num_tokens
@@ -135,20 +148,20 @@ class Trainer:
         return self._metrics(result, learning_rate, seconds, step.epoch)
 
     def tell_step(self, metrics: StepMetrics) -> None:
-        """Tell the hooks the figures of a step; run() does so itself."""
-        self._tell("on_step_end", metrics)
+        """Call the hooks' on_step_end; run() calls this."""
+        self.hooks.call("on_step_end", metrics)
 
     def _go_back(self, step: Step, result: StepResult) -> None:
-        """To the last good checkpoint, and on with the rows behind the bad step's."""
-        # A save that is under way is of an earlier, good step: complete, it may be the one to go back to.
+        """Go back to the last good checkpoint and continue with the rows after the bad step's."""
+        # A pending save belongs to an earlier, good step. Once complete it may be the one to go back to.
         self.saves.settle()
-        self._tell("on_phase", "saving")
+        self.hooks.call("on_phase", "saving")
         self.state, steps = self.recovery.go_back(self.state, step, result)
         self._iterator = iter(steps)
         self.saves.rolled_back(self.state.step)
         self._last_evaluation_step = self.state.step or -1
-        self._tell("on_rollback", self.state.step)
-        self._tell("on_phase", "training")
+        self.hooks.call("on_rollback", self.state.step)
+        self.hooks.call("on_phase", "training")
 
     def _metrics(self, result: StepResult, learning_rate: float, seconds: float, epoch: int) -> StepMetrics:
         return StepMetrics(
@@ -177,20 +190,26 @@ class Trainer:
         return None
 
     def _asked_to_stop(self) -> str | None:
-        """A signal or the wall-time limit on any rank, agreed over all ranks so that they stop at the same step."""
+        """Return why to stop if any rank has a signal or is past the wall-time limit; all ranks agree on it."""
         limit_hours = self.config.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
-        own = [float(self.stop_signal.number), float(late), *self.saves.flags()]
-        signal_number, late_rank, *saves = self.topology.all_reduce_max(own)
+        micro_batch_s = self._step_seconds / self._step_micro_batches
+        own = [float(self.stop_signal.number), float(late), micro_batch_s, *self.saves.flags()]
+        signal_number, late_rank, micro_batch_s, *saves = self.topology.all_reduce_max(own)
         self.saves.agree(saves)
+        if micro_batch_s:
+            self._check_every = max(1, int(INTERRUPT_CHECK_S / micro_batch_s))
         if signal_number:
             self._stopped_by_signal = self.stop_signal.requested = True
             return f"stopped by signal {signal.Signals(int(signal_number)).name}"
         return f"training.max_hours ({limit_hours}) reached" if late_rank else None
 
+    def _interrupted(self, index: int) -> bool:
+        """Return True, on every rank alike, if a rank has been asked to stop; before some micro-batches only."""
+        asked_after_last_step = index == 0 and self._step_seconds > 0.0
+        if index % self._check_every or asked_after_last_step:
+            return False
+        return bool(self.topology.all_reduce_max([float(self.stop_signal.number)])[0])
+
     def _due(self, interval_steps: int) -> bool:
         return interval_steps > 0 and self.state.step % interval_steps == 0
-
-    def _tell(self, event: str, *values: object) -> None:
-        for hook in self.hooks:
-            getattr(hook, event)(*values)

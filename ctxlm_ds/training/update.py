@@ -1,31 +1,36 @@
-"""Applying a step's gradients, or dropping them without a trace, under every ZeRO stage.
+"""Clipping, and applying or dropping the gradients of a step, under every ZeRO stage.
 
-In: a DeepSpeed engine that holds a step's reduced gradients. Out: the weights updated, or nothing changed and the
-engine ready for the next step. The gradients' norm decides last: DeepSpeed's optimizers look at it between reduction
-and update and drop what is not finite; to refuse an update, they are told such a norm. The attribute names are those
-of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py: `step`).
+DeepSpeed's optimizers check the gradients' norm between reduction and update and drop gradients whose norm is not
+finite. To drop an update, this module gives them an infinite norm. The attribute names are those of DeepSpeed 0.19.8
+(runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py: `step`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.training.fragments import Holding
+
+CLIP_EPS = 1e-6
+"""As in DeepSpeed's and torch's clipping."""
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What became of a step's gradients."""
+    """The result of applying or dropping the gradients of a step."""
 
     applied: bool
     grad_norm: float
-    """Global L2 norm before clipping; infinite where it is not finite."""
+    """Global L2 norm before clipping; infinite if it is not finite."""
     scale_exhausted: bool = False
-    """True where fp16 overflowed although the loss scale can fall no further."""
+    """True if fp16 overflowed at the smallest loss scale."""
 
 
 class Updater:
@@ -33,9 +38,8 @@ class Updater:
 
     Args:
         zero: DeepSpeed's optimizer wrapper; with ZeRO stage 0 the optimizer itself.
-        step: has DeepSpeed take its step at the boundary of accumulation.
-        clip: with ZeRO stage 0: clips the gradients and gives their norm before that; None under the other stages,
-            where DeepSpeed does it.
+        step: makes DeepSpeed take its step at the end of accumulation.
+        clip: with ZeRO stage 0, clips the gradients and returns their norm before; None if DeepSpeed does it.
     """
 
     def __init__(self, zero: Any, step: Callable[[], None], clip: Callable[[], float] | None) -> None:
@@ -44,7 +48,7 @@ class Updater:
         self._clip = clip
         scaler = loss_scaler(zero)
         if scaler is not None:
-            # It would raise between the check and the clearing of gradients; Update says so instead.
+            # It would raise before gradients are cleared; Update.scale_exhausted reports it instead.
             scaler.raise_error_at_min_scale = False
 
     def apply(self) -> Update:
@@ -65,7 +69,7 @@ class Updater:
         return Update(applied, norm, exhausted and not applied)
 
     def refuse(self) -> Update:
-        """Drop the gradients; weights, moments and counters stay. An fp16 overflow lowers the loss scale as ever."""
+        """Drop the gradients; weights, moments and counters stay. An fp16 overflow still lowers the loss scale."""
         if self._clip is not None:
             norm = self._clip()
             self._step_without_update()
@@ -84,22 +88,20 @@ class Updater:
 
 
 def loss_scaler(zero: Any) -> Any | None:
-    """DeepSpeed's scaler in fp16; its other precisions have one that must stay as it is."""
+    """Return DeepSpeed's scaler in fp16; those of other precisions must not change."""
     scaler = getattr(zero, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
 
 
 def _drop_offloaded_gradients(zero: Any) -> None:
-    """Finish what DeepSpeed leaves undone: with 16-bit weights and an offloaded optimizer, stages 1 and 2 add up the
-    gradients in fp32 buffers, which an overflow leaves as they are; the next step would add to them.
-    """
+    """Drop the fp32 gradients of an offloaded optimizer, which DeepSpeed keeps at an overflow and would add to."""
     if getattr(zero, "cpu_offload", False) and hasattr(zero, "averaged_gradients"):
         for group in zero.averaged_gradients:
             zero.averaged_gradients[group] = None
 
 
 def _is_exhausted(scaler: Any | None) -> bool:
-    """Whether the next overflow could not lower the scale any more."""
+    """Return whether the next overflow can no longer lower the scale."""
     if scaler is None or scaler.cur_scale > scaler.min_scale:
         return False
     return scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
@@ -108,12 +110,12 @@ def _is_exhausted(scaler: Any | None) -> bool:
 @dataclass
 class _Refusal:
     norm: float = math.inf
-    """The true norm; infinite as well where DeepSpeed saw an overflow before it came to the norm."""
+    """The true norm; infinite also if DeepSpeed found an overflow before it computed the norm."""
 
 
 @contextmanager
 def _invalid_norm(zero: Any) -> Iterator[_Refusal]:
-    """DeepSpeed's step finds the gradients' norm infinite; the loss scaler hears of it only where it is so."""
+    """Make DeepSpeed's step see an infinite norm; update the loss scaler only if the norm really is."""
     refusal = _Refusal()
     name, measure, invalid = _norm_of(zero)
     true_update_scale = getattr(zero, "_update_scale", None)
@@ -136,8 +138,8 @@ def _invalid_norm(zero: Any) -> Iterator[_Refusal]:
 
 
 def _norm_of(zero: Any) -> tuple[str, Callable[[], Any], Any]:
-    """The method that DeepSpeed's step takes the norm from, the norm times the loss scale, and what stands for a norm
-    that is not finite.
+    """Return the method that DeepSpeed's step reads the norm from, how to compute the scaled norm, and its value for
+    a norm that is not finite.
     """
     infinite = torch.tensor(math.inf)
     if hasattr(zero, "scaled_global_norm"):  # stages 1 and 2
@@ -160,9 +162,39 @@ def _norm_of(zero: Any) -> tuple[str, Callable[[], Any], Any]:
 
 @contextmanager
 def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of this one object that stands before its class's."""
+    """Override an attribute of one object."""
     setattr(holder, name, value)
     try:
         yield
     finally:
         delattr(holder, name)
+
+
+def clip_gradients(
+    parameters: Sequence[tuple[torch.nn.Parameter, Holding]], max_norm: float, topology: Topology
+) -> float:
+    """Scale the averaged gradients down to `max_norm` (0 only measures); return the model's L2 norm before that.
+
+    A parameter that several ranks of a model hold counts once. Used with ZeRO stage 0, exact in every layout.
+    """
+    gradients = [parameter.grad for parameter, _ in parameters if parameter.grad is not None]
+    if topology.tensor_parallel_size * topology.pipeline_parallel_size == 1:
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+    else:
+        norm = math.sqrt(_global_square(parameters, topology))
+    if 0.0 < max_norm < norm:
+        torch._foreach_mul_(gradients, max_norm / (norm + CLIP_EPS))
+    return norm
+
+
+def _global_square(parameters: Sequence[tuple[torch.nn.Parameter, Holding]], topology: Topology) -> float:
+    own = [
+        parameter.grad
+        for parameter, holding in parameters
+        if parameter.grad is not None and not (holding.tensor_duplicate or holding.stage_duplicate)
+    ]
+    square = torch.zeros((), dtype=torch.float64)
+    # Averaged over the data-parallel ranks already, so the first of them reports for all.
+    if own and topology.data_parallel_rank == 0:
+        square = torch.nn.utils.get_total_norm(own).double().square().cpu()
+    return float(topology.all_reduce_sum(square))

@@ -60,11 +60,11 @@ pretrain_one() { # RECIPE ARGUMENTS...
 
 pretrain_two() { # RECIPE1 RECIPE2 ARGUMENTS...: the second with the first one's weights, in the folders CTXLM_RUNS/RECIPE
     local runs=${CTXLM_RUNS:-runs}
-    if ! "$CTXLM_PYTHON" -m ctxlm_ds.cluster.completed "$runs/$1"; then
+    if ! "$CTXLM_PYTHON" -m ctxlm_ds.process.run_history "$runs/$1"; then
         find_layout "$1"
         pretrain "$1" "${LAYOUT[@]}" "${@:3}" --set "run_dir=$runs/$1" || exit
         # Else the job has been put back, and goes on with the first phase.
-        "$CTXLM_PYTHON" -m ctxlm_ds.cluster.completed "$runs/$1" || exit 0
+        "$CTXLM_PYTHON" -m ctxlm_ds.process.run_history "$runs/$1" || exit 0
     fi
     find_layout "$2"
     exec bash "$CTXLM_HOME/slurm/pretrain.sbatch" "$2" "${LAYOUT[@]}" "${@:3}" \

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.errors import CheckpointError
@@ -33,15 +35,15 @@ def _save(manager: CheckpointManager, topology: Topology, step: int, fail_on: in
     """Each rank writes its shard of one parameter; `fail_on` finds its disk full half-way."""
     rank, world_size = topology.rank, topology.world_size
 
-    def write(folder: Path) -> dict:
-        writer = PieceWriter(folder, rank)
+    def write(folder: Path) -> WrittenFiles:
+        writer = ChunkWriter(folder, rank)
         start, end = NUM_ELEMENTS * rank // world_size, NUM_ELEMENTS * (rank + 1) // world_size
         values = torch.arange(start, end, dtype=torch.float32) + step
         writer.add("p", "weight", (NUM_ELEMENTS,), start, values)
         if rank == fail_on:
             raise OSError(28, "No space left on device", str(folder / "moments"))
         writer.add("p", "exp_avg", (NUM_ELEMENTS,), start, -values)
-        return writer.close()
+        return writer.write()
 
     def finish(folder: Path, pieces: list[dict]) -> None:
         assert topology.is_main
@@ -173,7 +175,7 @@ def _not_shared_at_the_start(rank: int, world_size: int, run_dir: Path) -> tuple
 def test_node_local_run_directories_are_told_apart_at_the_start(tmp_path: Path) -> None:
     for shared, own in run_ranks(_not_shared_at_the_start, 2, tmp_path):
         assert shared == "shared"
-        assert "node-1/lock.json is rank 0's lock and is not to be seen" in own and "all nodes share" in own
+        assert "node-1/lock.json is rank 0's lock and is not visible" in own and "all nodes share" in own
 
 
 def _damaged_newest(rank: int, world_size: int, run_dir: Path) -> tuple[str, list[str]]:

@@ -22,10 +22,9 @@ from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
 from ctxlm_ds.training.anomalies import AnomalyPolicy
-from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.hooks import Hook, StepMetrics
-from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.hooks import Hook, Hooks, StepMetrics
+from ctxlm_ds.training.recovery import AnomalyLog, Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
@@ -137,7 +136,7 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
     trainer = Trainer(
         config=config, engine=engine, schedule=LearningRateSchedule(config.schedule, RATE, STEPS), steps=stream,
         validation={}, saves=Saves(config.checkpoint, checkpoints),
-        recovery=Recovery(AnomalyPolicy(settings), log, load, stream.restart), hooks=[recorder],
+        recovery=Recovery(AnomalyPolicy(settings), log, load, stream.restart), hooks=Hooks([recorder]),
         topology=engine.topology, stop_signal=StopSignal(), state=state,
     )  # fmt: skip
     error = ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.safetensors_files import plan_shards, write_model

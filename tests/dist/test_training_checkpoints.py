@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
 from tests.dist.runner import RanksFailed, run_ranks
 from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, resume_and_train, resume_under, save_under

@@ -15,7 +15,7 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.checkpoint.universal_checkpoint import load_hp_checkpoint_state
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.universal import to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal

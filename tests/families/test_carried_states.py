@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import TrainState

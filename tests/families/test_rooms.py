@@ -146,7 +146,7 @@ def test_a_relative_bias_crosses_no_cut() -> None:
 
 
 def test_a_stage_of_a_teacher_alone_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stage 0 would hold layers of a teacher alone"):
+    with pytest.raises(ConfigError, match="stage 0 would hold only layers of a teacher"):
         plan("distillation", ParallelConfig(pipeline_parallel_size=2, pipeline_layers=[2, 3]))
 
 

@@ -337,7 +337,7 @@ def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
         if not facts[key].trained:
             parameter.requires_grad_(False).copy_(given(key))
     named = [(key, parameter) for key, parameter in model.named_parameters() if facts[key].trained]
-    groups = parameter_groups(named, facts, OPTIMIZER.weight_decay)
+    groups = parameter_groups(named, facts, OPTIMIZER)
     optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     losses, norms, gradients = [], [], {}
     for step in range(STEPS):

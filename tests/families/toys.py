@@ -23,9 +23,8 @@ from ctxlm_ds.kernels.dropout import keyed_uniform
 from ctxlm_ds.models.build import ModelBuild, describe_layers
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.parts.distillation import tap, teacher_layers
 from ctxlm_ds.models.parts.embeddings import WordEmbeddings, WordTable
-from ctxlm_ds.models.parts.taps import tap
-from ctxlm_ds.models.parts.teacher import teacher_layers
 from ctxlm_ds.models.parts.transformer import BlockSettings, LayerNorm, transformer_blocks
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_largest, label_losses

@@ -19,16 +19,16 @@ TOKENIZERS = {"wordpiece": 120, "bpe": 300, "gpt2": 300}
 """Type, which also names the folder -> size of the vocabulary (byte-level ones hold every byte)."""
 DATASETS = {
     "bert": ("wordpiece", "--split-sentences"),
-    "roberta": ("bpe", "--split-sentences"),
+    "roberta": ("bpe", "--split-sentences", "--leading-space"),
     "gpt1": ("wordpiece", "--append-eod"),
     "gpt2": ("gpt2", "--append-eod"),
 }
-"""Family -> its tokenizer, and how its dataset keeps documents."""
+"""Family -> its tokenizer, and the options of its dataset."""
 
 
 def dataset_prefix(family: str) -> str:
     """The dataset of a family, as tools/preprocess_data.py names it."""
-    return f"{family}_text_{'sentence' if DATASETS[family][1] == '--split-sentences' else 'document'}"
+    return f"{family}_text_{'sentence' if '--split-sentences' in DATASETS[family] else 'document'}"
 
 
 def _stream(family: str, sample_format: str, data: Any = None, masks: Any = None) -> Sections:
@@ -44,13 +44,14 @@ def _stream(family: str, sample_format: str, data: Any = None, masks: Any = None
 
 
 _FAIRSEQ = {"special_tokens": "roberta", "count_rounding": "probabilistic"}
-_PACKED = {"packing": True, "max_sequences_per_row": 4, "seq_length": 64}
+_DENSE = {"separate_sentences": False}
+_PACKED = {**_DENSE, "packing": True, "max_sequences_per_row": 4, "seq_length": 64}
 STREAMS: dict[str, Sections] = {
     "bert": _stream("bert", "segment_pair"),
     "bert-whole-word": _stream("bert", "segment_pair", masks={"whole_word": True}),
     "bert-static": _stream("bert", "segment_pair", {"num_duplicates": 2}, {"masking": "static"}),
     "bert-sentence-pair": _stream("bert", "sentence_pair", masks={"special_tokens": "bert"}),
-    "roberta": _stream("roberta", "full_sentences", masks=_FAIRSEQ),
+    "roberta": _stream("roberta", "full_sentences", _DENSE, _FAIRSEQ),
     "roberta-packed": _stream("roberta", "full_sentences", _PACKED),
     "roberta-documents": _stream("roberta", "doc_sentences", _PACKED, _FAIRSEQ),
     "gpt1": _stream("gpt1", "blocks", {"max_sequences_per_row": 3}),

@@ -27,12 +27,12 @@ import deepspeed.runtime.zero.muon.muon_optimizer
 import megatron.core.tensor_parallel  # noqa: F401
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.pretrain import main as pretrain
-from ctxlm_ds.recipe.deepspeed import deepspeed_keys
+from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.run_builder import load_run_tokenizer, resolve
 from tests.dist.runner import run_ranks
@@ -71,9 +71,9 @@ def prepare_data(folder: Path) -> Path:
     for kind, size in TOKENIZERS.items():
         _tool(folder, "train_tokenizer.py", "--input", "corpus.jsonl", "--type", kind, "--vocab-size", str(size),
               "--output-dir", kind)  # fmt: skip
-    for family, (tokenizer, documents) in DATASETS.items():
+    for family, (tokenizer, *options) in DATASETS.items():
         _tool(folder, "preprocess_data.py", "--input", "corpus.jsonl", "--tokenizer", tokenizer, "--output-prefix",
-              family, documents, "--workers", "1")  # fmt: skip
+              family, *options, "--workers", "1")  # fmt: skip
     return folder
 
 

@@ -114,7 +114,7 @@ def test_too_many_failures_end_the_run_with_the_way_on(bert_route: Prepared, tmp
         text = log.read_text()
         assert "2 due saves" in text and "checkpoint.max_failed_saves 1" in text and "Traceback" not in text
         good = checkpoints / folders(checkpoints)[-1]
-        assert f"The last good checkpoint is {good}; the same command goes on from it" in text
+        assert f"The last good checkpoint is {good}; the same command resumes from it" in text
         assert verify(good) and not any("partial" in name for name in folders(checkpoints))
         steps = [event["step"] for event in read_history(run_dir) if event["event"] == SAVE_FAILED]
         assert steps == [last_step(log) - 5, last_step(log)]

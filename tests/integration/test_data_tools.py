@@ -214,7 +214,7 @@ def test_kill_9_leaves_nothing_that_is_accepted(
     _wait(lambda: not any(_alive(pid) for pid in workers))
     done = _run("preprocess_data", "--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data",
                 "--split-sentences", "--workers", 1)  # fmt: skip
-    assert "which is gone" in done.stderr
+    assert "which has ended" in done.stderr
     assert IndexedDataset(tmp_path / "data_text_sentence").num_documents == 150
     assert not (tmp_path / "data_text_sentence.partial").exists()
 
@@ -266,10 +266,10 @@ def test_an_interrupted_run_keeps_its_progress_and_goes_on(
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    kept = f"interrupted; {tmp_path}/data_text_document.partial is kept: the same command goes on from there"
+    kept = f"interrupted; {tmp_path}/data_text_document.partial is kept: rerun the command to resume"
     assert errors.strip().splitlines()[-1] == kept
     done = _run("preprocess_data", *arguments, "--workers", 2)
-    assert "going on after" in done.stderr
+    assert "resuming after" in done.stderr
     assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
 
 

@@ -12,7 +12,7 @@ import pytest
 from ctxlm_ds.data.dataset.inspection import round_trip
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources.reading import InputShard
+from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, write_dataset

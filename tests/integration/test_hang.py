@@ -34,8 +34,8 @@ def test_a_stopped_rank_ends_the_job(bert_route: Prepared, tmp_path: Path) -> No
     done, evidence = misbehave(bert_route, tmp_path, "stop", 2, step_minutes=0.1)
     assert f"exitcode  : {EXIT_HANG}" in done.stderr and "exitcode  : -9" in done.stderr
     joined = (evidence / "stacks.txt").read_text()
-    assert joined.startswith("=== rank 1 could not tell where") and "state T (stopped)" in joined
-    assert "=== rank 0 stands here (waiting for other ranks)" in joined and "train_step" in joined
+    assert joined.startswith("=== rank 1 could not write a stack of Python") and "state T (stopped)" in joined
+    assert "=== rank 0 is here (waiting for other ranks)" in joined and "train_step" in joined
     first = read_failures(evidence)[0]
     assert (first.rank, first.error, first.exit_status) == (0, "Hang", EXIT_HANG)
     assert f"training, after step {STEP}" in first.message and "look at rank 1 first" in first.message
@@ -62,7 +62,7 @@ def test_a_failing_rank_is_told_from_the_one_that_lost_it(kind: str, bert_route:
 def test_a_hanging_rank_of_three_is_named_first(how: str, place: str, bert_route: Prepared, tmp_path: Path) -> None:
     _, evidence = misbehave(bert_route, tmp_path, how, 3, step_minutes=0.1)
     joined = (evidence / "stacks.txt").read_text()
-    assert joined.startswith("=== rank 1 stands here") and place in joined.partition("=== ranks 0, 2 stand here")[0]
+    assert joined.startswith("=== rank 1 is here") and place in joined.partition("=== ranks 0, 2 are here")[0]
 
 
 @pytest.mark.soak

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint import layout_free
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint import reader as reader_module
 from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.recipe.schema import RunConfig
@@ -21,7 +21,7 @@ from tests.rank_files import (
     Layout,
     Values,
     checkpoint_of,
-    plan_pieces,
+    plan_chunks,
     random_states,
     splits_of,
     write_as_ranks,
@@ -54,7 +54,7 @@ def plain(config: RunConfig, values: Values, tokenizer: Path, tmp_path_factory: 
 
 @pytest.fixture(scope="module")
 def many(config: RunConfig, values: Values, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of 256 ranks: tp 8 x dp 32 under ZeRO-3, every parameter in up to 256 pieces."""
+    """One of 256 ranks: tp 8 x dp 32 under ZeRO-3, every parameter in up to 256 chunks."""
     run = write_as_ranks(tmp_path_factory.mktemp("many") / "run", config, values, MANY, tokenizer)
     assert len(list(checkpoint_of(run).glob("weights-*.safetensors"))) == 256
     return run
@@ -85,8 +85,8 @@ def test_each_rank_of_any_layout_reads_its_part(
     shapes = {name: tuple(kinds["weight"].shape) for name, kinds in values.items()}
     for run in (plain, many):
         reader = CheckpointReader(checkpoint_of(run))
-        for _, pieces in plan_pieces(shapes, splits_of(config), layout):
-            for name, shard, start, length in pieces:
+        for _, chunks in plan_chunks(shapes, splits_of(config), layout):
+            for name, shard, start, length in chunks:
                 for kind in KINDS:
                     expected = shard.extract(values[name][kind])[start : start + length]
                     assert torch.equal(reader.read(name, kind, start, length, shard), expected)
@@ -134,7 +134,7 @@ class Watch:
 
 
 def test_memory_and_handles_stay_bounded(many: Path, values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of hundreds of files 64 are open; no read is larger than one rank's piece of one parameter."""
+    """Of hundreds of files 64 are open; no read is larger than one rank's chunk of one parameter."""
     watch = Watch(monkeypatch)
     reader = CheckpointReader(checkpoint_of(many))
     for name in reader.names():
@@ -143,5 +143,5 @@ def test_memory_and_handles_stay_bounded(many: Path, values: Values, monkeypatch
     reader.close()
     largest = max(kinds["weight"].numel() for kinds in values.values())
     assert watch.largest_read <= -(-largest // 8)
-    assert 1 < watch.most_open <= layout_free.OPEN_FILES
+    assert 1 < watch.most_open <= reader_module.OPEN_FILES
     assert watch.open == 0

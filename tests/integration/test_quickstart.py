@@ -11,9 +11,9 @@ import pytest
 
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.quickstart import heldout_sentences, split_corpus, unigram_loss
 from tests.integration.route import ROOT, call
 from tests.text import write_corpus
+from tools.pretrain_default import heldout_sentences, split_corpus, unigram_loss
 
 TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
         "model.vocab_size=null", "training.max_steps=6", "evaluation.interval_steps=3", "evaluation.max_rows=32",

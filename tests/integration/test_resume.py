@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.process.run_history import START, read_history
 from tests.integration.conftest import Prepared
 from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
 
@@ -119,8 +120,20 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tm
     assert sorted(metrics(tmp_path / "run")) == list(range(1, STEPS + 1))
 
 
-def test_a_changed_recipe_is_refused_with_the_difference(bert_route: Prepared, tmp_path: Path) -> None:
+def test_changed_settings_are_reported_or_refused(bert_route: Prepared, tmp_path: Path) -> None:
+    """A changed curve is logged and recorded, and the recipe of before is kept; another seed is refused."""
     call(*words(bert_route, tmp_path, "python", 1, 1, "training.max_steps=6"))
+    first_recipe = (tmp_path / "run" / "config.yaml").read_text()
+    changed = ("training.max_steps=8", "optimizer.weight_decay=0.2", "training.global_batch_size=4")
+    done = call(*words(bert_route, tmp_path, "python", 1, 1, *changed, "training.micro_batch_size=4"))
+    assert "this resume changes the training" in done.stderr and "resuming exactly" not in done.stderr
+    assert "optimizer.weight_decay 0.01 -> 0.2" in done.stderr
+    assert (tmp_path / "run" / "config-until-step-00000006.yaml").read_text() == first_recipe
+    events = [event for event in read_history(tmp_path / "run") if event["event"] == START]
+    assert "changed_settings" not in events[0]
+    assert set(events[1]["changed_settings"]) >= {
+        "training.max_steps 6 -> 8", "training.global_batch_size 8 -> 4", "optimizer.weight_decay 0.01 -> 0.2",
+    }  # fmt: skip
     done = call(*words(bert_route, tmp_path, "python", 1, 1, "training.seed=99"), check=False)
     assert done.returncode == 2
     assert "training.seed" in done.stderr and "99" in done.stderr and "initialize_from" in done.stderr

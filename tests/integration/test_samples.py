@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.doc_sentences import DocSentences
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.formats.segment_pair import SegmentPair
-from ctxlm_ds.data.index.build import build_rows
-from ctxlm_ds.data.index.excerpt import FEWEST_DOCUMENTS
-from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.index.reader import SampleReader
+from ctxlm_ds.data.formats.base import SequenceTemplate
+from ctxlm_ds.data.formats.pairs import SegmentPair
+from ctxlm_ds.data.formats.sentences import DocSentences
+from ctxlm_ds.data.index.build import FEWEST_DOCUMENTS, build_rows
+from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
@@ -110,8 +108,8 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
 def test_append_eod_changes_nothing(roberta: Route, sample_format: str) -> None:
     config = run_config(data={"sample_format": sample_format}, objective={"name": "masked_lm"})
     plain, ended = roberta.rows(config)[0].indexes[0], roberta.rows(config, roberta.ended)[0].indexes[0]
-    assert plain.num_samples == ended.num_samples
-    for number in range(plain.num_samples):
+    assert len(plain.records) == len(ended.records)
+    for number in range(len(plain.records)):
         assert np.array_equal(plain.sample(number).input_ids, ended.sample(number).input_ids)
 
 
@@ -120,7 +118,7 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     index = roberta.rows(config, roberta.documents)[0].indexes[0]
     lengths = index.records["num_tokens"]
     assert (lengths[:-1] >= 63).all()  # 63 where a separator would have been the last token
-    ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(index.num_samples)])
+    ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(len(index.records))])
     text = roberta.tokenizer.decode(ids)
     first = json.loads((roberta.folder / "text" / "train.jsonl").read_text().splitlines()[0])["text"]
     assert text.startswith(first[:200])
@@ -239,6 +237,6 @@ def test_inspect_dataset_shows_the_objective(bert: Route, tmp_path: Path) -> Non
     assert "[MASK→" in done.stdout and "\x1b[" not in done.stdout
     # How many there are, the text of this Python's library decides.
     is_excerpt = IndexedDataset(bert.sentences).num_documents > FEWEST_DOCUMENTS
-    assert ("documents alone" in done.stdout) == is_excerpt and not folder.exists()
+    assert ("rows of only the first" in done.stdout) == is_excerpt and not folder.exists()
     missing = tool("inspect_dataset.py", bert.sentences, "--objective", check=False)
     assert missing.returncode == 2 and "--config" in missing.stderr

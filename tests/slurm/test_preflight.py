@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.cluster.commands import excluded_nodes
+from ctxlm_ds.cluster.slurm_commands import excluded_nodes
 from ctxlm_ds.process.run_history import REQUEUE, START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs
@@ -90,7 +90,7 @@ def test_a_job_ends_where_no_other_nodes_are_left(runs: Runs, full_disk_of_n2: P
     job = runs.submit(tmp_path, nodes=3, environment=environment, training=SHORT)
     assert job.end() == "FAILED"
     assert runs.cluster.job(job.id)["ExitCode"] == "2:0"
-    assert "without n2 partition main has 2 nodes where the job needs 3" in job.text()
+    assert "without n2 partition main has 2 nodes, the job needs 3" in job.text()
     assert job.events(START) == []
 
 
@@ -109,7 +109,7 @@ def test_a_faulty_gpu_and_a_wrong_clock_are_left_out(runs: Runs, tmp_path: Path)
     job = runs.submit(tmp_path, nodes=3, environment=environment, training=SHORT)
     job.assert_finished()
     assert "n2 is bad: GPU 1: 3 uncorrected ECC errors, 0 are allowed" in job.text(), job.text()
-    assert "going on with 1 of 3 nodes, without n2, n3" in job.text()
+    assert "continuing with 1 of 3 nodes, without n2, n3" in job.text()
     report = report_of(job)
     assert "from the nodes' median (2 s allowed)" in report["bad"]["n3"]
     assert report["clock_s"]["n3"] == pytest.approx(30.0, abs=1.0)
@@ -121,7 +121,7 @@ def test_a_slow_node_is_left_out_at_once(runs: Runs, slow_link_of_n3: None, tmp_
     environment = {**PREFLIGHT, "CTXLM_PREFLIGHT_MIN_NODES": "2"}
     job = runs.submit(tmp_path, nodes=3, environment=environment, training=SHORT)
     job.assert_finished()
-    assert "going on with 2 of 3 nodes, without n3" in job.text(), job.text()
+    assert "continuing with 2 of 3 nodes, without n3" in job.text(), job.text()
     assert job.restarts() == 0
     assert [event["world_size"] for event in job.events(START)] == [2]
     report = report_of(job)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.completed import is_completed
-from ctxlm_ds.process.run_history import END, START, read_history
+from ctxlm_ds.process.run_history import END, START, is_completed, read_history
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.soak, pytest.mark.timeout(900)]

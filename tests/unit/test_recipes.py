@@ -191,7 +191,7 @@ def test_phase_2_has_the_model_of_phase_1() -> None:
 def test_base_with_lamb_is_trained_like_large() -> None:
     for phase in ("phase1", "phase2"):
         base, large = load_config(f"bert-base-lamb-{phase}"), load_config(f"bert-large-lamb-{phase}")
-        assert base.model == load_config("bert-base").model
+        assert base.model == load_config("bert-base").model.model_copy(update={"initializer": "normal"})
         assert (base.optimizer, base.schedule, base.data, base.objective) == (
             large.optimizer, large.schedule, large.data, large.objective
         )  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 def test_a_run_without_bad_batches_says_so(run_dir: Path) -> None:
     assert call(run_dir) == (0, f"no bad batch is on record in {run_dir}\n", "")
     status, out, error = call(run_dir, "--step", 3)
-    assert (status, out) == (2, "") and "no bad batch of step 3; none of any other step is on record either" in error
+    assert (status, out) == (2, "") and "no bad batch of step 3; no other step has one either" in error
 
 
 def test_bad_batches_are_listed_and_named(run_dir: Path) -> None:
@@ -50,7 +50,7 @@ def test_bad_batches_are_listed_and_named(run_dir: Path) -> None:
         skip(run_dir, step)
     status, out, error = call(run_dir)
     assert (status, error) == (0, "") and out.splitlines()[0] == "skip step 4, rows 32 to 39: too high"
-    assert "no bad batch of step 3; those on record are of step 4, 9\n" in call(run_dir, "--step", 3)[2]
+    assert "no bad batch of step 3; recorded steps: 4, 9\n" in call(run_dir, "--step", 3)[2]
 
 
 def test_options_that_would_be_ignored_are_refused(run_dir: Path) -> None:

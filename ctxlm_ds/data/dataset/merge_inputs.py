@@ -1,7 +1,6 @@
-"""Which datasets are to be joined, whether they belong together, and what the JSON of the whole says.
+"""Find the datasets to be joined, check that they belong together, and make the JSON of the joined dataset.
 
-In: prefixes and folders as given on the command line. Out: Parts, opened and compared. A part takes about a kilobyte of
-memory (no file stays open). Not here: the joining (merge.py).
+A part takes about a kilobyte of memory (no file stays open).
 """
 
 from __future__ import annotations
@@ -29,19 +28,20 @@ logger = logging.getLogger("ctxlm_ds")
 
 _SHARD = re.compile(r"_shard(\d+)-of-(\d+)")
 _SAME = (
-    "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "keep_newlines",
-    "append_eod",
+    "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "sentence_splitter",
+    "keep_newlines", "append_eod", "split_special_tokens",
 )  # fmt: skip
-"""Settings that the parts of one dataset have in common; they decide what its tokens mean."""
+"""Settings that decide what the tokens mean; all parts of one dataset have the same."""
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
 _OF_A_SHARD_SET = ("sources", "source_signature", "input_format", "json_keys", "json_key", "build_version")
-"""What shards of one set have in common in addition: what was read, and how."""
+"""Settings that shards of one set have in common in addition: what was read, and how."""
 _OF_A_PART = (
     "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "cleaning",
     "sha256",
 )  # fmt: skip
-_ANEW = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
+_REPLACED = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
 _MOST_SHOWN = 10
+_WEIGHT = "(to see a source more often give it a weight in data.train)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class MergeInput:
 
 
 def find_parts(inputs: Sequence[str], output_prefix: str | Path) -> list[str]:
-    """Find the prefixes meant by the inputs, in their order.
+    """Return the prefixes that the inputs name, in their order.
 
-    An input is a prefix, or files of a dataset (as `wiki_shard*` names them), or a folder: every dataset in it, sorted
-    by name (Megatron's form), but for the output. Raises DataError for a folder without datasets or with a .bin or .idx
+    An input is a prefix, or files of a dataset (as `wiki_shard*` names them), or a folder: every dataset in it except
+    the output, sorted by name (Megatron's form). Raises DataError for a folder without datasets or with a .bin or .idx
     alone, and for a dataset that is named twice.
     """
     output = Path(output_prefix).resolve()
@@ -97,14 +97,11 @@ def find_parts(inputs: Sequence[str], output_prefix: str | Path) -> list[str]:
         else:
             pairs = [_without_extension(given)]
         for prefix, extension in pairs:
-            place = Path(prefix).resolve()
-            if place in found and ((place, extension) in named or (place, "") in named or not extension):
-                raise DataError(
-                    f"{prefix}: named twice; each part is joined once (to see a source more often give it a weight in "
-                    "data.train)"
-                )
-            named.add((place, extension))
-            found.setdefault(place, prefix)
+            path = Path(prefix).resolve()
+            if path in found and ((path, extension) in named or (path, "") in named or not extension):
+                raise DataError(f"{prefix}: named twice; each part is joined once {_WEIGHT}")
+            named.add((path, extension))
+            found.setdefault(path, prefix)
     if output in found:
         raise DataError(f"{output_prefix}: is one of the parts as well; choose another --output-prefix")
     return list(found.values())
@@ -133,11 +130,7 @@ def _folder_prefixes(folder: Path) -> list[str]:
 
 
 def open_parts(prefixes: Sequence[str]) -> list[MergeInput]:
-    """Open every part and compare each with the first.
-
-    Raises DataError if one is damaged, made with another tokenizer, dtype or settings, a shard of a set that is not
-    complete or not of one input, or named twice under two names.
-    """
+    """Open every part. Raises DataError if one is damaged or if they do not belong together."""
     parts: list[MergeInput] = []
     for prefix in prefixes:
         parts.append(MergeInput.of(prefix))
@@ -152,7 +145,7 @@ def _check_fits(first: MergeInput, other: MergeInput) -> None:
         without, with_json = (other, first) if first.metadata else (first, other)
         raise DataError(
             f"{without.prefix}: has no JSON (a dataset of Megatron) to compare with that of {with_json.prefix}; "
-            "whether their tokenizers are the same cannot be known: name both in data.train instead"
+            "whether their tokenizers are the same is not known: name both in data.train instead"
         )
     if first.dtype != other.dtype:
         raise DataError(
@@ -176,10 +169,10 @@ def _check_shards(parts: Sequence[MergeInput]) -> None:
     """Require all shards of a dataset made with --shard, of one input: the joined one must neither lack nor repeat."""
     sets: dict[tuple[str, int], list[tuple[int, MergeInput]]] = {}
     for part in parts:
-        whole, number, count = _shard_of(part)
+        name, number, count = _shard_of(part)
         if count > 1:
-            sets.setdefault((whole, count), []).append((number, part))
-    for (whole, count), members in sets.items():
+            sets.setdefault((name, count), []).append((number, part))
+    for (name, count), members in sets.items():
         numbers = [number for number, _ in members]
         # Twice as many may be the shards of two corpora of one name, from two folders.
         times = len(numbers) // count
@@ -188,16 +181,16 @@ def _check_shards(parts: Sequence[MergeInput]) -> None:
             missing = list(islice(absent, _MOST_SHOWN + 1))  # a damaged JSON may name any count
             shown = ", ".join(missing[:_MOST_SHOWN]) + (" …" if len(missing) > _MOST_SHOWN else "")
             raise DataError(
-                f"{whole}: {len(numbers)} of its {count} shards are named, missing {shown or 'none, one is double'}; "
+                f"{name}: {len(numbers)} of its {count} shards are named, missing {shown or 'none, one is double'}; "
                 "make them with tools/preprocess_data.py --shard, or name all"
             )
         _check_one_input(members, count)
         if numbers != list(range(count)) * times:
-            logger.warning("%s: shards are joined in the order given, which is not theirs", whole)
+            logger.warning("%s: shards are joined in the order given, which is not theirs", name)
 
 
 def _shard_of(part: MergeInput) -> tuple[str, int, int]:
-    """Find the set that a part is a shard of, its number and their count: by its name, else by its JSON."""
+    """Return the set that a part is a shard of, its number and their count: by its name, else by its JSON."""
     name = Path(part.prefix).name
     match = _SHARD.search(name)
     if match is not None:
@@ -216,39 +209,40 @@ def _check_one_input(members: Sequence[tuple[int, MergeInput]], count: int) -> N
         return
     (number, first), (other_number, other) = (group[0] for group in list(made_of.values())[:2])
     key = next(key for key in _OF_A_SHARD_SET if first.metadata.get(key) != other.metadata.get(key))
-    what = f"with {key} {_short(other.metadata.get(key))}, that with {_short(first.metadata.get(key))}"
+    reason = f"with {key} {_short(other.metadata.get(key))}, that with {_short(first.metadata.get(key))}"
+    if key == "source_signature":
+        reason = "of files that had changed since"
     raise DataError(
-        f"{other.prefix}: shard {other_number} does not belong to shard {number}, {first.prefix}: it was made "
-        f"{'of files that had changed since' if key == 'source_signature' else what}; make all shards again with the "
-        "same tools/preprocess_data.py --input, in the same order, of files that no longer change (--overwrite "
-        "replaces those that are there)"
+        f"{other.prefix}: shard {other_number} does not belong to shard {number}, {first.prefix}: it was made {reason}"
+        "; make all shards again (--overwrite) with the same tools/preprocess_data.py --input, in the same order"
     )
 
 
 def _check_doubles(parts: Sequence[MergeInput]) -> None:
     """Refuse to join tokens twice: a dataset and its copy, or parts and what was joined from them."""
-    seen: dict[tuple[str, str], tuple[MergeInput, dict[str, Any]]] = {}
+    seen: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
     for part in parts:
-        for digests, record in _held(part).items():
-            if digests in seen and not _are_different_shards(seen[digests][1], record):
-                raise DataError(_double(seen[digests][0], part))
-            seen.setdefault(digests, (part, record))
+        for digests, record in _contents(part):
+            prefix, other = seen.setdefault(digests, (part.prefix, record))
+            if prefix != part.prefix and not _are_different_shards(other, record):
+                raise DataError(
+                    f"{part.prefix}: holds tokens that {prefix} holds too: one is a copy of the other or was joined "
+                    f"from it, or both were joined from one dataset; name only one of them {_WEIGHT}"
+                )
 
 
-def _held(part: MergeInput) -> dict[tuple[str, str], dict[str, Any]]:
-    """List the part, and those that it was joined from, by the sha256 of .bin and .idx; none without tokens."""
-    held: dict[tuple[str, str], dict[str, Any]] = {}
+def _contents(part: MergeInput) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    """Yield the sha256 of .bin and .idx of the part, and of those that it was joined from; none without tokens."""
     if part.bin_digests and part.num_tokens:
-        held[part.bin_digests[0][1], part.idx_digest] = part.metadata
+        yield (part.bin_digests[0][1], part.idx_digest), part.metadata
     for record in part.metadata.get("parts") or []:
         sha256 = record.get("sha256")
         if record.get("tokens") and isinstance(sha256, dict) and {"bin", "idx"} <= sha256.keys():
-            held[str(sha256["bin"]), str(sha256["idx"])] = record
-    return held
+            yield (str(sha256["bin"]), str(sha256["idx"])), record
 
 
 def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Tell shards of one input, which never overlap, whatever they hold: the input itself holds this text twice."""
+    """Return True for two shards of one input, which never overlap: the input itself holds this text twice."""
     shard, other_shard = one.get("shard"), other.get("shard")
     return (
         one.get("source_signature") is not None
@@ -260,22 +254,8 @@ def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-def _double(first: MergeInput, second: MergeInput) -> str:
-    for whole, part in ((first, second), (second, first)):
-        own = (part.bin_digests[0][1], part.idx_digest) if part.bin_digests else None
-        if whole.metadata.get("parts") and own in _held(whole) and not part.metadata.get("parts"):
-            return (
-                f"{whole.prefix}: was joined from {part.prefix}, which is named as well, and would be in the result "
-                "twice; name the parts or what was joined from them (move it out of the folder), not both"
-            )
-    return (
-        f"{second.prefix}: holds the same tokens as {first.prefix}, or both were joined from one dataset; name only "
-        "one of them (to see a source more often give it a weight in data.train)"
-    )
-
-
 def build_key(parts: Sequence[MergeInput]) -> str:
-    """Compute what decides a joined dataset, as a sha256 (hex): the checksums of its parts, in order."""
+    """Return a sha256 (hex) of what decides a joined dataset: the checksums of its parts, in order."""
     decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1])] for part in parts]
     return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
 
@@ -283,16 +263,16 @@ def build_key(parts: Sequence[MergeInput]) -> str:
 def merged_metadata(
     parts: Sequence[MergeInput], counts: dict[str, Any], digests: dict[str, str]
 ) -> dict[str, Any] | None:
-    """Make the JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts.
+    """Return the JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts.
 
-    Returns None for datasets of Megatron, which have none.
+    Datasets of Megatron have none: None.
     """
     if not parts[0].metadata:
         return None
     shared: dict[str, Any] = {}
     for key in parts[0].metadata:
         values = [part.metadata.get(key) for part in parts]
-        if key in _ANEW:
+        if key in _REPLACED:
             continue
         if key in _SUMMED:
             shared[key] = sum(value or 0 for value in values)
@@ -318,14 +298,14 @@ def merged_metadata(
 
 
 def _is_counts(value: object) -> bool:
-    """Recognise an object of numbers, such as bad records by reason."""
+    """Return True for an object of numbers, such as bad records by reason."""
     return isinstance(value, dict) and all(type(count) is int for count in value.values())
 
 
 def _records(part: MergeInput, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
-    """Describe a part in the JSON of the whole; a part that was joined itself by its own parts.
+    """Yield the record of a part in the joined JSON; the records of its parts if it was joined itself.
 
-    Its cleaning is left out if it is that of the whole: thousands of shards share one.
+    Its cleaning is left out if it is that of all parts: thousands of shards share one.
     """
     if part.metadata.get("parts"):
         yield from part.metadata["parts"]

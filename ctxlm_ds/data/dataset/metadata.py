@@ -1,12 +1,7 @@
-"""The JSON beside a dataset: what made it, and the checksums of what was made. Read, and every field's type checked.
-
-In: a prefix, and what its .bin and .idx hold. Out: the JSON's object, None where there is none (Megatron's datasets).
-Not here: writing it (writer.py).
-"""
+"""Read the JSON of a dataset, which says what made it and holds checksums, and check the type of every field."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from ctxlm_ds.data.dataset.checksums import check_digest, file_digest, manifest_path, read_manifest
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.untrusted_json import read_json_object
 
 METADATA_FORMAT = "ctxlm_ds-dataset"
 METADATA_VERSION = 1
@@ -22,7 +18,7 @@ _MAX_BYTES = 1 << 28
 
 
 class _Fields(BaseModel):
-    """The types of the fields that this project writes; any may be absent, others pass."""
+    """Types of the fields that this project writes; any may be absent, other fields pass."""
 
     model_config = ConfigDict(strict=True)
 
@@ -41,9 +37,11 @@ class _Fields(BaseModel):
     input_bytes: NonNegativeInt | None = None
     characters: NonNegativeInt | None = None
     build_version: NonNegativeInt | None = None
+    sentence_splitter: NonNegativeInt | None = None
     split_sentences: bool | None = None
     keep_newlines: bool | None = None
     append_eod: bool | None = None
+    split_special_tokens: bool | None = None
     inputs: list[str] | None = None
     sources: list[str] | None = None
     json_keys: list[str] | None = None
@@ -55,25 +53,25 @@ class _Fields(BaseModel):
 
 
 def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str, Any] | None:
-    """The object in `PREFIX.json`; `present` is what its counts must be.
+    """Return the object in `PREFIX.json`; None if there is none (Megatron's datasets).
 
-    Raises DataError where the file is damaged, of another program or version, or belongs to other files; also where
-    `PREFIX.sha256` lists another content for it.
+    `present` is what its counts must be. Raises DataError if the file is damaged, of another program or version,
+    belongs to other files, or if it and `PREFIX.sha256` record different checksums.
     """
-    path = Path(f"{prefix}.json")
-    manifest = read_manifest(prefix)
+    path, manifest = Path(f"{prefix}.json"), read_manifest(prefix)
     if not path.is_file():
         if manifest is not None and "json" in manifest:
             raise DataError(f"{path}: no such file, but {manifest_path(prefix)} lists it; copy it again")
         return None
-    if path.stat().st_size > _MAX_BYTES:
-        raise DataError(f"{path}: {path.stat().st_size:,} bytes do not describe a dataset; move it away or restore it")
-    if manifest is not None and "json" in manifest:
-        # A flipped bit in a number of the JSON is still JSON: only its checksum tells.
-        where = manifest_path(prefix)
-        remedy = f"restore it (changed on purpose: remove {where.name}, then tools/inspect_dataset.py --write-manifest)"
-        check_digest(path, file_digest(path), manifest["json"], where, remedy)
-    metadata = _parse(path)
+    if manifest is not None:
+        _check_json(path, manifest_path(prefix), manifest)
+    metadata = read_json_object(path, DataError, _MAX_BYTES)
+    if manifest is not None:
+        _check_recorded(path, manifest_path(prefix), manifest, metadata.get("sha256"))
+    if metadata.get("format") != METADATA_FORMAT:
+        raise DataError(f"{path}: does not describe a dataset of this project; move it away or restore it")
+    if metadata.get("version") != METADATA_VERSION:
+        raise DataError(f"{path}: version {metadata.get('version')}, only {METADATA_VERSION} is known here")
     _check_types(path, metadata)
     for key, value in present.items():
         if metadata.get(key) != value:
@@ -84,16 +82,22 @@ def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str
     return metadata
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        metadata = json.loads(path.read_bytes().decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error}); restore it") from error
-    if not isinstance(metadata, dict) or metadata.get("format") != METADATA_FORMAT:
-        raise DataError(f"{path}: does not describe a dataset of this project; move it away or restore it")
-    if metadata.get("version") != METADATA_VERSION:
-        raise DataError(f"{path}: version {metadata.get('version')}, only {METADATA_VERSION} is known here")
-    return metadata
+def _restore(manifest: Path) -> str:
+    return f"restore it (changed on purpose: remove {manifest.name}, then tools/inspect_dataset.py --write-manifest)"
+
+
+def _check_json(path: Path, manifest: Path, digests: Mapping[str, str]) -> None:
+    """Compare the JSON with its checksum: a flipped bit in one of its numbers is still JSON."""
+    if "json" not in digests:
+        raise DataError(f"{manifest}: does not list {path.name}; the file is cut short, {_restore(manifest)}")
+    check_digest(path, file_digest(path), digests["json"], manifest, _restore(manifest))
+
+
+def _check_recorded(path: Path, manifest: Path, digests: Mapping[str, str], recorded: object) -> None:
+    """Compare the manifest's checksums of .bin and .idx with those in the JSON."""
+    for extension in ("bin", "idx"):
+        if isinstance(recorded, dict) and recorded.get(extension, digests[extension]) != digests[extension]:
+            raise DataError(f"{manifest}: its sha256 of .{extension} is not the one in {path.name}; restore it")
 
 
 def _check_types(path: Path, metadata: dict[str, Any]) -> None:

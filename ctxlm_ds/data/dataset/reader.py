@@ -1,8 +1,7 @@
-"""Megatron's indexed dataset, `.bin` and `.idx`: an exact, memory-mapped reader.
+"""Read Megatron's indexed dataset, `.bin` and `.idx`, memory-mapped.
 
-`.bin` is all tokens, one after another; `.idx` says where sequences and documents begin (index_file.py; the old TNTIDX
-form is read as well). Everything is checked before anything is taken: a damaged or foreign file raises DataError.
-Not here: writing (writer.py), joining (merge.py), the slow checks of `--verify` (inspection.py).
+`.bin` is all tokens, one after another; `.idx` says where sequences and documents begin (index_file.py). Everything is
+checked before anything is taken: a damaged or foreign file raises DataError. The slow checks are in inspection.py.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _DECIDING = ("sha256", "tokenizer_fingerprint", "split_sentences", "append_eod",
 
 
 def dataset_file(prefix: str | Path, extension: str) -> Path:
-    """`PREFIX.bin`, `PREFIX.idx` or `PREFIX.json`."""
+    """Return `PREFIX.bin`, `PREFIX.idx` or `PREFIX.json`."""
     return Path(f"{prefix}.{extension}")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Megatron's choice: uint16 below 65,500 tokens, else int32."""
+    """Return Megatron's choice: uint16 below 65,500 tokens, else int32."""
     return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningProof:
-    """What opening a dataset has found, for another process that opens the same files."""
+    """Results of opening a dataset, for another process that opens the same files."""
 
     files: tuple[tuple[int, int, int], ...]
     """Size, time of change (ns) and inode of .idx and .bin."""
@@ -51,9 +50,9 @@ class IndexedDataset:
     """One dataset, opened by its prefix (the path without .bin/.idx). Safe to open in several processes."""
 
     def __init__(self, prefix: str | Path, proof: OpeningProof | None = None) -> None:
-        """Raises DataError where a file is missing, cut, of another format, or the two do not belong together.
+        """Open the files and check them; unchanged files with a `proof` (from a pickled dataset) are not checked again.
 
-        `proof` (a pickled dataset brings its own) saves reading the index again where the files are still the same.
+        Raises DataError if a file is missing, cut short, of another format, or if they do not belong together.
         """
         self.prefix = str(prefix)
         idx_path, bin_path = dataset_file(prefix, "idx"), dataset_file(prefix, "bin")
@@ -63,7 +62,7 @@ class IndexedDataset:
         files = (_file_state(idx_path), _file_state(bin_path))
         self._bin_bytes = files[1][0]
         self.arrays = read_index(idx_path)
-        """What the .idx says, as views of the file."""
+        """Contents of the .idx, as views of the file."""
         self.dtype = self.arrays.dtype
         self.num_sequences, self.num_documents = self.arrays.num_sequences, self.arrays.num_documents
         if proof is None or proof.files != files:
@@ -76,12 +75,12 @@ class IndexedDataset:
             }
             proof = OpeningProof(files, num_tokens, read_metadata(prefix, present))
         self.proof = proof
-        """What opening has found, for opening it again."""
+        """Results of opening, for opening it again."""
         self.num_tokens = proof.num_tokens
         self.metadata = proof.metadata
-        """The JSON beside the files; None for a dataset of Megatron."""
+        """Contents of `PREFIX.json`; None for a dataset of Megatron."""
         self.tokens: NDArray[Any] = np.empty(0, self.dtype)
-        """Flat tokens of the whole dataset, memory-mapped."""
+        """All tokens, flat, memory-mapped."""
         if self._bin_bytes:
             self.tokens = np.memmap(bin_path, dtype=self.dtype, mode="r")
 
@@ -89,26 +88,13 @@ class IndexedDataset:
         return IndexedDataset, (self.prefix, self.proof)
 
     @cached_property
-    def sequence_lengths(self) -> NDArray[np.int32]:
-        """[N], tokens of each sequence, an aligned copy made at first use."""
-        return np.array(self.arrays.lengths, dtype=np.int32)
-
-    @cached_property
     def document_indices(self) -> NDArray[np.int64]:
         """[documents + 1], document i is sequences [i] to [i + 1]; an aligned copy made at first use."""
         return np.array(self.arrays.documents, dtype=np.int64)
 
     @cached_property
-    def sequence_starts(self) -> NDArray[np.int64]:
-        """[N + 1], offset in `tokens` of each sequence and the end; made at first use."""
-        starts = np.empty(self.num_sequences + 1, dtype=np.int64)
-        np.floor_divide(self.arrays.offsets, self.arrays.token_offset, out=starts[:-1])
-        starts[-1] = self.num_tokens
-        return starts
-
-    @cached_property
     def index_digest(self) -> str:
-        """sha256 (hex) of the .idx. Raises DataError where it is not the one recorded when the dataset was made."""
+        """Return the sha256 (hex) of the .idx. Raises DataError if a recorded one differs."""
         digest = hashlib.sha256(self.arrays.file.data).hexdigest()
         path = dataset_file(self.prefix, "idx")
         for where, recorded in self.recorded_digests():
@@ -117,7 +103,7 @@ class IndexedDataset:
         return digest
 
     def recorded_digests(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Files that hold checksums of this dataset, each with its checksums by extension."""
+        """Yield the files that hold checksums of this dataset, each with its checksums by extension."""
         if self.metadata is not None:
             yield dataset_file(self.prefix, "json"), self.metadata.get("sha256") or {}
         manifest = read_manifest(self.prefix)
@@ -126,9 +112,9 @@ class IndexedDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of the .idx, the size of .bin and, where a JSON stands beside them, its checksums and settings.
+        """Return the sha256 (hex) of the .idx, the size of .bin, and the checksums and settings in the JSON, if any.
 
-        Raises DataError where the .idx was changed after it was made, as far as its checksum is recorded.
+        Raises DataError if the .idx is not the one whose checksum is recorded.
         """
         digest = hashlib.sha256(f"{METADATA_FORMAT} {self._bin_bytes} {self.index_digest}".encode())
         if self.metadata is not None:
@@ -140,17 +126,17 @@ class IndexedDataset:
         return self.num_sequences
 
     def sequence(self, index: int) -> NDArray[Any]:
-        """[n], the tokens of one sequence (a view of the file)."""
+        """Return [n], the tokens of one sequence (a view of the file)."""
         start = int(self.arrays.offsets[index]) // self.arrays.token_offset
         return self.tokens[start : start + int(self.arrays.lengths[index])]
 
     def document(self, index: int) -> Iterator[NDArray[Any]]:
-        """The sequences of one document."""
+        """Yield the sequences of one document."""
         for sequence in range(int(self.arrays.documents[index]), int(self.arrays.documents[index + 1])):
             yield self.sequence(sequence)
 
     def document_sizes(self, first: int, after: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[after - first] sequences and [after - first] tokens of the documents from `first` on to before `after`."""
+        """Return [after - first] sequences and [after - first] tokens of documents `first` to `after` (exclusive)."""
         bounds = np.array(self.arrays.documents[first : after + 1], dtype=np.int64)
         starts = np.full(len(bounds), self.num_tokens, dtype=np.int64)
         inside = bounds < self.num_sequences
@@ -158,7 +144,7 @@ class IndexedDataset:
         return np.diff(bounds), np.diff(starts)
 
     def lengths(self, first: int, after: int) -> NDArray[np.int64]:
-        """[after - first], tokens of the sequences from `first` on to before `after`."""
+        """Return [after - first], tokens of sequences `first` to `after` (exclusive)."""
         return np.array(self.arrays.lengths[first:after], dtype=np.int64)
 
 
@@ -168,7 +154,7 @@ def _file_state(path: Path) -> tuple[int, int, int]:
 
 
 def _suggestion(prefix: Path) -> str:
-    """Names of datasets that the user may have meant."""
+    """Name the datasets that the user may have meant."""
     if prefix.suffix in (".bin", ".idx", ".json") and prefix.with_suffix(".idx").is_file():
         return f"; a dataset is named without its extension: {prefix.with_suffix('')}"
     try:
@@ -178,4 +164,4 @@ def _suggestion(prefix: Path) -> str:
     near = [name for name in names if name.startswith(prefix.name) or prefix.name.startswith(name)] or names
     if not near:
         return "; make it with tools/preprocess_data.py"
-    return f"; datasets there: {', '.join(near[:5])}"
+    return f"; datasets in that folder: {', '.join(near[:5])}"

@@ -1,9 +1,9 @@
-"""Write Megatron's `.bin`/`.idx`, the JSON and the checksums beside them, streaming and atomically.
+"""Write Megatron's `.bin`/`.idx`, their JSON and their checksums, streaming and atomically.
 
-Memory does not grow with the dataset: tokens, lengths and document ends go into three files of a folder aside, from
-which the .idx is made at the end. All is flushed before any file gets its name; the .idx, without which no reader (ours
-or Megatron's) opens a dataset, gets its name last, so that a dataset is there whole or not at all. A folder that
-outlives the writer (`folder`) is where an interrupted job goes on: at the state of its last `save`.
+Memory does not grow with the dataset: tokens, lengths and document ends go into three files of a separate folder, and
+the .idx is made from them at the end. Everything is flushed before any file gets its name. The .idx, without which no
+reader (ours or Megatron's) opens a dataset, gets its name last, so a dataset is complete or does not exist. An
+interrupted job resumes from such a folder at the state of its last `save`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ctxlm_ds.atomic import fsync_path, partial_path, publish, report_leftovers
-from ctxlm_ds.data.dataset.checksums import manifest_text
-from ctxlm_ds.data.dataset.index_file import DTYPES, HEADER, MAGIC, VERSION
+from ctxlm_ds.data.dataset.checksums import dataset_manifest
+from ctxlm_ds.data.dataset.index_file import DTYPES, index_blocks, write_blocks
 from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import dataset_file
 from ctxlm_ds.errors import DataError
 
 EXTENSIONS = ("bin", "json", "sha256", "errors.jsonl", "idx")
-"""In the order in which finished files get their names; `errors.jsonl` is there only where records were skipped."""
+"""In the order in which finished files get their names; `errors.jsonl` exists only if records were skipped."""
 _STREAMS = ("bin", "lengths", "documents")
 _COPY_ITEMS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
-    """What an unfinished dataset holds."""
+    """Contents of an unfinished dataset."""
 
     sequences: int
     documents: int
@@ -50,20 +50,22 @@ class DamagedPartsError(DataError):
     """The files of an unfinished dataset are not what was written."""
 
 
-def refuse_existing(prefix: str | Path, overwrite: bool) -> None:
-    """Raises DataError where a file of this dataset exists and may not be replaced."""
+def refuse_existing(prefix: str | Path, overwrite: bool, but: str = "") -> None:
+    """Raise DataError if a file of this dataset exists and may not be replaced; `but` is added to the message."""
     existing = [str(path) for path in (dataset_file(prefix, extension) for extension in EXTENSIONS) if path.exists()]
     if existing and not overwrite:
-        raise DataError(f"{', '.join(existing)} exist(s) already; choose another --output-prefix or pass --overwrite")
+        raise DataError(
+            f"{', '.join(existing)} exist(s) already{but}; choose another --output-prefix or pass --overwrite"
+        )
 
 
 def part_file(folder: Path, prefix: str | Path, extension: str) -> Path:
-    """An unfinished file; its name opens as no dataset."""
+    """Return the path of an unfinished file; its name opens as no dataset."""
     return folder / f"{Path(prefix).name}.{extension}.part"
 
 
 def publish_parts(prefix: str | Path, folder: Path) -> None:
-    """Give the prepared files of `folder` their names, replacing an older dataset; goes on where it was interrupted."""
+    """Give the prepared files of `folder` their names, replacing an older dataset; resumes if it was interrupted."""
     if part_file(folder, prefix, "bin").exists():
         for extension in reversed(EXTENSIONS):
             dataset_file(prefix, extension).unlink(missing_ok=True)
@@ -71,6 +73,31 @@ def publish_parts(prefix: str | Path, folder: Path) -> None:
         part = part_file(folder, prefix, extension)
         if part.exists():
             publish(part, dataset_file(prefix, extension))
+
+
+def write_descriptions(
+    folder: Path, prefix: str | Path, metadata: dict[str, Any] | None, digests: dict[str, str], errors: bytes
+) -> None:
+    """Write the unfinished JSON, manifest and error file, and flush them.
+
+    Args:
+        folder: folder of the unfinished files.
+        prefix: prefix of the dataset.
+        metadata: content of the JSON; None for a dataset without one.
+        digests: sha256 of .bin and .idx by extension.
+        errors: content of the error file; empty for none.
+    """
+    contents = {"errors.jsonl": errors}
+    if metadata is not None:
+        contents["json"] = (json.dumps(metadata, indent=2, ensure_ascii=False) + "\n").encode()
+        digests = digests | {"json": hashlib.sha256(contents["json"]).hexdigest()}
+    contents["sha256"] = dataset_manifest(prefix, digests).encode()
+    for extension, content in contents.items():
+        path = part_file(folder, prefix, extension)
+        path.unlink(missing_ok=True)
+        if content:
+            path.write_bytes(content)
+            fsync_path(path)
 
 
 class IndexedDatasetWriter:
@@ -84,20 +111,27 @@ class IndexedDatasetWriter:
         folder: Path | None = None,
         state: WriterState | None = None,
     ) -> None:
-        """Write in `folder`, which then is the caller's to remove, going on behind `state`.
+        """Open the files of an unfinished dataset.
 
-        Raises DataError where the dataset exists and `overwrite` is not set or `dtype` has no code, and
-        DamagedPartsError where the files of `folder` do not hold what `state` says.
+        Args:
+            prefix: path of the dataset without extension.
+            dtype: type of a token in .bin.
+            overwrite: True to replace an existing dataset.
+            folder: where to write; the caller removes it. By default a new folder that `close` removes.
+            state: contents of `folder` to continue behind.
+
+        Raises:
+            DataError: the dataset exists and `overwrite` is not set, or `dtype` has no code.
+            DamagedPartsError: the files of `folder` do not hold what `state` says.
         """
         refuse_existing(prefix, overwrite)
         self.prefix = str(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        codes = [code for code, known in DTYPES.items() if known == self.dtype]
-        if not codes or self.dtype.kind == "f":
+        if self.dtype not in DTYPES.values() or self.dtype.kind == "f":
             raise DataError(f"{self.prefix}: token ids cannot be stored as {self.dtype.name}")
-        self._code = codes[0]
         state = state or WriterState(0, 0, 0, {})
         self.num_sequences, self.num_documents, self.num_tokens = state.sequences, state.documents, state.tokens
+        self._num_ended = state.sequences
         self._limits = np.iinfo(self.dtype)
         self._digests = {name: hashlib.sha256() for name in _STREAMS}
         self._owns_folder = folder is None
@@ -107,9 +141,11 @@ class IndexedDatasetWriter:
             folder = partial_path(Path(prefix))
         folder.mkdir(exist_ok=True)
         self._folder = folder
-        self._open_files: list[IO[bytes]] = []
+        self._files: dict[str, IO[bytes]] = {}
         try:
-            _, self._lengths, self._documents = (self._open(name) for name in _STREAMS)
+            for name in _STREAMS:
+                path = self._part(name)
+                self._files[name] = open(path, "rb+" if path.exists() else "wb+")  # noqa: SIM115 (see close)
             self._cut_back(state)
         except BaseException:
             self.close()
@@ -118,19 +154,14 @@ class IndexedDatasetWriter:
     def _part(self, extension: str) -> Path:
         return part_file(self._folder, self.prefix, extension)
 
-    def _open(self, name: str) -> IO[bytes]:
-        path = self._part(name)
-        file = open(path, "rb+" if path.exists() else "wb+")  # noqa: SIM115 (closed in close)
-        self._open_files.append(file)
-        return file
-
     def _cut_back(self, state: WriterState) -> None:
-        """Take off what was written after the state, and hash what stays."""
+        """Remove what was written after the state, and hash what stays."""
         sizes = (state.tokens * self.dtype.itemsize, state.sequences * 4, state.documents * 8)
-        for file, size, (name, digest) in zip(self._open_files, sizes, self._digests.items(), strict=True):
+        for (name, file), size in zip(self._files.items(), sizes, strict=True):
+            digest = self._digests[name]
             present = os.fstat(file.fileno()).st_size
             if present < size:
-                raise DamagedPartsError(f"{file.name}: {present} bytes where {size} were written")
+                raise DamagedPartsError(f"{file.name}: {present} bytes, {size} were written")
             file.truncate(size)
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -139,16 +170,13 @@ class IndexedDatasetWriter:
             file.seek(size)
 
     def _write(self, name: str, data: bytes) -> None:
-        file = self._open_files[_STREAMS.index(name)]
-        file.write(data)
+        self._files[name].write(data)
         self._digests[name].update(data)
 
     def __enter__(self) -> IndexedDatasetWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add_sequence(self, ids: ArrayLike) -> None:
@@ -173,37 +201,49 @@ class IndexedDatasetWriter:
 
     def end_document(self) -> None:
         """Close the current document (one without sequences is allowed)."""
-        self._write("documents", np.int64(self.num_sequences).astype("<i8").tobytes())
-        self.num_documents += 1
+        self._end_documents(np.array([self.num_sequences]))
 
     def add_documents(
         self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], document_sizes: NDArray[Any]
     ) -> None:
-        """Append whole documents: tokens flat, [sequences] lengths, [documents] sequences of each."""
+        """Append documents: tokens flat, [sequences] lengths, [documents] sequences of each."""
         first = self.num_sequences
         self.add_sequences(tokens, lengths)
         ends = first + np.cumsum(document_sizes, dtype=np.int64)
         if self.num_sequences != (int(ends[-1]) if ends.size else first):
             raise DataError(f"{self.prefix}: {len(lengths)} sequences for documents of {int(ends[-1]) - first}")
+        self._end_documents(ends)
+
+    def _end_documents(self, ends: NDArray[Any]) -> None:
         self._write("documents", ends.astype("<i8").tobytes())
         self.num_documents += ends.size
+        self._num_ended = self.num_sequences
 
     def save(self) -> WriterState:
-        """Flush everything to the disk; where an interrupted job may go on."""
-        for file in self._open_files:
+        """Flush everything to the disk and return the state that an interrupted job resumes from."""
+        for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
         digests = {name: digest.hexdigest() for name, digest in self._digests.items()}
         return WriterState(self.num_sequences, self.num_documents, self.num_tokens, digests)
 
     def prepare(self, metadata: dict[str, Any], errors: str = "") -> dict[str, Any]:
-        """Complete and flush the files aside; the JSON as written: `metadata` and what the files hold.
+        """Complete and flush the unfinished files, and return the JSON: `metadata` and what the files hold.
 
-        `errors` is the content of `PREFIX.errors.jsonl`, which is not written where it is empty. Raises DataError where
-        lengths and documents do not add up to the tokens.
+        `errors` is the content of `PREFIX.errors.jsonl`, which is written unless it is empty. Raises DataError if a
+        sequence is in no document, or if the lengths do not add up to the tokens.
         """
+        if self._num_ended != self.num_sequences:
+            count = self.num_sequences - self._num_ended
+            raise DataError(f"{self.prefix}: {count} sequences are in no document (end_document)")
         self.save()
-        digests = {"bin": self._digests["bin"].hexdigest(), "idx": self._write_index()}
+        lengths = partial(self._stored, "lengths", "<i4", self.num_sequences)
+        stored = sum(int(block.sum(dtype=np.int64)) for block in lengths())
+        if stored != self.num_tokens:
+            raise DataError(f"{self.prefix}: lengths of {stored} tokens for {self.num_tokens} tokens; write it again")
+        ends = partial(self._stored, "documents", "<i8", self.num_documents)
+        index = index_blocks(self.dtype, self.num_sequences, self.num_documents, lengths, ends)
+        digests = {"bin": self._digests["bin"].hexdigest(), "idx": write_blocks(self._part("idx"), index)}
         complete = {
             "format": METADATA_FORMAT,
             "version": METADATA_VERSION,
@@ -214,75 +254,30 @@ class IndexedDatasetWriter:
             "dtype": self.dtype.name,
             "sha256": digests,
         }
-        text = json.dumps(complete, indent=2, ensure_ascii=False) + "\n"
-        digests_by_name = digests | {"json": hashlib.sha256(text.encode()).hexdigest()}
-        name = Path(self.prefix).name
-        manifest = manifest_text({f"{name}.{key}": digests_by_name[key] for key in sorted(digests_by_name)})
-        self._part("errors.jsonl").unlink(missing_ok=True)
-        for extension, content in (("json", text), ("sha256", manifest), ("errors.jsonl", errors)):
-            if content:
-                self._part(extension).write_text(content, encoding="utf-8")
-                fsync_path(self._part(extension))
+        write_descriptions(self._folder, self.prefix, complete, digests, errors.encode())
         return complete
 
-    def publish(self) -> None:
-        """Give the prepared files their names, replacing an older dataset."""
+    def finalize(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Complete the dataset, give its files their names, and return its JSON."""
+        complete = self.prepare(metadata)
         self._close_files()
         publish_parts(self.prefix, self._folder)
-        for name in _STREAMS:
-            self._part(name).unlink(missing_ok=True)
-
-    def finalize(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """`prepare` and `publish`."""
-        complete = self.prepare(metadata)
-        self.publish()
         self.close()
         return complete
 
     def close(self) -> None:
-        """Close the files, and remove whatever is not finished unless the folder is the caller's."""
+        """Close the files, and remove the folder unless it is the caller's."""
         self._close_files()
         if self._owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _close_files(self) -> None:
-        for file in self._open_files:
+        for file in self._files.values():
             with suppress(OSError):  # on a full disk closing flushes and fails again
                 file.close()
 
-    def _write_index(self) -> str:
-        """Write the .idx from the lengths and the documents; its sha256."""
-        digest = hashlib.sha256()
-        with open(self._part("idx"), "wb") as file:
-
-            def write(data: bytes) -> None:
-                file.write(data)
-                digest.update(data)
-
-            write(HEADER.pack(MAGIC, VERSION, self._code, self.num_sequences, self.num_documents + 1))
-            for lengths in self._stored(self._lengths, "<i4", self.num_sequences):
-                write(lengths.tobytes())
-            end = 0
-            for lengths in self._stored(self._lengths, "<i4", self.num_sequences):
-                ends = end + np.cumsum(lengths, dtype=np.int64)
-                write(((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
-                end = int(ends[-1])
-            write(bytes(8))
-            last = 0
-            for indices in self._stored(self._documents, "<i8", self.num_documents):
-                write(indices.tobytes())
-                last = int(indices[-1])
-            file.flush()
-            os.fsync(file.fileno())
-        if end != self.num_tokens:
-            raise DataError(f"{self.prefix}: lengths of {end} tokens for {self.num_tokens} tokens; preprocess it again")
-        if last != self.num_sequences:
-            raise DataError(f"{self.prefix}: {self.num_sequences - last} sequences are in no document (end_document)")
-        return digest.hexdigest()
-
-    @staticmethod
-    def _stored(file: IO[bytes], dtype: str, count: int) -> Iterator[NDArray[Any]]:
-        item_bytes = np.dtype(dtype).itemsize
+    def _stored(self, name: str, dtype: str, count: int) -> Iterator[NDArray[Any]]:
+        file, item_bytes = self._files[name], np.dtype(dtype).itemsize
         file.seek(0)
         for first in range(0, count, _COPY_ITEMS):
             yield np.frombuffer(file.read(min(_COPY_ITEMS, count - first) * item_bytes), dtype=dtype)

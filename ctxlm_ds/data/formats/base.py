@@ -1,19 +1,20 @@
-"""What a sample format is to the rest of the system: which samples a dataset becomes, and how rows hold them.
+"""The interface of a sample format: which samples a dataset becomes, and how rows hold them.
 
-A format is one file with its settings (a DataSection without torch and numpy) and a SampleFormat; compiled loops are
-imported when they run. One line of registry.py names it.
+A format is one file with its settings (a DataSection without torch and numpy) and a SampleFormat. Its compiled loops
+are imported when they run. One line of registry.py names it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from ctxlm_ds.data.formats.loops.template import SINGLE_SPECIALS
+from pydantic import Field
+
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.section import SmallInt
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 if TYPE_CHECKING:
@@ -21,20 +22,48 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
     from ctxlm_ds.data.index.record import SampleSettings
     from ctxlm_ds.data.index.sentence_table import SentenceTable
     from ctxlm_ds.data.sample import Samples
+    from ctxlm_ds.tokenizers.base import Tokenizer
 
     Records = NDArray[Any]
     Numbers = NDArray[np.int64]
     Fill = Callable[[Samples, Numbers, Records, Numbers], int]
 
+SINGLE_SPECIALS = 2
 SMALLEST_ROOM = 2
+MOST_PASSES = 1000
+
+
+class SequenceTemplate(NamedTuple):
+    """The special tokens around one text or two: [CLS] A [SEP], [CLS] A [SEP] B [SEP], <s> A </s></s> B </s>.
+
+    Token types are 0 up to and including the first separator, 1 after it; a RoBERTa model ignores them.
+    """
+
+    cls_id: int
+    sep_id: int
+    pad_id: int
+    double_separator: bool
+    """Two separators between A and B (RoBERTa)."""
+    vocab_size: int
+    """A token of a dataset that is not below it is damaged."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> SequenceTemplate:
+        return cls(
+            tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.double_separator, tokenizer.vocab_size
+        )
+
+    @property
+    def pair_specials(self) -> int:
+        """Special tokens in a pair."""
+        return 4 if self.double_separator else 3
 
 
 class Making(NamedTuple):
-    """What samples are made of."""
+    """The input of SampleFormat.make."""
 
     dataset: IndexedDataset
     documents: tuple[int, int]
@@ -42,7 +71,7 @@ class Making(NamedTuple):
     settings: SampleSettings
     template: SequenceTemplate
     workers: int = 1
-    """Threads, on which nothing depends."""
+    """Threads; the samples do not depend on their number."""
 
 
 class MadeSamples(NamedTuple):
@@ -51,8 +80,8 @@ class MadeSamples(NamedTuple):
     documents: int
     sentences: int
     pieces: Iterator[tuple[Records, Numbers | None]]
-    """[n] records (index/record.py), and beside them [r] how many samples each row has that ends among them; None if
-    the format leaves the forming of rows to packing."""
+    """[n] records (index/record.py), and [r] how many samples each row has that ends among them; None if packing forms
+    the rows."""
 
 
 class SampleFormat(ABC):
@@ -61,21 +90,28 @@ class SampleFormat(ABC):
     name: ClassVar[str]
     section: ClassVar[type[DataSection]]
     makes_pairs: ClassVar[bool] = False
-    """Whether a sample has a second segment and a label that says whether it follows the first."""
+    """True if a sample has a second segment and a label that says whether it follows the first."""
     shifted: ClassVar[bool] = False
-    """Whether a sample's last token is a label only: what the last input predicts."""
+    """True if a sample's last token is only a label: what the last input predicts."""
     forms_rows: ClassVar[bool] = False
-    """Whether it says which samples share a row; otherwise each has its own, or data.packing puts them together."""
+    """True if it says which samples share a row; otherwise each has a row, or data.packing combines them."""
     sequence_labels: ClassVar[tuple[str, ...]] = ()
-    """What a sequence's label says, by its number; empty: sequences have no label."""
+    """The meaning of each label of a sequence; empty if sequences have no label."""
 
     def passes(self, data: DataSection) -> int:
         """Return how many passes over the dataset one epoch makes."""
         return 1
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
-        """Return the settings that change the samples and that other formats have not."""
+        """Return the settings that change the samples and that other formats do not have."""
         return {}
+
+    def joins_sentences(self, data: DataSection) -> bool:
+        """Return whether sentences follow each other without a separator.
+
+        A byte-level BPE tokenizer must then encode the space between them (preprocess_data.py --leading-space).
+        """
+        return True
 
     @abstractmethod
     def make(self, making: Making) -> MadeSamples:
@@ -88,10 +124,10 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        """Return what writes samples into their places: (samples, slots [c], records, numbers [c]) -> WHOLE.
+        """Return the function that writes samples into their places: (samples, slots [c], records, numbers [c]).
 
-        It fills everything of samples.Samples but `starts` and `keys`; if a sample is damaged, it returns the place of
-        that sample's number (loops/framing.py).
+        It fills everything of samples.Samples except `starts` and `keys` and returns INTACT, or the place in `numbers`
+        of a damaged sample (loops/framing.py).
         """
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
@@ -107,9 +143,9 @@ class RowSection(DataSection):
 
     packing: bool = False
     """Put several short sequences into one row; they never see each other and their positions restart."""
-    max_sequences_per_row: PositiveInt = 8
+    max_sequences_per_row: SmallInt = 8
     """Most sequences in one row when packing."""
-    num_duplicates: PositiveInt = 1
+    num_duplicates: Annotated[int, Field(ge=1, le=MOST_PASSES)] = 1
     """Passes over the corpus with newly drawn samples in one epoch (BERT's dupe_factor; 10 with static masking)."""
 
     @property
@@ -129,12 +165,12 @@ class RowSection(DataSection):
         return () if self.packing else ("max_sequences_per_row",)
 
     def special_tokens(self, model: ModelSection) -> int:
-        """Special tokens of a sample."""
+        """Return the number of special tokens of a sample."""
         return SINGLE_SPECIALS
 
     @property
     def shortest_text(self) -> int:
-        """Tokens of text that a sample has at least."""
+        """Fewest tokens of text in a sample."""
         return 1
 
     def problems(self, model: ModelSection) -> Iterator[Problem]:
@@ -151,17 +187,6 @@ class RowSection(DataSection):
         if self.packing and self.max_sequences_per_row < 2:
             text = "1 packs nothing; set it to 2 or more, or data.packing to false"
             yield Problem("data.max_sequences_per_row", text, ("data.packing",))
-
-
-class PairSection(RowSection):
-    """Rows of two segments."""
-
-    def special_tokens(self, model: ModelSection) -> int:
-        return 4 if model.double_separator else 3
-
-    @property
-    def shortest_text(self) -> int:
-        return 2
 
 
 class RowFormat(SampleFormat):
@@ -204,63 +229,7 @@ class RowFormat(SampleFormat):
         room = making.settings.seq_length - specials
         if room < SMALLEST_ROOM:
             raise ConfigError(
-                f"data.seq_length {making.settings.seq_length} leaves {room} tokens beside {specials} special ones; "
+                f"data.seq_length {making.settings.seq_length} leaves {room} tokens next to {specials} special ones; "
                 f"{self.name} needs at least {specials + SMALLEST_ROOM}"
             )
         return room
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import frame_texts
-
-        tokens = np.asarray(dataset.tokens)
-        texts = self.texts(dataset, template)
-        return lambda samples, slots, records, numbers: frame_texts(
-            samples, slots, records, numbers, tokens, texts, template
-        )
-
-    def texts(self, dataset: IndexedDataset, template: SequenceTemplate) -> tuple[Numbers, Numbers]:
-        """Return [t] bounds of the texts that a separator ends in a sample: here the whole dataset is one."""
-        import numpy as np
-
-        return np.zeros(1, dtype=np.int64), np.full(1, len(dataset.tokens))
-
-
-class PairFormat(RowFormat):
-    """A format of PairSection: two segments, the second one of the same document or of another."""
-
-    makes_pairs = True
-    sequence_labels = ("B follows A", "B is from another document")
-
-    def special_tokens(self, template: SequenceTemplate) -> int:
-        return template.pair_specials
-
-    @abstractmethod
-    def chooser(self) -> Callable[..., tuple[int, int]]:
-        """Return the compiled loop that chooses the pairs of a range of documents (loops/pairs.make_pairs)."""
-
-    def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
-        from ctxlm_ds.data.formats.loops.pairs import PairSettings, make_pairs
-        from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
-        from ctxlm_ds.data.index.sentence_table import require_pairs_possible
-        from ctxlm_ds.data.numba_random import stream_key
-
-        room, settings = self.room(making), making.settings
-        require_pairs_possible(table, making.dataset.prefix, self.name)
-        key = stream_key(settings.seed, self.name)
-        short_seq_prob = settings.own.get("short_seq_prob", 0.0)
-        pass_settings = PairSettings(room, making.template.pair_specials, short_seq_prob, key, duplicate)
-        choose, ranges = self.chooser(), document_ranges(table.documents)
-        return in_order(lambda documents: make_pairs(choose, table, pass_settings, documents), ranges, making.workers)
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import frame_pairs
-
-        tokens = np.asarray(dataset.tokens)
-        return lambda samples, slots, records, numbers: frame_pairs(samples, slots, records, numbers, tokens, template)
-
-    def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
-        return records["a_end"][numbers] - records["a_start"][numbers] + 2

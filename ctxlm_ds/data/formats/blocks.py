@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
-from ctxlm_ds.recipe.section import PositiveInt
+from ctxlm_ds.recipe.section import SmallInt
 from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill
-    from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+    from ctxlm_ds.data.formats.base import Fill, SequenceTemplate
 
 
 class BlocksSection(DataSection):
@@ -21,11 +20,11 @@ class BlocksSection(DataSection):
     ends_documents: ClassVar[bool] = True
 
     sample_format: str = "blocks"
-    max_sequences_per_row: PositiveInt = 8
+    max_sequences_per_row: SmallInt = 8
     """Most documents in one row."""
     reset_at_documents: bool = True
     """Documents of a row never see each other and their positions restart; false: a row is one sequence, its
-    documents separated by the end-of-document token alone (GPT-2; Megatron's default)."""
+    documents separated only by the end-of-document token (GPT-2; Megatron's default)."""
 
     @property
     def shares_rows(self) -> bool:

@@ -1,13 +1,12 @@
 """What tools/prepare_corpus.py shows and takes: filter settings as flags, the published corpora, what was prepared.
 
-In: an argument parser, parsed arguments, data recipes, a corpus.json. Out: one flag a setting, a recipe with what the
-user gave laid over its filters, lines of text. Imports no numpy, so that --help answers at once. Not here: printing.
+In: an argument parser, parsed arguments, data recipes, a corpus.json. Out: one flag per setting, a recipe with the
+flags' filters, lines of text. Imports no numpy, so that --help answers fast. Not here: printing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -20,52 +19,44 @@ from ctxlm_ds.data.hygiene.corpora import (
     FilterConfig,
     blend_text,
     expectations,
-    explain,
     load_corpus,
     shipped_corpora,
 )
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.describe import describe_field
 
 EXAMPLE_LANGUAGE = "en"
 
 
 def add_filter_flags(parser: argparse._ActionsContainer) -> None:
-    """`--min-words N`, `--exact-duplicates`, ...; a flag that is not given leaves the recipe's setting."""
+    """Add `--min-words N`, `--exact-duplicates`, ...; a flag that is not given leaves the recipe's setting."""
     for name, field in FilterConfig.model_fields.items():
-        flag = f"--{name.replace('_', '-')}"
         explanation = " ".join((field.description or "").replace("`", "").replace("%", "%%").split())
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{explanation} [{_shown(field.default)}]"}
+        off = field.default in (None, False, [])
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": "N"}
+        options["help"] = f"{explanation} [{'off' if off else field.default}]"
         if field.annotation is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            options = {key: options[key] for key in ("default", "help")} | {"action": argparse.BooleanOptionalAction}
         elif get_origin(field.annotation) is list:
-            parser.add_argument(flag, nargs="+", metavar="NAME", **options)
+            options |= {"nargs": "+", "metavar": "NAME"}
         else:
-            whole = "whole number" in describe_field(field)
-            parser.add_argument(flag, type=int if whole else float, metavar="N" if whole else "X", **options)
-
-
-def _shown(value: object) -> str:
-    return "off" if value in (None, False, []) else str(value)
+            options["type"] = float if field.annotation is float else int
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
 def with_filter_flags(recipe: CorpusRecipe, args: argparse.Namespace) -> CorpusRecipe:
-    """The recipe with the flags laid over its filters. Raises ConfigError for a value out of range."""
+    """Return the recipe with the flags' filters. Raises ConfigError for a value out of range."""
     given = {name: getattr(args, name) for name in FilterConfig.model_fields if hasattr(args, name)}
-    whole = recipe.filters.model_dump(mode="json") | given
     try:
-        filters = FilterConfig.model_validate_json(json.dumps(whole), strict=True)
-    except (ValidationError, ValueError) as error:
-        if not isinstance(error, ValidationError):
-            raise ConfigError(str(error)) from error
+        filters = FilterConfig.model_validate(recipe.filters.model_dump() | given)
+    except ValidationError as error:
         found = error.errors(include_url=False)[0]
         flag = f"--{str(found['loc'][0]).replace('_', '-')}"
-        raise ConfigError(f"{flag} {found['input']}: {explain(FilterConfig, found)}") from error
+        raise ConfigError(f"{flag} {found['input']}: {found['msg']}") from error
     return recipe.model_copy(update={"filters": filters})
 
 
 def corpora_lines() -> list[str]:
-    """A table of the shipped data recipes: a line each, below it a line a source."""
+    """Return a table of the shipped data recipes with one line per source, and the title of each."""
     rows = [("corpus", "size", "source", "now", "published counts")]
     titles: list[str] = []
     for name in shipped_corpora():
@@ -74,22 +65,17 @@ def corpora_lines() -> list[str]:
         for number, source in enumerate(recipe.sources):
             counts = [f"{count.count:,} {count.measure}" for count in expectations(source, recipe.language)]
             where = source.input[0] + (f" and {len(source.input) - 1} more" if len(source.input) > 1 else "")
-            shown = (name, recipe.size) if number == 0 else ("", "")
             if name.startswith(f"{LANGUAGE_TEMPLATE}-"):
                 where = where.replace(f".{EXAMPLE_LANGUAGE}", ".LANG")
                 counts = [f"of {len(source.records_by_language)} languages"]
+            shown = (name, recipe.size) if number == 0 else ("", "")
             rows.append((*shown, where, source.status, "; ".join(counts) or "none"))
     return [*aligned(rows, left=range(len(rows[0])), indent=""), "", *titles]
 
 
-def source_notes(recipe: CorpusRecipe) -> list[str]:
-    """What became of the sources of a data recipe that are not the originals."""
-    return [f"{source.name} ({source.status}): {source.note}" for source in recipe.sources if source.note]
-
-
-def report_lines(report: dict[str, Any]) -> list[str]:
-    """What was read, dropped by each stage, and written."""
-    lines = []
+def report_lines(recipe: CorpusRecipe, report: dict[str, Any]) -> list[str]:
+    """Return notes on sources that are not the originals, what was read, dropped and written, and published counts."""
+    lines = [f"{source.name} ({source.status}): {source.note}" for source in recipe.sources if source.note]
     for source in report["sources"]:
         read, written = source["read"], source["written"]
         unreadable = sum(source["unreadable"].values())
@@ -98,22 +84,17 @@ def report_lines(report: dict[str, Any]) -> list[str]:
             f"{read['documents']:,} documents, {read['words']:,} words; wrote {written['documents']:,} documents, "
             f"{written['words']:,} words, {written['bytes'] / 1e6:,.1f} MB of text in {len(source['files'])} file(s)"
         )
-    rows = [("stage", "documents in", "dropped", "share", "most often because of")]
+    rows = [("stage", "documents in", "dropped", "share", "most frequent reasons")]
     for stage in report["stages"]:
         if stage["stage"] == "cleaning":
             taken = ", ".join(f"{rule} {count:,}" for rule, count in stage["removed_characters"].items())
-            lines.append(f"cleaning took characters: {taken or 'none'}")
+            lines.append(f"cleaning removed characters: {taken or 'none'}")
             continue
         reasons = sorted(stage["reasons"].items(), key=lambda reason: (-reason[1], reason[0]))[:2]
         dropped, arrived = stage["dropped_documents"], stage["documents_in"]
         why = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
         rows.append((stage["stage"], f"{arrived:,}", f"{dropped:,}", f"{dropped / max(1, arrived):.1%}", why))
-    return [*lines, *aligned(rows, left=range(len(rows[0])), indent="")]
-
-
-def expected_lines(report: dict[str, Any]) -> list[str]:
-    """Each published count beside what was found."""
-    lines = []
+    lines += aligned(rows, left=range(len(rows[0])), indent="")
     for check in report["expected"]:
         verdict = "not checked" if not check["checked"] else "as published" if check["met"] else "NOT AS PUBLISHED"
         deviation = f"{check['found'] / check['count'] - 1:+.1%}, allowed {check['tolerance']:.0%}"
@@ -123,11 +104,11 @@ def expected_lines(report: dict[str, Any]) -> list[str]:
 
 
 def empty_warnings(report: dict[str, Any]) -> list[str]:
-    """What to say of sources of which no document was left."""
+    """Return a warning for each source of which no document is left, or one if nothing is left at all."""
     empty = [source for source in report["sources"] if not source["files"]]
     if len(empty) < len(report["sources"]):
-        kept_none = "none of its {:,} records was left; see dropped.jsonl"
-        return [f"{source['name']}: {kept_none.format(source['records'])}" for source in empty]
+        text = "none of its {:,} records was left; see dropped.jsonl"
+        return [f"{source['name']}: {text.format(source['records'])}" for source in empty]
     stages = [stage for stage in report["stages"] if stage.get("dropped_documents")]
     dropped = ", ".join(f"{stage['stage']} {stage['dropped_documents']:,}" for stage in stages)
     records = sum(source["records"] for source in empty)
@@ -137,14 +118,14 @@ def empty_warnings(report: dict[str, Any]) -> list[str]:
 
 
 def next_lines(report: dict[str, Any], directory: Path, recipe: CorpusRecipe) -> list[str]:
-    """The commands that go on, and the section of a training recipe that blends the sources."""
+    """Return the commands that come next, and the section of a training recipe that blends the sources."""
     sources = [source["name"] for source in report["sources"] if source["files"]]
+    if not sources:
+        return []
     commands = [
         f"next: python tools/preprocess_data.py --input '{directory}/{source}-*.jsonl.zst' --tokenizer TOKENIZER "
         f"--split-sentences --output-prefix PREFIX-{source}"
         for source in sources
     ]
-    if not sources:
-        return []
     blend = [f"  {line}" for line in blend_text(recipe, sources).rstrip("\n").split("\n")]
     return [*commands, f"then in the training recipe ({directory}/blend.yaml):", *blend]

@@ -1,45 +1,47 @@
-"""Documents seen before: exactly (but for case, blanks and punctuation) and nearly (MinHash with banding).
+"""Documents seen before: exactly, nearly (MinHash with banding), or in part in held-out texts.
 
-In: fingerprints and MinHash signatures, a document at a time, in order. Out: whether an earlier one stands for it.
-Signatures are rensa's R-MinHash, computed in the workers; the index of bands is here because it must stay small:
-- exact: 16 bytes a document in a table at most 70 % full, so 23 to 46 bytes (up to 69 while it grows);
-- near: 8 bytes a band, so for 128 slots and threshold 0.8 (18 bands) 206 to 411 bytes (617 while it grows), and the
-  signature, 4 bytes a slot, in a file beside the output that is removed at the end.
+Signatures are rensa's R-MinHash, computed in the workers. The index of bands is here because it has to be small: 8
+bytes per band in tables at most 70 % full, i.e. 206 to 411 bytes per document (617 while they grow), and the signature,
+512 bytes in a file that is removed at the end. rensa's own index takes 2,000 bytes of memory per document.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes
+from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
 from ctxlm_ds.data.numba_random import compiled, mix
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks
+from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Source
 from ctxlm_ds.errors import DataError
 
 SIGNATURE_SEED = 42
+SIGNATURE_SLOTS = 128
+SHINGLE_WORDS = 5
 RECALL_AT_THRESHOLD = 0.95
 MAX_LOAD = 0.7
-BUCKET_LIMIT = 8
-"""Documents remembered under one key of a band; more only share what everybody has, and would slow every look-up."""
-_BLOCK_ROWS = 1 << 16
 _TAG_SHIFT = np.uint64(32)
-_ROW_MASK = np.uint64(0xFFFFFFFF)
+_NUMBER_MASK = np.uint64(0xFFFFFFFF)
 MAX_DOCUMENTS = (1 << 32) - 2
 
 Signatures = NDArray[np.uint32]
 
 
 def fingerprint(text: str, words: Hashes) -> bytes:
-    """128 bits of a document's words; of the text itself where it has none."""
+    """Return 128 bits of a document's words, or of the text itself if it has none."""
     return hashlib.blake2b(words.tobytes() if len(words) else text.encode("utf-8"), digest_size=16).digest()
 
 
 def require_rensa() -> Any:
-    """The library. Raises DataError where it is missing."""
+    """Import and return rensa. Raises DataError if it is missing."""
     try:
         import rensa
     except ImportError as error:
@@ -49,130 +51,60 @@ def require_rensa() -> Any:
     return rensa
 
 
-def signatures(documents: list[Hashes], shingle: int, num_slots: int) -> Signatures:
-    """[documents, slots] R-MinHash signatures of the sets of word shingles; a shorter document is one shingle."""
-    rensa = require_rensa()
+def signatures(documents: list[Hashes], shingle: int = SHINGLE_WORDS, slots: int = SIGNATURE_SLOTS) -> Signatures:
+    """Return R-MinHash signatures of the sets of word shingles, [documents, slots].
+
+    A document shorter than a shingle is one shingle.
+    """
     grams = [ngram_hashes(words, min(shingle, max(1, len(words)))) for words in documents]
     offsets = np.zeros(len(grams) + 1, dtype=np.uint64)
     np.cumsum([len(gram) for gram in grams], out=offsets[1:])
     flat = np.concatenate(grams) if grams else np.empty(0, dtype=np.uint64)
-    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, num_slots, SIGNATURE_SEED)
-    return np.array(matrix.to_rows(), dtype=np.uint32).reshape(len(grams), num_slots)
+    matrix = require_rensa().RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, slots, SIGNATURE_SEED)
+    return np.array(matrix.to_rows(), dtype=np.uint32).reshape(len(grams), slots)
 
 
-def band_rows(threshold: float, num_slots: int) -> int:
-    """Slots a band: the most with which a pair at the threshold still meets in some band, in 19 of 20 cases."""
-    for rows in range(num_slots, 1, -1):
-        if 1 - (1 - threshold**rows) ** (num_slots // rows) >= RECALL_AT_THRESHOLD:
+def band_rows(threshold: float, slots: int) -> int:
+    """Return the most slots per band that still give a pair at the threshold a common band in 19 of 20 cases."""
+    for rows in range(slots, 1, -1):
+        if 1 - (1 - threshold**rows) ** (slots // rows) >= RECALL_AT_THRESHOLD:
             return rows
     return 1
-
-
-class ExactIndex:
-    """Fingerprints of the documents kept so far."""
-
-    def __init__(self) -> None:
-        self._table = np.zeros((1 << 12, 2), dtype=np.uint64)
-        self._count = 0
-
-    def seen(self, print_: bytes) -> bool:
-        """Whether a fingerprint is there already; it is after this."""
-        first, second = np.frombuffer(print_, dtype=np.uint64)
-        if self._count > MAX_LOAD * len(self._table):
-            larger = np.zeros((2 * len(self._table), 2), dtype=np.uint64)
-            _copy_prints(self._table, larger)
-            self._table = larger
-        new = bool(_add_print(self._table, first, second | np.uint64(1)))
-        self._count += new
-        return not new
-
-
-@compiled
-def _add_print(table: NDArray[np.uint64], first: np.uint64, second: np.uint64) -> bool:
-    mask = len(table) - 1
-    slot = int(first) & mask
-    while table[slot, 1] != 0:
-        if table[slot, 0] == first and table[slot, 1] == second:
-            return False
-        slot = (slot + 1) & mask
-    table[slot, 0], table[slot, 1] = first, second
-    return True
-
-
-@compiled
-def _copy_prints(table: NDArray[np.uint64], larger: NDArray[np.uint64]) -> None:
-    for index in range(len(table)):
-        if table[index, 1] != 0:
-            _add_print(larger, table[index, 0], table[index, 1])
 
 
 class NearIndex:
     """Bands and signatures of the documents kept so far; `close` removes the file of signatures."""
 
-    def __init__(self, path: Path, threshold: float, num_slots: int) -> None:
+    def __init__(self, path: Path, threshold: float, slots: int = SIGNATURE_SLOTS) -> None:
         self.threshold = threshold
-        self.num_slots = num_slots
-        self.rows_a_band = band_rows(threshold, num_slots)
-        self.num_bands = num_slots // self.rows_a_band
-        self._tables = np.zeros((self.num_bands, 1 << 10), dtype=np.uint64)
-        self._file = _SignatureFile(path, num_slots)
-
-    def duplicate_of(self, signature: Signatures) -> int | None:
-        """The earliest kept document (counted from 0) that this one nearly equals; it is kept where there is none."""
-        keys = _band_keys(signature, self.num_bands, self.rows_a_band)
-        for row in np.unique(_candidates(self._tables, keys)):
-            if np.count_nonzero(self._file.row(int(row)) == signature) >= self.threshold * self.num_slots:
-                return int(row)
-        self._keep(signature, keys)
-        return None
-
-    def pass_over(self, signature: Signatures) -> None:
-        """Number a kept document that is nobody's near duplicate: one without words, whose set of shingles is empty."""
-        self._number(signature)
-
-    def _number(self, signature: Signatures) -> int:
-        number = self._file.append(signature)
-        if number >= MAX_DOCUMENTS:
-            raise DataError(f"more than {MAX_DOCUMENTS:,} documents; prepare the corpus in parts")
-        return number
-
-    def _keep(self, signature: Signatures, keys: Hashes) -> None:
-        number = self._number(signature)
-        if number > MAX_LOAD * self._tables.shape[1]:
-            larger = np.zeros((self.num_bands, 2 * self._tables.shape[1]), dtype=np.uint64)
-            _grow_bands(self._tables, larger)
-            self._tables = larger
-        _insert(self._tables, keys, number)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _SignatureFile:
-    """Signatures by number: the last block in memory, the others in a file of the page cache's."""
-
-    def __init__(self, path: Path, num_slots: int) -> None:
+        self._rows_per_band = band_rows(threshold, slots)
+        self._tables = np.zeros((slots // self._rows_per_band, 1 << 10), dtype=np.uint64)
         self._path = path
-        self._file: IO[bytes] = open(path, "w+b")  # noqa: SIM115 - closed by close()
-        self._block = np.empty((_BLOCK_ROWS, num_slots), dtype=np.uint32)
+        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 - closed by close()
         self._count = 0
 
-    def append(self, signature: Signatures) -> int:
-        number = self._count
-        self._block[number % _BLOCK_ROWS] = signature
-        self._count += 1
-        if self._count % _BLOCK_ROWS == 0:
-            self._file.seek(0, 2)
-            self._file.write(self._block.tobytes())
-            self._file.flush()
-        return number
+    def find(self, signature: Signatures) -> int | None:
+        """Return the number of the first document kept, from 0, that this one nearly equals; None without one."""
+        numbers = np.unique(_probe(self._tables, _band_keys(signature, self._rows_per_band), np.uint64(0)))
+        for number in numbers[numbers > 0].tolist():
+            stored = os.pread(self._file.fileno(), signature.nbytes, (number - 1) * signature.nbytes)
+            if np.mean(np.frombuffer(stored, np.uint32) == signature) >= self.threshold:
+                return int(number) - 1
+        return None
 
-    def row(self, number: int) -> Signatures:
-        if number // _BLOCK_ROWS == self._count // _BLOCK_ROWS:
-            last: Signatures = self._block[number % _BLOCK_ROWS]
-            return last
-        self._file.seek(number * self._block.itemsize * self._block.shape[1])
-        return np.frombuffer(self._file.read(self._block.itemsize * self._block.shape[1]), dtype=np.uint32)
+    def add(self, signature: Signatures, has_words: bool = True) -> None:
+        """Number a document that is kept. One without words is never found: its set of shingles is empty."""
+        if self._count >= MAX_DOCUMENTS:
+            raise DataError(f"more than {MAX_DOCUMENTS:,} documents; prepare the corpus in parts")
+        self._file.write(signature.tobytes())
+        self._count += 1
+        if not has_words:
+            return
+        if self._count > MAX_LOAD * self._tables.shape[1]:
+            larger = np.zeros((len(self._tables), 2 * self._tables.shape[1]), dtype=np.uint64)
+            _copy(self._tables, larger)
+            self._tables = larger
+        _probe(self._tables, _band_keys(signature, self._rows_per_band), np.uint64(self._count))
 
     def close(self) -> None:
         self._file.close()
@@ -180,9 +112,9 @@ class _SignatureFile:
 
 
 @compiled
-def _band_keys(signature: Signatures, num_bands: int, rows: int) -> Hashes:
-    keys = np.empty(num_bands, dtype=np.uint64)
-    for band in range(num_bands):
+def _band_keys(signature: Signatures, rows: int) -> Hashes:
+    keys = np.empty(len(signature) // rows, dtype=np.uint64)
+    for band in range(len(keys)):
         state = np.uint64(band + 1)
         for slot in range(band * rows, (band + 1) * rows):
             state = mix(state ^ np.uint64(signature[slot]))
@@ -191,44 +123,69 @@ def _band_keys(signature: Signatures, num_bands: int, rows: int) -> Hashes:
 
 
 @compiled
-def _candidates(tables: NDArray[np.uint64], keys: Hashes) -> NDArray[np.int64]:
-    """Numbers of the documents under a document's keys. An entry is the key's upper half and the number plus one."""
-    found = np.empty(len(keys) * BUCKET_LIMIT, dtype=np.int64)
-    count = 0
+def _probe(tables: NDArray[np.uint64], keys: Hashes, number: np.uint64) -> Hashes:
+    """Return the first document (from 1; 0 without one) under each key, after adding `number` to the free ones.
+
+    An entry is the key's upper half and the number. Nothing is added if `number` is 0.
+    """
+    found = np.zeros(len(keys), dtype=np.uint64)
     mask = tables.shape[1] - 1
     for band in range(len(keys)):
         tag = keys[band] >> _TAG_SHIFT
         slot = int(tag) & mask
-        while tables[band, slot] != 0:
-            entry = tables[band, slot]
-            if entry >> _TAG_SHIFT == tag and count < (band + 1) * BUCKET_LIMIT:
-                found[count] = np.int64(entry & _ROW_MASK) - 1
-                count += 1
+        while tables[band, slot] != 0 and tables[band, slot] >> _TAG_SHIFT != tag:
             slot = (slot + 1) & mask
-    return found[:count]
+        found[band] = tables[band, slot] & _NUMBER_MASK
+        if found[band] == 0 and number:
+            tables[band, slot] = (tag << _TAG_SHIFT) | number
+    return found
 
 
 @compiled
-def _insert(tables: NDArray[np.uint64], keys: Hashes, number: int) -> None:
-    mask = tables.shape[1] - 1
-    for band in range(len(keys)):
-        tag = keys[band] >> _TAG_SHIFT
-        slot = int(tag) & mask
-        copies = 0
-        while tables[band, slot] != 0 and copies < BUCKET_LIMIT:
-            copies += tables[band, slot] >> _TAG_SHIFT == tag
-            slot = (slot + 1) & mask
-        if copies < BUCKET_LIMIT:
-            tables[band, slot] = (tag << _TAG_SHIFT) | np.uint64(number + 1)
-
-
-@compiled
-def _grow_bands(tables: NDArray[np.uint64], larger: NDArray[np.uint64]) -> None:
+def _copy(tables: NDArray[np.uint64], larger: NDArray[np.uint64]) -> None:
     mask = larger.shape[1] - 1
     for band in range(len(tables)):
         for entry in tables[band]:
-            if entry != 0:
-                slot = int(entry >> _TAG_SHIFT) & mask
-                while larger[band, slot] != 0:
-                    slot = (slot + 1) & mask
-                larger[band, slot] = entry
+            slot = int(entry >> _TAG_SHIFT) & mask
+            while entry != 0 and larger[band, slot] != 0:
+                slot = (slot + 1) & mask
+            larger[band, slot] |= entry
+
+
+def held_out_sources(inputs: Sequence[str]) -> list[Source]:
+    """Return the files that `--decontaminate` names. Raises DataError if one is missing."""
+    try:
+        return find_sources(inputs)
+    except DataError as error:
+        raise DataError(f"--decontaminate: {error}") from error
+
+
+def write_held_out(inputs: Sequence[str], size: int, path: Path) -> dict[str, int]:
+    """Write the sorted hashes of all word n-grams of held-out files, which workers map; return what they hold.
+
+    Memory: 16 bytes per held-out word while it is written. Raises DataError for a file that cannot be read.
+    """
+    sources = held_out_sources(inputs)
+    found: list[Hashes] = []
+    try:
+        check_keys(sources, ("text",))
+        for chunk in read_chunks(sources, ("text",)):
+            for document in parse_chunk(chunk, ("text",)):
+                if isinstance(document, BadRecord):
+                    raise DataError(f"{document}; correct or remove it, held-out files must be read completely")
+                found.append(ngram_hashes(word_hashes(document["text"])[0], size))
+    except DataError as error:
+        hint = "; held-out files hold their texts under 'text'"
+        raise DataError(f"--decontaminate: {str(error).replace(KEY_HINT, hint)}") from error
+    grams = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.uint64)
+    np.save(path, grams)
+    too_short = sum(len(gram) == 0 for gram in found)
+    return {"documents": len(found), "too_short": too_short, "ngrams": len(grams)}
+
+
+def shares_ngram(words: Hashes, size: int, held_out: Hashes) -> bool:
+    """Return whether any run of `size` words of a document is in the sorted held-out hashes."""
+    grams = np.sort(ngram_hashes(words, size))
+    places = np.searchsorted(held_out, grams)
+    inside = places < len(held_out)
+    return bool((held_out[places[inside]] == grams[inside]).any())

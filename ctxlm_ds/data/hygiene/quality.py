@@ -1,9 +1,7 @@
-"""Documents that are dropped whole: by length, characters, the rules of Gopher and C4, repetition, or language.
+"""Rules by which documents are dropped: length, characters, Gopher, C4, repetition, language.
 
-In: a text. Out: why it is dropped, in words that say the bound (they are counted), or None; an ISO 639 code and its
-probability, by py3langid's naive Bayes over byte n-grams (Lui & Baldwin 2012; 139 languages). Repetition is measured as
-in Gopher (Rae et al. 2021, arXiv:2112.11446, table A1); a share is of the characters inside words. Not here: what is
-taken out of a text (stages.py).
+In: a text. Out: the reason to drop it, which names the bound and is counted, or None.
+Not here: what cleaning takes out of a text (cleaning.py).
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -27,8 +24,9 @@ STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "·", "*", "-", "–", "—")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?:\s|$)")
 _C4_MIN_SENTENCES = 3
-MAX_CHARACTERS = 2000
-"""Characters that are looked at; more change no answer and cost time."""
+MIN_SCRIPT_SHARE = 0.9
+LANGUAGE_CHARACTERS = 2000
+"""Characters given to py3langid; more cost time and change no answer."""
 MAX_REPEATED_LINES = 0.30
 MAX_REPEATED_LINE_CHARACTERS = 0.20
 MAX_TOP_NGRAM = {2: 0.20, 3: 0.18, 4: 0.16}
@@ -36,50 +34,43 @@ MAX_REPEATED_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 
 def length_reason(text: str, num_words: int, filters: FilterConfig) -> str | None:
-    """Too few or too many words or characters."""
-    if num_words < filters.min_words:
-        return f"fewer than {filters.min_words} words"
-    if filters.max_words is not None and num_words > filters.max_words:
-        return f"more than {filters.max_words} words"
-    if len(text) < filters.min_characters:
-        return f"fewer than {filters.min_characters} characters"
-    if filters.max_characters is not None and len(text) > filters.max_characters:
-        return f"more than {filters.max_characters} characters"
+    """Return a reason for too few or too many words or characters."""
+    for count, unit in ((num_words, "words"), (len(text), "characters")):
+        least, most = getattr(filters, f"min_{unit}"), getattr(filters, f"max_{unit}")
+        if count < least:
+            return f"fewer than {least} {unit}"
+        if most is not None and count > most:
+            return f"more than {most} {unit}"
     return None
 
 
 def character_reason(text: str, filters: FilterConfig) -> str | None:
-    """Too few letters, or letters of other scripts."""
-    counts = Counter(text)
+    """Return a reason for too few letters, or letters of other scripts."""
     scripts: Counter[str] = Counter()
     visible = 0
-    for character, count in counts.items():
-        if character.isspace():
-            continue
-        visible += count
-        script = script_of(character)
-        if script is not None:
-            scripts[script] += count
-    letters = scripts.total()
+    for character, count in Counter(text).items():
+        if not character.isspace():
+            visible += count
+            scripts[script_of(character) or ""] += count
+    letters = visible - scripts[""]
     if letters < filters.min_letters * visible:
         return f"fewer than {filters.min_letters:.0%} letters"
-    if filters.scripts:
-        allowed = sum(scripts[script.lower()] for script in filters.scripts) + scripts["combining"]
-        if allowed < filters.min_script_share * letters:
-            return f"less than {filters.min_script_share:.0%} {', '.join(sorted(filters.scripts))} letters"
+    allowed = sum(scripts[script.lower()] for script in filters.scripts) + scripts["combining"]
+    if filters.scripts and allowed < MIN_SCRIPT_SHARE * letters:
+        return f"less than {MIN_SCRIPT_SHARE:.0%} {', '.join(sorted(filters.scripts))} letters"
     return None
 
 
 @cache
 def script_of(character: str) -> str | None:
-    """The script of a letter or mark, as the first word of its Unicode name; None for anything else."""
+    """Return the script of a letter or mark, the first word of its Unicode name; None for anything else."""
     if unicodedata.category(character)[0] not in "LM":
         return None
     return unicodedata.name(character, "unnamed").split()[0].split("-")[0].lower()
 
 
 def gopher_reason(text: str, check_stop_words: bool) -> str | None:
-    """The document rules of Gopher (Rae et al. 2021, arXiv:2112.11446, A.1.1)."""
+    """Apply the document rules of Gopher (Rae et al. 2021, arXiv:2112.11446, A.1.1)."""
     words = text.split()
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     if not 50 <= len(words) <= 100_000:
@@ -101,7 +92,7 @@ def gopher_reason(text: str, check_stop_words: bool) -> str | None:
 
 
 def c4_reason(text: str) -> str | None:
-    """The page rules of C4 (Raffel et al. 2020, JMLR 21(140), 2.2) without its list of bad words."""
+    """Apply the page rules of C4 (Raffel et al. 2020, JMLR 21(140), 2.2) without its list of bad words."""
     if "lorem ipsum" in text.lower():
         return "C4: lorem ipsum"
     if "{" in text:
@@ -112,26 +103,39 @@ def c4_reason(text: str) -> str | None:
 
 
 class LanguageIdentifier:
-    """One model a process. Raises DataError where py3langid is not installed or does not know a language."""
+    """py3langid's model (naive Bayes over byte n-grams, Lui & Baldwin 2012), and the languages that are wanted.
 
-    def __init__(self, languages: Sequence[str]) -> None:
+    Raises DataError if py3langid is not installed or does not know a language.
+    """
+
+    def __init__(self, filters: FilterConfig) -> None:
         try:
             import py3langid  # noqa: F401
         except ImportError as error:
             raise DataError(
                 "--languages needs the package py3langid, which is not installed here; pip install py3langid"
             ) from error
+        self._filters = filters
         self._model = _load_model()
         known = set(self._model.labels)
-        unknown = sorted(set(languages) - known)
+        unknown = sorted(set(filters.languages) - known)
         if unknown:
             choice = " ".join(sorted(known))
             raise DataError(f"--languages {' '.join(unknown)}: not known to py3langid; choose among {choice}")
 
     def __call__(self, text: str) -> tuple[str, float]:
-        """(code, probability)."""
-        code, probability = self._model.classify(text[:MAX_CHARACTERS])
+        """Return ISO 639 code and probability."""
+        code, probability = self._model.classify(text[:LANGUAGE_CHARACTERS])
         return str(code), float(probability)
+
+    def reason(self, text: str) -> str | None:
+        """Return a reason for another language than the wanted ones (any if none are given), or an uncertain one."""
+        code, probability = self(text)
+        if self._filters.languages and code not in self._filters.languages:
+            return f"language {code}"
+        if probability < self._filters.min_language_confidence:
+            return f"language under {self._filters.min_language_confidence:.0%} certain"
+        return None
 
 
 @cache
@@ -141,28 +145,18 @@ def _load_model() -> Any:
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
-def language_reason(
-    text: str, identifier: LanguageIdentifier, languages: Sequence[str], min_confidence: float
-) -> str | None:
-    """Another language than the wanted ones (none given: any), or too uncertain a one."""
-    code, probability = identifier(text)
-    if languages and code not in languages:
-        return f"language {code}"
-    if probability < min_confidence:
-        return f"language under {min_confidence:.0%} certain"
-    return None
-
-
 def repetition_reason(text: str) -> str | None:
-    """What repeats too often: lines, paragraphs, one short n-gram, or long n-grams together."""
+    """Apply the repetition rules of Gopher (table A1); a share is of the characters inside words."""
     for unit, separator in (("lines", "\n"), ("paragraphs", "\n\n")):
-        reason = _repeated_pieces(unit, [piece.strip() for piece in text.split(separator)])
-        if reason:
-            return reason
+        pieces = [piece.strip() for piece in text.split(separator) if piece.strip()]
+        counts = Counter(pieces)
+        if len(pieces) - len(counts) > MAX_REPEATED_LINES * len(pieces):
+            return f"over {MAX_REPEATED_LINES:.0%} of the {unit} repeat another"
+        repeated = sum((count - 1) * len(piece) for piece, count in counts.items())
+        if repeated > MAX_REPEATED_LINE_CHARACTERS * sum(map(len, pieces)):
+            return f"repeated {unit} hold over {MAX_REPEATED_LINE_CHARACTERS:.0%} of the text"
     words, lengths = word_hashes(text)
     total = int(lengths.sum())
-    if total == 0:
-        return None
     for size, bound in MAX_TOP_NGRAM.items():
         if top_ngram_characters(ngram_hashes(words, size), lengths, size) > bound * total:
             return f"one {size}-gram holds over {bound:.0%} of the text"
@@ -172,79 +166,32 @@ def repetition_reason(text: str) -> str | None:
     return None
 
 
-def _repeated_pieces(unit: str, pieces: Sequence[str]) -> str | None:
-    filled = [piece for piece in pieces if piece]
-    seen: set[str] = set()
-    repeated, repeated_characters = 0, 0
-    for piece in filled:
-        if piece in seen:
-            repeated += 1
-            repeated_characters += len(piece)
-        seen.add(piece)
-    if repeated > MAX_REPEATED_LINES * len(filled):
-        return f"over {MAX_REPEATED_LINES:.0%} of the {unit} repeat another"
-    if repeated_characters > MAX_REPEATED_LINE_CHARACTERS * sum(map(len, filled)):
-        return f"repeated {unit} hold over {MAX_REPEATED_LINE_CHARACTERS:.0%} of the text"
-    return None
-
-
+@compiled
 def top_ngram_characters(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
-    """Characters in all copies of the n-gram that occurs most often (at least twice; the longest of several)."""
-    return int(_top_ngram(grams, lengths, size))
-
-
-def repeated_ngram_characters(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
-    """Characters in n-grams that occurred before, none counted twice."""
-    return int(_repeated_ngrams(grams, lengths, size))
-
-
-@compiled
-def _slot(table: Hashes, key: np.uint64) -> int:
-    """Where `key` stands in an open table, or the empty slot (0) where it would."""
-    mask = len(table) - 1
-    slot = int(key >> np.uint64(1)) & mask
-    while table[slot] != 0 and table[slot] != key:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@compiled
-def _empty_table(entries: int) -> Hashes:
-    size = 16
-    while size < 2 * entries:
-        size *= 2
-    return np.zeros(size, dtype=np.uint64)
-
-
-@compiled
-def _top_ngram(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
-    table = _empty_table(len(grams))
-    counts = np.zeros(len(table), dtype=np.int64)
-    for index in range(len(grams)):
-        key = grams[index] | np.uint64(1)
-        slot = _slot(table, key)
-        table[slot] = key
-        counts[slot] += 1
+    """Return the characters in all copies of the most frequent n-gram (at least 2; the longest of several)."""
+    counts = {np.uint64(0): 0}
+    for gram in grams:
+        counts[gram] = counts.get(gram, 0) + 1
     most, characters = 2, 0
-    for index in range(len(grams)):
-        count = counts[_slot(table, grams[index] | np.uint64(1))]
-        held = count * lengths[index : index + size].sum()
-        if count > most or (count == most and held > characters):
-            most, characters = count, held
+    for start in range(len(grams)):
+        count = counts[grams[start]]
+        if count >= most:
+            held = count * lengths[start : start + size].sum()
+            characters = held if count > most else max(held, characters)
+            most = count
     return characters
 
 
 @compiled
-def _repeated_ngrams(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
-    table = _empty_table(len(grams))
-    characters, index = 0, 0
-    while index < len(grams):
-        key = grams[index] | np.uint64(1)
-        slot = _slot(table, key)
-        if table[slot] == key:
-            characters += lengths[index : index + size].sum()
-            index += size
+def repeated_ngram_characters(grams: Hashes, lengths: NDArray[np.int32], size: int) -> int:
+    """Return the characters in n-grams that occurred before, without counting any twice."""
+    seen = {np.uint64(0)}
+    characters, start = 0, 0
+    while start < len(grams):
+        if grams[start] in seen:
+            characters += lengths[start : start + size].sum()
+            start += size
         else:
-            table[slot] = key
-            index += 1
+            seen.add(grams[start])
+            start += 1
     return characters

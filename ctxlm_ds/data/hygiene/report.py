@@ -1,7 +1,7 @@
-"""What happened to a corpus: counts of each source and stage, a sample of what was dropped, expected counts.
+"""corpus.json: counts of each source and stage, published counts, a sample of what was dropped.
 
-In: StagedChunks and the duplicates among them. Out: corpus.json (without times: the same command gives the same bytes)
-and the lines of dropped.jsonl; for a later tool, what a corpus.json beside its inputs says.
+In: StagedChunks with the duplicates among them. Out: the objects and lines of the files, the same for the same command
+(no times), and for preprocessing the stages of corpora that it reads. Imports no compiled code.
 """
 
 from __future__ import annotations
@@ -11,191 +11,173 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, expectations
-from ctxlm_ds.data.hygiene.record import EMPTY_STAGE, Amount, Dropped, Part, StagedChunk, active_stages
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, FilterConfig, expectations
 from ctxlm_ds.errors import DataError
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.hygiene.stages import Judged, StagedChunk
 
 CORPUS_FORMAT = "ctxlm_ds-corpus"
 CORPUS_VERSION = 1
 REPORT_NAME = "corpus.json"
 SAMPLE_SIZE = 100
-"""Dropped documents of each stage that dropped.jsonl shows."""
+"""Dropped documents of each stage in dropped.jsonl."""
+EMPTY_STAGE = "empty"
+_LENGTHS = ("min_words", "max_words", "min_characters", "max_characters")
+STAGE_SETTINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "length": (_LENGTHS, ()),
+    "characters": (("min_letters", "scripts"), ()),
+    "gopher_quality": (("gopher_quality",), ()),
+    "gopher_repetition": (("gopher_repetition",), ()),
+    "c4_quality": (("c4_quality",), ()),
+    "language": (("languages", "min_language_confidence"), ()),
+    "decontamination": (("decontaminate",), ("decontamination_ngram",)),
+    "exact_duplicates": (("exact_duplicates",), ()),
+    "near_duplicates": (("near_duplicates",), ("near_duplicate_threshold",)),
+}
+"""The stages in their order: the settings that turn each on, and its further settings."""
 
 
-@dataclass(slots=True)
-class SourceCounts:
-    """One source."""
-
-    records: int = 0
-    read: Amount = field(default_factory=Amount)
-    written: Amount = field(default_factory=Amount)
-    unreadable: Counter[str] = field(default_factory=Counter)
-
-    def measured(self, measure: str) -> int:
-        """The number that an Expectation's `measure` names."""
-        if measure == "records_read":
-            return self.records
-        what, _, when = measure.rpartition("_")
-        amount = self.read if when == "read" else self.written
-        return {"documents": amount.documents, "words": amount.words, "bytes": amount.num_bytes}[what]
+def active_stages(filters: FilterConfig) -> dict[str, dict[str, object]]:
+    """Return the stages that are on, in order, with their settings."""
+    off = FilterConfig()
+    return {
+        stage: {name: getattr(filters, name) for name in (*switches, *others)}
+        for stage, (switches, others) in STAGE_SETTINGS.items()
+        if any(getattr(filters, name) != getattr(off, name) for name in switches)
+    }
 
 
-@dataclass(slots=True)
-class StageCounts:
-    """One stage."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One finished file."""
 
-    documents: int = 0
-    words: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    name: str
+    documents: int
+    bytes: int
+    """On disk."""
+    sha256: str
 
 
 class DroppedSample:
-    """For each stage the dropped documents with the smallest keys: an even sample, the same in every run."""
+    """The dropped documents of each stage with the smallest keys: an even sample, the same in every run."""
 
     def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[int, int, str]]] = {}
         self._arrivals = 0
 
-    def add(self, dropped: Dropped, source: str, record: int, path: str) -> None:
-        """`record` counts from 1 within the source."""
+    def add(self, dropped: Judged, source: str, record: int, path: str) -> None:
+        """Consider a document; `record` counts from 1 within the source."""
         key = int.from_bytes(hashlib.blake2b(f"{source}\0{record}".encode(), digest_size=8).digest(), "big")
-        heap = self._heaps.setdefault(dropped.stage, [])
-        self._arrivals += 1
-        if len(heap) == SAMPLE_SIZE and -heap[0][0] <= key:
-            return
         shown: dict[str, Any] = {"stage": dropped.stage, "reason": dropped.reason, "source": source, "record": record}
         shown["file"] = path.encode("utf-8", "replace").decode("utf-8")
         shown |= {} if dropped.duplicate_of is None else {"duplicate_of": dropped.duplicate_of}
         line = json.dumps(shown | {"words": dropped.words, "text": dropped.excerpt}, ensure_ascii=False)
-        (heapq.heappush if len(heap) < SAMPLE_SIZE else heapq.heapreplace)(heap, (-key, self._arrivals, line))
+        heap = self._heaps.setdefault(dropped.stage, [])
+        self._arrivals += 1
+        heapq.heappush(heap, (-key, self._arrivals, line))
+        if len(heap) > SAMPLE_SIZE:
+            heapq.heappop(heap)
 
-    def lines(self, stages: Iterable[str]) -> Iterable[str]:
-        """By stage, then in the order of the corpus."""
-        for stage in stages:
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of dropped.jsonl: by stage, then in the order of the corpus."""
+        for stage in (EMPTY_STAGE, *STAGE_SETTINGS):
             for _, _, line in sorted(self._heaps.get(stage, []), key=lambda entry: entry[1]):
-                yield line
+                yield f"{line}\n"
 
 
 class CorpusCounts:
-    """Everything that is counted while a corpus is prepared."""
+    """Counts of each source, by the measures of data recipes, and of each stage."""
 
     def __init__(self, recipe: CorpusRecipe) -> None:
         self.recipe = recipe
-        self.sources = [SourceCounts() for _ in recipe.sources]
-        self.stages = {stage: StageCounts() for stage in (EMPTY_STAGE, *active_stages(recipe.filters))}
+        self.sources: list[Counter[str]] = [Counter() for _ in recipe.sources]
+        self.unreadable: list[Counter[str]] = [Counter() for _ in recipe.sources]
+        self.reasons: dict[str, Counter[str]] = {name: Counter() for name in self._stages()}
+        self.dropped_words: Counter[str] = Counter()
         self.removed_characters: Counter[str] = Counter()
         self.sample = DroppedSample()
 
-    @property
-    def records(self) -> int:
-        return sum(source.records for source in self.sources)
+    def _stages(self) -> dict[str, dict[str, object]]:
+        return {EMPTY_STAGE: {}, **active_stages(self.recipe.filters)}
 
-    def add_chunk(self, chunk: StagedChunk) -> None:
-        """A worker's counts; what it dropped itself too."""
+    def total(self, measure: str) -> int:
+        """Return a measure, summed over the sources."""
+        return sum(counts[measure] for counts in self.sources)
+
+    def add(self, chunk: StagedChunk) -> None:
+        """Add a chunk whose documents are all decided."""
         source = self.sources[chunk.source]
-        for dropped in chunk.dropped:
-            self.drop(dropped, chunk)
-        source.records += chunk.records
-        source.read.add(chunk.read.words, chunk.read.num_bytes, chunk.read.documents)
-        source.unreadable.update(bad.reason for bad in chunk.bad_records)
+        for document in chunk.documents:
+            if document.stage:
+                self.reasons[document.stage][document.reason] += 1
+                self.dropped_words[document.stage] += document.words
+                record = source["records_read"] + document.record + 1
+                self.sample.add(document, self.recipe.sources[chunk.source].name, record, chunk.path)
+            else:
+                source.update(documents_written=1, words_written=document.words, bytes_written=document.num_bytes)
+        source.update(chunk.counts)
+        self.unreadable[chunk.source].update(bad.reason for bad in chunk.bad_records)
         self.removed_characters.update(chunk.removed_characters)
 
-    def drop(self, dropped: Dropped, chunk: StagedChunk) -> None:
-        """A document of a chunk; before the chunk's records are added."""
-        stage = self.stages[dropped.stage]
-        stage.documents += 1
-        stage.words += dropped.words
-        stage.reasons[dropped.reason] += 1
-        record = self.sources[chunk.source].records + dropped.record + 1
-        self.sample.add(dropped, self.recipe.sources[chunk.source].name, record, chunk.path)
+    def report(
+        self, parts: Sequence[Sequence[Part]], unchecked: Sequence[str], facts: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the object of corpus.json.
 
+        Args:
+            parts: the files of each source.
+            unchecked: sources that are not the published ones, so that their counts prove nothing.
+            facts: build key and library versions.
+        """
+        head = {"format": CORPUS_FORMAT, "version": CORPUS_VERSION, "name": self.recipe.name, **facts}
+        sources = [self._source_report(number, files) for number, files in enumerate(parts)]
+        checks = [check for number in range(len(parts)) for check in self._checks(number, unchecked)]
+        tail = {"stages": self._stage_reports(), "expected": checks, "blend": self.recipe.blend}
+        return {**head, "sources": sources, **tail}
 
-def check_counts(counts: CorpusCounts, unchecked: Sequence[str]) -> list[dict[str, Any]]:
-    """Every expectation of every source beside what was found; `unchecked` names sources that are not the published
-    ones, whose counts prove nothing."""
-    checks = []
-    for source, found in zip(counts.recipe.sources, counts.sources, strict=True):
-        for expected in expectations(source, counts.recipe.language):
-            number = found.measured(expected.measure)
-            checked = source.name not in unchecked
-            near = abs(number - expected.count) <= expected.tolerance * expected.count
-            check = {"source": source.name, **expected.model_dump(mode="json"), "found": number, "checked": checked}
-            checks.append(check | {"met": near or not checked})
-    return checks
+    def _source_report(self, number: int, files: Sequence[Part]) -> dict[str, Any]:
+        source = self.recipe.sources[number].model_dump(include={"name", "input", "status", "weight", "epochs"})
+        counts = self.sources[number]
+        source |= {"records": counts["records_read"], "unreadable": dict(sorted(self.unreadable[number].items()))}
+        for when in ("read", "written"):
+            source[when] = {what: counts[f"{what}_{when}"] for what in ("documents", "words", "bytes")}
+        return source | {"files": [asdict(file) for file in files]}
 
+    def _checks(self, number: int, unchecked: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield every published count of a source with what was found."""
+        source = self.recipe.sources[number]
+        checked = source.name not in unchecked
+        for expected in expectations(source, self.recipe.language):
+            found = self.sources[number][expected.measure]
+            met = abs(found - expected.count) <= expected.tolerance * expected.count or not checked
+            check = {"source": source.name, **expected.model_dump(mode="json")}
+            yield {**check, "found": found, "checked": checked, "met": met}
 
-def corpus_report(
-    counts: CorpusCounts, parts: Sequence[Sequence[Part]], checks: Sequence[dict[str, Any]], facts: dict[str, Any]
-) -> dict[str, Any]:
-    """The object of corpus.json; `facts` (build key, library versions) go in first."""
-    recipe = counts.recipe
-    sources = zip(recipe.sources, counts.sources, parts, strict=True)
-    return {
-        "format": CORPUS_FORMAT,
-        "version": CORPUS_VERSION,
-        "name": recipe.name,
-        **facts,
-        "sources": [_source_report(source, found, files) for source, found, files in sources],
-        "stages": _stage_reports(counts),
-        "expected": list(checks),
-        "blend": recipe.blend,
-    }
-
-
-def _amount(amount: Amount) -> dict[str, int]:
-    return {"documents": amount.documents, "words": amount.words, "bytes": amount.num_bytes}
-
-
-def _source_report(source: CorpusSource, found: SourceCounts, files: Sequence[Part]) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "input": source.input,
-        "status": source.status,
-        "weight": source.weight,
-        "epochs": source.epochs,
-        "records": found.records,
-        "unreadable": dict(sorted(found.unreadable.items())),
-        "read": _amount(found.read),
-        "written": _amount(found.written),
-        "files": [
-            {"name": part.name, "documents": part.documents, "bytes": part.num_bytes, "sha256": part.sha256}
-            for part in files
-        ],
-    }
-
-
-def _stage_reports(counts: CorpusCounts) -> list[dict[str, Any]]:
-    """Cleaning, then every stage that is on, in order, with the documents that reached it."""
-    reports: list[dict[str, Any]] = []
-    cleaned = {source.name: list(source.clean) for source in counts.recipe.sources if source.clean}
-    if cleaned:
-        removed = {rule: counts.removed_characters[rule] for rule in sorted(counts.removed_characters)}
-        reports.append({"stage": "cleaning", "settings": cleaned, "removed_characters": removed})
-    settings = active_stages(counts.recipe.filters)
-    written = sum(source.written.documents for source in counts.sources)
-    remaining = written + sum(stage.documents for stage in counts.stages.values())
-    for name, stage in counts.stages.items():
-        reports.append(
-            {
-                "stage": name,
-                "settings": settings.get(name, {}),
-                "documents_in": remaining,
-                "dropped_documents": stage.documents,
-                "dropped_words": stage.words,
-                "reasons": dict(sorted(stage.reasons.items())),
-            }
-        )
-        remaining -= stage.documents
-    return reports
+    def _stage_reports(self) -> list[dict[str, Any]]:
+        """Return cleaning, then every stage that is on, in order, with the documents that reached it."""
+        reports: list[dict[str, Any]] = []
+        cleaned = {source.name: list(source.clean) for source in self.recipe.sources if source.clean}
+        if cleaned:
+            removed = dict(sorted(self.removed_characters.items()))
+            reports.append({"stage": "cleaning", "settings": cleaned, "removed_characters": removed})
+        remaining = self.total("documents_written") + sum(reasons.total() for reasons in self.reasons.values())
+        for name, settings in self._stages().items():
+            reasons = self.reasons[name]
+            stage = {"stage": name, "settings": settings, "documents_in": remaining}
+            stage |= {"dropped_documents": reasons.total(), "dropped_words": self.dropped_words[name]}
+            reports.append(stage | {"reasons": dict(sorted(reasons.items()))})
+            remaining -= reasons.total()
+        return reports
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
-    """The corpus.json of a folder; None where there is none. Raises DataError where it is damaged."""
+    """Return the corpus.json of a folder; None if there is none. Raises DataError if it is damaged."""
     path = directory / REPORT_NAME
     if not path.is_file():
         return None
@@ -206,26 +188,21 @@ def read_report(directory: Path) -> dict[str, Any] | None:
     if not isinstance(report, dict) or report.get("format") != CORPUS_FORMAT:
         return None
     if report.get("version") != CORPUS_VERSION or not isinstance(report.get("stages"), list):
-        raise DataError(
-            f"{path}: version {report.get('version')!r} of a corpus report, this is {CORPUS_VERSION}; prepare it again"
-        )
+        version = report.get("version")
+        raise DataError(f"{path}: version {version!r} of a corpus report, this is {CORPUS_VERSION}; prepare it again")
     return report
 
 
 def cleaning_record(inputs: Sequence[str]) -> list[dict[str, Any]]:
-    """What tools/prepare_corpus.py did to `inputs` (paths and globs): one object a stage, folder after folder.
+    """Return what tools/prepare_corpus.py did to `inputs` (paths and globs): one object per stage and folder.
 
-    A folder counts once, however many of its files are named; inputs that it did not write add nothing.
+    Other inputs add nothing.
     """
     record: list[dict[str, Any]] = []
-    for folder in dict.fromkeys(Path(path).resolve().parent for name in inputs for path in _paths(name)):
+    names = [name for name in inputs if "://" not in name]
+    paths = [path for name in names for path in (name, *sorted(glob.glob(name, recursive=True)))]
+    for folder in dict.fromkeys(Path(path).resolve().parent for path in paths if Path(path).exists()):
         report = read_report(folder)
         if report is not None:
             record += [{"corpus": report.get("name"), **stage} for stage in report["stages"]]
     return record
-
-
-def _paths(name: str) -> list[str]:
-    if "://" in name:
-        return []
-    return [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))

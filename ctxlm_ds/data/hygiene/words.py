@@ -1,9 +1,7 @@
-"""Words of a text as 64-bit hashes, and their n-grams: what duplicates, overlaps and repetitions are found by.
+"""Words of a text as 64-bit hashes, and their n-grams, the same in every process and run.
 
-In: a text. Out: arrays of hashes, the same in every process and run. A word is a run of letters, digits and marks in
-any script, lower-cased; in scripts written without spaces (Chinese, Japanese, Thai, Lao, Burmese, Khmer) each character
-is one. Punctuation counts for nothing. Not here: the words that `count_words` counts, which are what spaces separate,
-as `wc -w` and the papers count them.
+A word is a run of letters, digits and marks in any script, lower-cased. In scripts written without spaces (Chinese,
+Japanese, Thai, Lao, Burmese, Khmer) each character is one. Punctuation does not count.
 """
 
 from __future__ import annotations
@@ -18,16 +16,8 @@ from ctxlm_ds.data.numba_random import compiled, mix
 
 SEPARATOR, WORD, IDEOGRAPH = 0, 1, 2
 _LAST_CLASSED = 0x3347F
-_UNSPACED = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x3040, 0x30FF),  # kana
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x3347F),
-)
+_THAI_LAO, _BURMESE, _KHMER, _KANA = (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)
+_HAN = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, _LAST_CLASSED))
 _WORD_PRIME = np.uint64(0x100000001B3)
 _GRAM_BASE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -36,20 +26,20 @@ Hashes = NDArray[np.uint64]
 
 @cache
 def character_classes() -> NDArray[np.uint8]:
-    """[code points]: SEPARATOR, WORD or IDEOGRAPH of each; beyond the table there are only separators."""
+    """Return SEPARATOR, WORD or IDEOGRAPH for each code point, [code points]; all beyond are separators."""
     classes = np.zeros(_LAST_CLASSED + 1, dtype=np.uint8)
     for code in range(0x20000):
         character = chr(code)
         if character.isalnum() or unicodedata.category(character)[0] == "M":
             classes[code] = WORD
-    for first, last in _UNSPACED:
+    for first, last in (_THAI_LAO, _BURMESE, _KHMER, _KANA, *_HAN):
         block = classes[first : last + 1]
         block[(block == WORD) | (first >= 0x20000)] = IDEOGRAPH
     return classes
 
 
 def word_hashes(text: str) -> tuple[Hashes, NDArray[np.int32]]:
-    """(hash, number of characters) of each word of a text, both [words]."""
+    """Return hash and number of characters of each word of a text, both [words]."""
     normal = unicodedata.normalize("NFC", text).lower()
     codes = np.frombuffer(normal.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     hashes, lengths = _hash_words(codes, character_classes())
@@ -81,14 +71,9 @@ def _hash_words(codes: NDArray[np.uint32], classes: NDArray[np.uint8]) -> tuple[
     return hashes[:count].copy(), lengths[:count].copy()
 
 
-def ngram_hashes(words: Hashes, size: int) -> Hashes:
-    """The hash of each run of `size` words, [max(0, words - size + 1)], in order."""
-    grams: Hashes = _hash_ngrams(words, size)
-    return grams
-
-
 @compiled
-def _hash_ngrams(words: Hashes, size: int) -> Hashes:
+def ngram_hashes(words: Hashes, size: int) -> Hashes:
+    """Return the hash of each run of `size` words, in order, [max(0, words - size + 1)]."""
     grams = np.empty(max(0, len(words) - size + 1), dtype=np.uint64)
     highest = np.uint64(1)
     for _ in range(size):
@@ -101,8 +86,3 @@ def _hash_ngrams(words: Hashes, size: int) -> Hashes:
         if index >= size - 1:
             grams[index - size + 1] = mix(state)
     return grams
-
-
-def count_words(text: str) -> int:
-    """Words as spaces separate them."""
-    return len(text.split())

@@ -1,14 +1,16 @@
-"""Building the sample index of a dataset (index.py says what it holds).
+"""Building and opening the sample index of a dataset (index.py describes its files).
 
-In: an indexed dataset, a tokenizer, a recipe, and the objective if static masking stores its work. Out: the folder,
-which appears whole; several processes may build the same one at once.
+An index appears complete or not at all; several processes may build the same one at the same time.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +19,22 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import Objective
-from ctxlm_ds.data.formats.base import Making
+from ctxlm_ds.data.formats.base import Making, SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.index.index import RowSource, SampleIndex
-from ctxlm_ds.data.index.location import IndexPlace
-from ctxlm_ds.data.index.reader import SampleReader
-from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source
-from ctxlm_ds.data.index.static import write_masked_copies
-from ctxlm_ds.data.index.storage import NpyAppender, build_once, open_array, verify_files, write_meta
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.data.index.index import RowSource, SampleIndex, SampleReader
+from ctxlm_ds.data.index.record import (
+    INDEX_VERSION,
+    SAMPLE_DTYPE,
+    SampleSettings,
+    Source,
+    SourcePart,
+    as_part,
+    sample_settings,
+)
+from ctxlm_ds.data.index.sentence_table import require_sentence_encoding, starts_of
+from ctxlm_ds.data.index.static import PREDICTION_BYTES, id_dtype, write_masked_copies
+from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FORMATS
 
@@ -34,6 +42,64 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 INDEX_FORMAT = "ctxlm_ds-samples"
+FEWEST_DOCUMENTS = 300
+DOCUMENTS_PER_ROW = 10
+
+
+@dataclass(frozen=True)
+class IndexPlace:
+    """A source, the settings of its index, and the folder of the index."""
+
+    dataset: IndexedDataset
+    documents: tuple[int, int]
+    """First document, and the one after the last."""
+    settings: SampleSettings
+    directory: Path
+    key: str
+
+    @classmethod
+    def of(cls, part: Source, tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> IndexPlace:
+        """Return the place of a source's index under a recipe.
+
+        Raises:
+            DataError: the dataset is missing, damaged or made for another tokenizer or other rows, or does not have
+                these documents.
+        """
+        part, data = as_part(part), config.data
+        dataset = open_dataset(part.prefix, tokenizer)
+        joins = FORMATS.get(data.sample_format)().joins_sentences(data)
+        require_sentence_encoding(dataset, tokenizer.sentence_prefix, joins, f"data.sample_format {data.sample_format}")
+        documents = (0, dataset.num_documents) if part.documents is None else part.documents
+        if not 0 <= documents[0] <= documents[1] <= dataset.num_documents:
+            raise DataError(
+                f"{part.prefix}: documents {documents[0]} to {documents[1]} are asked for, it has "
+                f"{dataset.num_documents}"
+            )
+        settings = sample_settings(config, held_out)
+        key = settings.key(dataset.fingerprint, documents, tokenizer.fingerprint)
+        prefix, parent = Path(dataset.prefix), data.sample_index_dir
+        directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
+        return cls(dataset, documents, settings, directory, key)
+
+    @property
+    def is_built(self) -> bool:
+        return (self.directory / META_NAME).exists()
+
+    def open(self, tokenizer: Tokenizer) -> SampleIndex:
+        """Open the index (SampleIndex says what is checked)."""
+        return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key)
+
+
+def open_dataset(prefix: str | Path, tokenizer: Tokenizer) -> IndexedDataset:
+    """Open a dataset, refusing one that another tokenizer made (Megatron's have no fingerprint to compare)."""
+    dataset = IndexedDataset(prefix)
+    made_with = (dataset.metadata or {}).get("tokenizer_fingerprint")
+    if made_with is not None and made_with != tokenizer.fingerprint:
+        raise DataError(
+            f"{prefix}: made with another tokenizer (fingerprint {made_with[:12]}, the recipe's is "
+            f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run tools/preprocess_data.py again"
+        )
+    return dataset
 
 
 def build_rows(
@@ -67,17 +133,18 @@ def build_sample_index(
         objective: needed for static masking only.
         held_out: a validation set: fixed seed, one pass, masks never stored.
         workers: threads; by default the processor cores that this process may use. The files do not depend on it.
-        verify: compare the checksums of an index that this process has not built itself.
+        verify: compare the checksums of an index that another process has built.
 
     Raises:
         DataError: the dataset does not fit the tokenizer or the sample format, the index is damaged, or the disk
-            refuses it.
+            refuses it or lacks room.
         ConfigError: seq_length is too short for the sample format, or static masking without an objective.
     """
     place = IndexPlace.of(part, tokenizer, config, held_out)
 
     def fill(folder: Path) -> None:
-        counts = _write_samples(folder, place, tokenizer, workers or usable_cores())
+        require_room(folder, place, tokenizer.vocab_size)
+        counts = _write_samples(folder, place, tokenizer, workers or len(os.sched_getaffinity(0)))
         if place.settings.static_masking is not None:
             _write_copies(folder, place.dataset, tokenizer, config, objective)
         write_meta(folder, _meta(place) | counts)
@@ -89,9 +156,26 @@ def build_sample_index(
     return index
 
 
-def usable_cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
+    """Refuse to begin an index that cannot fit on the disk of `folder`: its least size, by the tokens to be covered.
+
+    Raises:
+        DataError: the disk has less room.
+    """
+    settings, bounds = place.settings, place.dataset.document_indices[list(place.documents)]
+    first, after = starts_of(place.dataset, bounds).tolist()
+    tokens = (after - first) * settings.num_duplicates
+    least = tokens // settings.seq_length * SAMPLE_DTYPE.itemsize
+    if settings.static_masking is not None:
+        share = settings.static_masking.get("mask_prob", 0.0)
+        least += int(tokens * (id_dtype(vocab_size).itemsize + share * PREDICTION_BYTES))
+    free = shutil.disk_usage(folder).free
+    if least > free:
+        raise DataError(
+            f"{place.directory}: the sample index needs at least {least / 1e9:,.1f} GB "
+            f"(data.num_duplicates {settings.num_duplicates}), the disk has {free / 1e9:,.1f} GB; lower "
+            "data.num_duplicates, set objective.masking to dynamic, or set data.sample_index_dir to a larger disk"
+        )
 
 
 def _meta(place: IndexPlace) -> dict[str, Any]:
@@ -109,25 +193,23 @@ def _meta(place: IndexPlace) -> dict[str, Any]:
 
 
 def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
-    """Write samples.npy and, if samples share rows, the rows; return what was made, in numbers."""
+    """Write samples.npy and, if samples share rows, the rows; return the counts for meta.json."""
     settings = place.settings
-    sample_format = FORMATS.get(settings.sample_format)()
+    sample_format: SampleFormat = FORMATS.get(settings.sample_format)()
     template = SequenceTemplate.of(tokenizer)
     made = sample_format.make(Making(place.dataset, place.documents, settings, template, workers))
-    forms_rows = sample_format.forms_rows and settings.packing
     num_tokens = 0
-    with (
-        NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file,
-        _rows_files(directory) if forms_rows else nullcontext() as rows,
-    ):
+    with ExitStack() as stack:
+        file = stack.enter_context(NpyAppender(directory / "samples.npy", SAMPLE_DTYPE))
+        rows = _RowsFiles(directory, stack) if sample_format.forms_rows and settings.packing else None
         for records, counts in made.pieces:
-            if rows is not None:
+            if rows is not None and counts is not None:
                 rows.append(np.arange(file.count, file.count + len(records)), counts)
             file.append(records)
             num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
     num_rows = file.count
     if settings.packing:
-        num_rows = rows.num_rows if rows is not None else _write_rows(directory, settings, workers)
+        num_rows = rows.num_rows if rows is not None else _pack_rows(directory, settings, workers)
     return {
         "documents": made.documents,
         "sentences": made.sentences,
@@ -138,15 +220,16 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
 
 
 class _RowsFiles:
-    """row_starts.npy and row_samples.npy, growing."""
+    """row_starts.npy and row_samples.npy while they are written."""
 
-    def __init__(self, starts: NpyAppender, samples: NpyAppender) -> None:
-        self._starts, self._samples = starts, samples
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._starts = stack.enter_context(NpyAppender(directory / "row_starts.npy", np.int64))
+        self._samples = stack.enter_context(NpyAppender(directory / "row_samples.npy", np.int64))
         self._last = 0
-        starts.append(np.zeros(1, dtype=np.int64))
+        self._starts.append(np.zeros(1, dtype=np.int64))
 
     def append(self, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """[n] sample ids, row after row, and [r] how many samples each row that ends has."""
+        """Append [n] sample ids, row after row, and [r] how many samples each row has that ends among them."""
         ends = self._last + np.cumsum(counts)
         self._last = int(ends[-1]) if len(ends) else self._last
         self._starts.append(ends)
@@ -157,19 +240,11 @@ class _RowsFiles:
         return self._starts.count - 1
 
 
-@contextmanager
-def _rows_files(directory: Path) -> Iterator[_RowsFiles]:
-    with (
-        NpyAppender(directory / "row_starts.npy", np.int64) as starts,
-        NpyAppender(directory / "row_samples.npy", np.int64) as samples,
-    ):
-        yield _RowsFiles(starts, samples)
-
-
-def _write_rows(directory: Path, settings: SampleSettings, workers: int) -> int:
+def _pack_rows(directory: Path, settings: SampleSettings, workers: int) -> int:
     """Pack the samples and return the number of rows."""
     lengths = open_array(directory, "samples")["num_tokens"]
-    with _rows_files(directory) as rows:
+    with ExitStack() as stack:
+        rows = _RowsFiles(directory, stack)
         for numbers, counts in pack_samples(
             lengths, settings.seq_length, settings.max_sequences_per_row, settings.seed, workers
         ):
@@ -183,9 +258,8 @@ def _write_copies(
     """Write the masked copies of static masking."""
     if objective is None:
         raise ConfigError("objective.masking is static: building the sample index needs the objective, none was given")
-    records = open_array(directory, "samples")
     sample_format = FORMATS.get(config.data.sample_format)()
-    reader = SampleReader(records, dataset, SequenceTemplate.of(tokenizer), sample_format)
+    reader = SampleReader(open_array(directory, "samples"), dataset, SequenceTemplate.of(tokenizer), sample_format)
     write_masked_copies(
         directory,
         reader,
@@ -194,3 +268,33 @@ def _write_copies(
         tokenizer.vocab_size,
         config.training.seed,
     )
+
+
+@contextmanager
+def excerpt(
+    prefix: str, tokenizer: Tokenizer, config: RunConfig, objective: Objective, rows_wanted: int
+) -> Iterator[tuple[RowSource, str]]:
+    """Yield rows of a dataset to look at, and a line that says of which documents they are.
+
+    They are those of the complete index if that is built, otherwise of the first documents only, from an index in a
+    temporary folder.
+
+    Raises:
+        DataError: the dataset does not fit the tokenizer or the sample format.
+    """
+    place = IndexPlace.of(prefix, tokenizer, config)
+    total = place.dataset.num_documents
+    if place.is_built:
+        yield RowSource([place.open(tokenizer)]), f"rows of all {total:,} documents, from {place.directory}"
+        return
+    count = min(total, max(FEWEST_DOCUMENTS, DOCUMENTS_PER_ROW * rows_wanted))
+    title = f"rows of all {total:,} documents"
+    if count < total:
+        title = (
+            f"rows of only the first {count:,} of {total:,} documents, made as training makes them: a run on all of "
+            "them has other rows and masks (tools/build_samples.py --show shows those)"
+        )
+    with tempfile.TemporaryDirectory(prefix="samples-") as folder:
+        data = config.data.model_copy(update={"sample_index_dir": folder})
+        part = SourcePart(prefix, (0, count))
+        yield build_rows([part], tokenizer, config.model_copy(update={"data": data}), objective), title

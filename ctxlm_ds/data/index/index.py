@@ -1,15 +1,14 @@
 """The sample index of one dataset: every sample and every row of one epoch, on disk, memory-mapped.
 
-In: a folder PREFIX.samples-KEY (location.py says where), written by build.py, with
+A folder PREFIX.samples-KEY, written by build.py, holds
 
     meta.json                          settings, counts, sizes and checksums of the files
-    samples.npy                        one record a sample (record.SAMPLE_DTYPE)
+    samples.npy                        one record per sample (record.SAMPLE_DTYPE)
     row_starts.npy, row_samples.npy    packed rows: row r has the samples row_samples[row_starts[r] : row_starts[r + 1]]
     masked_*.npy, prediction_*.npy     with static masking (static.py)
 
 KEY is a hash of the dataset's and tokenizer's fingerprints and of every setting that changes the samples, so that an
-index is never used for anything else. Out: rows of samples. Not here: the order of rows (sampler), corruption
-(objectives).
+index is never used for anything else. The sampler orders the rows, objectives corrupt the samples.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
-from ctxlm_ds.data.index.reader import SampleReader
+from ctxlm_ds.data.formats.base import SequenceTemplate
+from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import open_array, read_meta
 from ctxlm_ds.data.sample import Example, Examples, Sample, Samples, empty_examples, empty_samples, starts_of
@@ -34,15 +33,69 @@ from ctxlm_ds.registry import FORMATS
 if TYPE_CHECKING:
     from ctxlm_ds.data.formats.base import SampleFormat
 
+LONGEST_SAMPLE = 1 << 16
+
+
+class SampleReader:
+    """Samples by number: the tokens of their records, framed by the sample format."""
+
+    def __init__(
+        self, records: NDArray[Any], dataset: IndexedDataset, template: SequenceTemplate, sample_format: SampleFormat
+    ) -> None:
+        self.records = records
+        self.format = sample_format
+        self._prefix = dataset.prefix
+        self._vocab_size = template.vocab_size
+        self._fill = sample_format.reader(dataset, template)
+
+    def read(self, numbers: NDArray[np.int64]) -> Samples:
+        """Return samples `numbers`, keyed by their number alone.
+
+        Raises:
+            DataError: the index or the dataset is damaged (as from every method).
+        """
+        samples = empty_samples(self.lengths(numbers))
+        self.fill(samples, np.arange(len(numbers)), numbers)
+        samples.keys[:, 0] = numbers
+        return samples
+
+    def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the [c] tokens of samples `numbers` [c], including special ones and a token that is only a label."""
+        self._require((numbers >= 0) & (numbers < len(self.records)), numbers)
+        lengths = self.records["num_tokens"][numbers].astype(np.int64) + self.format.shifted
+        self._require((lengths > 0) & (lengths <= LONGEST_SAMPLE), numbers)
+        return lengths
+
+    def second_starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the [c] positions from which token types are 1 (the sample's length if there is no B)."""
+        return self.format.second_starts(self.records, numbers, self.lengths(numbers))
+
+    def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
+        damaged = self._fill(samples, slots, self.records, numbers)
+        if damaged != INTACT:
+            raise self._damaged(int(numbers[damaged]))
+
+    def _require(self, is_valid: NDArray[np.bool_], numbers: NDArray[np.int64]) -> None:
+        if not is_valid.all():
+            raise self._damaged(int(numbers[is_valid.argmin()]))
+
+    def _damaged(self, number: int) -> DataError:
+        return DataError(
+            f"{self._prefix}: sample {number} of its index does not fit the dataset, whose tokens are below "
+            f"{self._vocab_size}; run tools/inspect_dataset.py --verify, delete the folder of the index and "
+            "build it again (tools/build_samples.py)"
+        )
+
 
 class SampleIndex:
     """An open index; sample and row numbers count from 0.
 
     Args:
-        key: what the index must be of (SampleSettings.key).
+        key: SampleSettings.key of the index that is wanted.
 
     Raises:
-        DataError: a file of the folder is missing or of another size, or it is the index of something else.
+        DataError: a file of the folder is missing or has another size, or the index has another key.
     """
 
     def __init__(self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate, key: str) -> None:
@@ -65,15 +118,11 @@ class SampleIndex:
             self._row_samples = open_array(directory, "row_samples")
 
     def __len__(self) -> int:
-        """Rows of one epoch."""
+        """Return the rows of one epoch."""
         return len(self._row_starts) - 1 if self.is_packed else len(self.records)
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.records)
-
     def samples_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[c] numbers of the samples in `rows` [b], row after row, and [b] how many each row has."""
+        """Return [c] numbers of the samples in `rows` [b], row after row, and [b] how many each row has."""
         if not self.is_packed:
             return rows, np.ones(len(rows), dtype=np.int64)
         starts = self._row_starts[rows]
@@ -86,35 +135,35 @@ class SampleIndex:
         return self._row_samples[ranges(starts, counts)], counts
 
     def row(self, row: int) -> list[Sample] | list[Example]:
-        """A row's samples; with static masking its finished examples."""
+        """Return a row's samples; with static masking its finished examples."""
         numbers = self.row_samples(row)
         if self.is_static:
             return [self.example(number) for number in numbers]
         return [self.sample(number) for number in numbers]
 
     def row_samples(self, row: int) -> list[int]:
-        """Numbers of the samples in a row."""
+        """Return the numbers of the samples in a row."""
         numbers: list[int] = self.samples_of(np.array([row]))[0].tolist()
         return numbers
 
     def sample(self, number: int) -> Sample:
-        """Sample `number` before corruption."""
+        """Return sample `number` before corruption."""
         return self.reader.read(np.array([number])).sample(0)
 
     def example(self, number: int) -> Example:
-        """Stored example `number` (static masking only)."""
+        """Return stored example `number` (static masking only)."""
         return _stored_examples([_Share(self, np.zeros(1, dtype=np.int64), np.array([number]))], 1).example(0)
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What one index contributes to a micro-batch."""
+    """The samples of one index in a micro-batch."""
 
     index: SampleIndex
     slots: NDArray[np.int64]
     """[c] places among the micro-batch's sequences."""
     numbers: NDArray[np.int64]
-    """[c] numbers of the samples that belong there."""
+    """[c] numbers of the samples at these places."""
 
 
 class RowSource:
@@ -130,17 +179,17 @@ class RowSource:
         return int(self._starts[-1])
 
     def locate(self, row: int) -> tuple[SampleIndex, int]:
-        """The index that holds a row, and the row's number there."""
-        number = int(self._starts.searchsorted(row, side="right")) - 1
-        return self.indexes[number], row - int(self._starts[number])
+        """Return the index that holds a row, and the row's number there."""
+        (source,), (number,) = self.sources(np.array([row]))
+        return self.indexes[source], int(number)
 
     def sources(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[b] number of the index that holds each of `rows` [b], and [b] the row's number there; -1 for row -1."""
+        """Return [b] number of the index that holds each of `rows` [b], and [b] the row's number there; -1 for -1."""
         sources = self._starts.searchsorted(rows, side="right") - 1
         return sources, np.where(sources < 0, -1, rows - self._starts[sources])
 
     def samples(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """The samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin.
+        """Return the samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin.
 
         Raises:
             DataError: an index or a dataset is damaged.
@@ -155,7 +204,7 @@ class RowSource:
         return samples, row_starts
 
     def examples(self, rows: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
-        """The stored examples of `rows` [b] (-1: none), and [b + 1] where each row's begin (static masking only).
+        """Return the stored examples of `rows` [b] (-1: none), and [b + 1] where each row's begin.
 
         Raises:
             DataError: an index is damaged.
@@ -164,13 +213,13 @@ class RowSource:
         return _stored_examples(shares, int(row_starts[-1])), row_starts
 
     def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64]]:
-        """What each index contributes to a micro-batch of `rows`, and [b + 1] first sequence of each row."""
+        """Return the samples of each index in a micro-batch of `rows`, and [b + 1] first sequence of each row."""
         counts = np.zeros(len(rows), dtype=np.int64)
-        sources = self._starts.searchsorted(rows, side="right") - 1  # -1 for an empty row
+        sources, row_numbers = self.sources(rows)
         found = []
         for source in sorted(set(sources.tolist()) - {-1}):
             places = np.flatnonzero(sources == source)
-            numbers, counts[places] = self.indexes[source].samples_of(rows[places] - self._starts[source])
+            numbers, counts[places] = self.indexes[source].samples_of(row_numbers[places])
             found.append((self.indexes[source], places, numbers))
         row_starts = starts_of(counts)
         shares = [
@@ -180,14 +229,14 @@ class RowSource:
 
 
 def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """starts[0], starts[0] + 1, ... counts[0] numbers, then those of the next range."""
+    """Return starts[0], starts[0] + 1, ... (counts[0] numbers), then those of the next range."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - ends + counts, counts) + np.arange(total)
 
 
 def _lengths(shares: Sequence[_Share], count: int) -> NDArray[np.int64]:
-    """[count] tokens of every sequence of a micro-batch."""
+    """Return the [count] tokens of every sequence of a micro-batch."""
     lengths = np.empty(count, dtype=np.int64)
     for share in shares:
         lengths[share.slots] = share.index.reader.lengths(share.numbers)

@@ -1,14 +1,14 @@
-"""What one line of a sample index holds, and the settings that decide its contents.
+"""The record of a sample, and the settings that decide the contents of a sample index.
 
-A sample is one or two ranges of the dataset's flat token stream, already truncated; special tokens are added on
-reading.
+A sample is one or two ranges of the dataset's flat token stream, already truncated; special tokens are added when it is
+read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ SAMPLE_DTYPE = np.dtype(
         ("is_random", "i1"),
     ]
 )
-"""Token ranges of A and B (B empty if the format has one text), length with special tokens, and the label of the
+"""Token ranges of A and B (B is empty if the format has one text), length with special tokens, and the label of the
 sequence (NO_LABEL if the format has none)."""
 
 
@@ -41,7 +41,7 @@ class SourcePart:
     prefix: str
     """Path without .bin/.idx."""
     documents: tuple[int, int] | None = None
-    """First document, and the one after the last; None is all."""
+    """First document, and the one after the last; None means all."""
 
 
 Source = SourcePart | str | Path
@@ -54,33 +54,25 @@ def as_part(source: Source) -> SourcePart:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """Every setting that changes a sample index; two indexes of equal settings and dataset are equal."""
+    """Every setting that changes a sample index; equal settings and an equal dataset give equal indexes."""
 
     sample_format: str
     seq_length: int
     num_duplicates: int
     seed: int
     packing: bool
-    """Rows hold several sequences: packed ones, or the documents of a block."""
+    """True if rows hold several sequences: packed ones, or the documents of a block."""
     max_sequences_per_row: int
     static_masking: dict[str, Any] | None
     """The objective's settings if masked copies are stored, else None."""
     own: dict[str, Any] = field(default_factory=dict)
-    """Settings that the sample format alone has."""
+    """Settings that only the sample format has."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as meta.json and the key have them."""
-        shared: dict[str, Any] = {
-            "sample_format": self.sample_format,
-            "seq_length": self.seq_length,
-            "short_seq_prob": 0.0,  # in the key of every index since version 3, whatever its format
-            "num_duplicates": self.num_duplicates,
-            "seed": self.seed,
-            "packing": self.packing,
-            "max_sequences_per_row": self.max_sequences_per_row,
-            "static_masking": self.static_masking,
-        }
-        return shared | self.own
+        """Return the settings in the form of meta.json and of the key."""
+        shared = {name: value for name, value in asdict(self).items() if name != "own"}
+        # Part of the key of every index since version 3.
+        return {"short_seq_prob": 0.0} | shared | self.own
 
     def key(self, dataset_fingerprint: str, documents: tuple[int, int], tokenizer_fingerprint: str) -> str:
         """Return 64 hexadecimal digits that name the index of these documents of a dataset."""
@@ -94,7 +86,7 @@ class SampleSettings:
 
 
 def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings:
-    """Return a recipe's settings, normalised: what a format ignores does not change the key.
+    """Return a recipe's settings, normalised: a setting that the format ignores does not change the key.
 
     Held-out data gets one pass under a fixed seed and never stored masks, so that figures compare between runs.
     """

@@ -1,13 +1,11 @@
-"""The sentences of an indexed dataset as token ranges, documents grouped, end-of-document tokens taken off.
+"""The sentences of an indexed dataset as token ranges by document; end-of-document tokens are left out.
 
-In: IndexedDataset. Out: SentenceTable. A dataset built with --append-eod ends each document with one token that is not
-text: it is left out here, and the sample formats put their own separators, so that it is never doubled, never masked.
-Empty sentences and documents vanish. A dataset without --split-sentences has one sequence a document: `is_split` is
-False.
+A dataset built with --append-eod ends each document with one token that is not text. It is left out here, and the
+sample formats put separators, so that it is never doubled and never masked. Empty sentences and documents are left out.
+A dataset without --split-sentences has one sequence per document: `is_split` is False.
 
-Sentences lie one after another in the token stream, so where each begins is all there is to know of them, and that
-stands in the mapped .idx: a table takes 16 bytes of memory a document, and 8 a sentence only where empty sequences must
-be left out.
+Sentences are stored one after another in the token stream, and the mapped .idx says where each begins. So a table takes
+16 bytes of memory per document, and 8 per sentence only if empty sequences must be left out.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ UNALIGNED = np.dtype([("value", "<i8")])
 
 
 class SentenceTable(NamedTuple):
-    """N sentences of D documents, none of them empty; compiled code takes it as it is."""
+    """N sentences of D documents, none of them empty, in a form that compiled code reads."""
 
     offsets: NDArray[Any]
     """[N] UNALIGNED, where each sentence begins, in units of 2^-shift tokens."""
@@ -39,7 +37,7 @@ class SentenceTable(NamedTuple):
     document_ends: NDArray[np.int64]
     """[D] the token after each document's last."""
     is_split: bool
-    """Sequences are sentences, not whole documents."""
+    """True if sequences are sentences, not documents."""
 
     @property
     def num_documents(self) -> int:
@@ -49,29 +47,16 @@ class SentenceTable(NamedTuple):
     def num_sentences(self) -> int:
         return len(self.offsets)
 
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """[N] first token of each sentence in the flat token stream (a copy)."""
-        starts: NDArray[np.int64] = self.offsets["value"] >> self.shift
-        return starts
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """[N] token after its last (a copy)."""
-        ends = np.append(self.starts[1:], 0)
-        ends[self.documents[1:] - 1] = self.document_ends
-        return ends
-
 
 @inlined
 def start_of(table: SentenceTable, sentence: int) -> int:
-    """First token of a sentence."""
+    """Return the first token of a sentence."""
     return table.offsets[sentence].value >> table.shift
 
 
 @inlined
 def end_of(table: SentenceTable, sentence: int, document: int) -> int:
-    """Token after the last of a sentence of a document."""
+    """Return the token after the last of a sentence of a document."""
     if sentence + 1 == table.documents[document + 1]:
         return table.document_ends[document]
     return table.offsets[sentence + 1].value >> table.shift
@@ -79,12 +64,25 @@ def end_of(table: SentenceTable, sentence: int, document: int) -> int:
 
 @inlined
 def reaching(table: SentenceTable, sentence: int, document: int, limit: int) -> int:
-    """The first sentence of a document, from `sentence` on, that ends at token `limit` or later, or its last one."""
+    """Return the first sentence of a document, from `sentence` on, that ends at token `limit` or later, or its last."""
     last = table.documents[document + 1] - 1
     limit <<= table.shift
     while sentence < last and table.offsets[sentence + 1].value < limit:
         sentence += 1
     return sentence
+
+
+@compiled
+def sentence_at(table: SentenceTable, token: int) -> int:
+    """Return the last sentence that begins at a token or before it; 0 if none does."""
+    low, high = 0, len(table.offsets)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if table.offsets[middle].value >> table.shift <= token:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, int] | None = None) -> SentenceTable:
@@ -97,104 +95,81 @@ def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, i
     bounds = np.array(dataset.arrays.documents[first : after + 1], dtype=np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
     offsets, unit = token_offsets(dataset)
-    starts = offsets[begin:end]
+    starts, shift, bounds = offsets[begin:end], unit.bit_length() - 1, bounds - begin
     stop = int(offsets[end]["value"]) // unit if end < dataset.num_sequences else dataset.num_tokens
-    eod = int(ends_with_eod(dataset, sep_id))
-    shift, bounds = unit.bit_length() - 1, bounds - begin
-    kept_sentences, kept_documents = _count_filled(starts, shift, bounds, stop, eod)
-    if kept_sentences == 0:
+    source = (starts, shift, bounds, stop, int(ends_with_eod(dataset, sep_id)))
+    nothing = np.empty(0, dtype=np.int64)
+    num_sentences, num_documents = _take_filled(source, nothing.view(UNALIGNED), nothing, nothing)
+    if num_sentences == 0:
         raise DataError(
             f"{dataset.prefix}: no text ({after - first} documents, all empty); check what was preprocessed"
         )
-    document_ends = np.empty(kept_documents, dtype=np.int64)
-    if kept_sentences == len(starts) and kept_documents == len(bounds) - 1:
-        _fill_document_ends(starts, shift, bounds, stop, eod, document_ends)
-        return SentenceTable(starts, shift, bounds, document_ends, is_split(dataset))
-    filled = np.empty(kept_sentences, dtype=UNALIGNED)
-    filled_documents = np.empty(kept_documents + 1, dtype=np.int64)
-    _take_filled((starts, shift, bounds, stop, eod), filled, filled_documents, document_ends)
+    filled_documents = np.empty(num_documents + 1, dtype=np.int64)
+    document_ends = np.empty(num_documents, dtype=np.int64)
+    is_full = num_sentences == len(starts)
+    filled = np.empty(0 if is_full else num_sentences, dtype=UNALIGNED)
+    _take_filled(source, filled, filled_documents, document_ends)
+    if is_full:
+        return SentenceTable(starts, shift, filled_documents, document_ends, is_split(dataset))
     return SentenceTable(_read_only(filled), 0, filled_documents, document_ends, is_split(dataset))
 
 
 def token_offsets(dataset: IndexedDataset) -> tuple[NDArray[Any], int]:
-    """[N] UNALIGNED, where each sequence begins, and how much of it is one token (a power of two)."""
+    """Return [N] UNALIGNED, where each sequence begins, and how much of it is one token (a power of two)."""
     return _read_only(dataset.arrays.offsets.view(UNALIGNED)), dataset.arrays.token_offset
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that compiled code takes for the same type as a mapped file."""
+    """Return a view that has the type of a mapped file for compiled code."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-@inlined
-def _text_end(starts: Any, shift: int, bounds: Any, document: int, stop: int) -> int:
-    """The token after a document's last, its end-of-document token counted."""
-    after = bounds[document + 1]
-    return starts[after].value >> shift if after < len(starts) else stop
-
-
 @compiled
-def _count_filled(starts: Any, shift: int, bounds: Any, stop: int, eod: int) -> tuple[int, int]:
-    """Numbers of sentences and of documents that are not empty."""
-    sentences = documents = 0
-    for document in range(len(bounds) - 1):
-        if bounds[document] == bounds[document + 1]:
-            continue
-        end = _text_end(starts, shift, bounds, document, stop) - eod
-        before = sentences
-        start = starts[bounds[document]].value >> shift
-        for sentence in range(bounds[document] + 1, bounds[document + 1]):
-            following = min(end, starts[sentence].value >> shift)
-            sentences += following > start
-            start = following
-        sentences += end > start
-        documents += sentences > before
-    return sentences, documents
+def _take_filled(source: Any, filled: Any, filled_documents: Any, document_ends: Any) -> tuple[int, int]:
+    """Copy the places of the sentences and documents that are not empty into arrays that are not; return their numbers.
 
-
-@compiled
-def _fill_document_ends(starts: Any, shift: int, bounds: Any, stop: int, eod: int, document_ends: Any) -> None:
-    for document in range(len(bounds) - 1):
-        document_ends[document] = _text_end(starts, shift, bounds, document, stop) - eod
-
-
-@compiled
-def _take_filled(source: Any, filled: Any, filled_documents: Any, document_ends: Any) -> None:
-    """Copy the places of the sentences and documents that are not empty."""
+    Args:
+        source: starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
+            end-of-document token.
+    """
     starts, shift, bounds, stop, eod = source
     sentences = documents = 0
     for document in range(len(bounds) - 1):
-        if bounds[document] == bounds[document + 1]:
+        first, after = bounds[document], bounds[document + 1]
+        if first == after:
             continue
-        end = _text_end(starts, shift, bounds, document, stop) - eod
+        end = (starts[after].value >> shift if after < len(starts) else stop) - eod
         before = sentences
-        for sentence in range(bounds[document], bounds[document + 1]):
+        for sentence in range(first, after):
             start = starts[sentence].value >> shift
-            following = starts[sentence + 1].value >> shift if sentence + 1 < bounds[document + 1] else end
-            if min(end, following) > start:
-                filled[sentences].value = start
+            following = min(end, starts[sentence + 1].value >> shift) if sentence + 1 < after else end
+            if following > start:
+                if len(filled):
+                    filled[sentences].value = start
                 sentences += 1
         if sentences > before:
-            filled_documents[documents] = before
-            document_ends[documents] = end
+            if len(document_ends):
+                filled_documents[documents], document_ends[documents] = before, end
             documents += 1
-    filled_documents[documents] = sentences
+    if len(document_ends):
+        filled_documents[documents] = sentences
+    return sentences, documents
 
 
 def is_split(dataset: IndexedDataset) -> bool:
-    """Whether sequences are sentences: as recorded, else whether any document has more than one."""
+    """Return whether sequences are sentences: as recorded, else whether any document has more than one."""
     if dataset.metadata is not None:
         return bool(dataset.metadata["split_sentences"])
     return dataset.num_sequences > dataset.num_documents
 
 
 def ends_with_eod(dataset: IndexedDataset, sep_id: int) -> bool:
-    """Whether each document ends with an end-of-document token.
+    """Return whether each document ends with an end-of-document token.
 
-    Recorded beside our own datasets. Megatron's carry no record: theirs do when up to 64 documents spread over the
-    dataset all end with the separator, which is what its BERT tokenizers append.
+    This project's datasets record it. Megatron's do not: theirs do if up to 64 documents spread over the dataset all
+    end with the separator, which is what its BERT tokenizers append.
     """
     if dataset.metadata is not None:
         return bool(dataset.metadata["append_eod"])
@@ -207,20 +182,8 @@ def ends_with_eod(dataset: IndexedDataset, sep_id: int) -> bool:
     return bool((last_tokens == sep_id).all())
 
 
-def document_token_bounds(dataset: IndexedDataset, sep_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[D] first token of each document and [D] the token after its last, end-of-document tokens left out."""
-    bounds = starts_of(dataset, dataset.document_indices)
-    starts, ends = bounds[:-1], bounds[1:]
-    present = ends > starts
-    starts, ends = starts[present], ends[present]
-    if ends_with_eod(dataset, sep_id):
-        ends = ends - 1
-    filled = ends > starts
-    return starts[filled], ends[filled]
-
-
 def starts_of(dataset: IndexedDataset, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First token of each of `sequences`; for their number, the number of tokens."""
+    """Return the first token of each of `sequences`; for the number of sequences, the number of tokens."""
     offsets, unit = token_offsets(dataset)
     starts = np.full(len(sequences), dataset.num_tokens, dtype=np.int64)
     inside = sequences < dataset.num_sequences
@@ -236,11 +199,34 @@ def require_pairs_possible(table: SentenceTable, prefix: object, sample_format: 
     """
     if not table.is_split:
         raise DataError(
-            f"{prefix}: data.sample_format {sample_format} needs sentences, but each sequence of this dataset is a "
-            "whole document; preprocess it again with --split-sentences, or use full_sentences or doc_sentences"
+            f"{prefix}: data.sample_format {sample_format} needs sentences, but each sequence of this dataset is "
+            "a document; preprocess it again with --split-sentences, or use full_sentences or doc_sentences"
         )
     if table.num_documents < 2:
         raise DataError(
             f"{prefix}: data.sample_format {sample_format} draws the random next segment from another document, but "
-            "there is only 1; separate the documents (one a line or blank-line delimited), or use full_sentences"
+            "there is only 1; separate the documents (one per line or blank-line delimited), or use full_sentences"
         )
+
+
+def require_sentence_encoding(dataset: IndexedDataset, space: str, joins_sentences: bool, setting: str) -> None:
+    """Refuse a dataset whose sentences were encoded for other rows; one without a record (Megatron's) passes.
+
+    Args:
+        space: what the tokenizer encodes before a sentence that follows another (Tokenizer.sentence_prefix).
+        joins_sentences: True if the rows have sentences that follow each other without a separator.
+        setting: what decides that, for the message.
+
+    Raises:
+        DataError: sentences begin with a space that belongs there only if rows join them, or lack it.
+    """
+    recorded = (dataset.metadata or {}).get("sentence_prefix")
+    if recorded is None or not space or not is_split(dataset) or joins_sentences == bool(recorded):
+        return
+    encoded, option = ("with", "without") if recorded else ("without", "with")
+    need = "joins sentences" if joins_sentences else "ends each sentence with a separator"
+    raise DataError(
+        f"{dataset.prefix}: its sentences were encoded {encoded} the space before them, but {setting} {need}; run "
+        f"tools/preprocess_data.py again {option} --leading-space, or set data.sample_format full_sentences or "
+        f"doc_sentences with data.separate_sentences {str(not recorded).lower()}"
+    )

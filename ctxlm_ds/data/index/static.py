@@ -1,8 +1,8 @@
-"""Static masking: the masked copies themselves as an indexed binary data set, written when the index is built.
+"""Static masking: the masked copies of all samples, written when the index is built.
 
 BERT's paper masks once, before training, and duplicates the corpus ten times so that masks differ between epochs of
 forty. Here num_duplicates passes are built, each sample is corrupted once under the key (seed, sample), and training
-reads examples. Files beside samples.npy, all memory-mapped, sample j being the slices offsets[j]:offsets[j + 1]:
+reads examples. Files next to samples.npy, all memory-mapped, sample j being the slices offsets[j]:offsets[j + 1]:
 
     masked_ids.npy             the sequences, special tokens in place (uint16, or int32 for large vocabularies)
     masked_offsets.npy         [samples + 1] int64
@@ -18,22 +18,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import Objective
-from ctxlm_ds.data.formats.loops.framing import WHOLE, copy_tokens
-from ctxlm_ds.data.index.reader import SampleReader
+from ctxlm_ds.data.formats.loops.framing import INTACT, copy_tokens
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
 from ctxlm_ds.data.numba_random import compiled, stream_key
 from ctxlm_ds.data.sample import Examples
 from ctxlm_ds.errors import DataError
 
+if TYPE_CHECKING:
+    from ctxlm_ds.data.index.index import SampleReader
+
 PURPOSE = "static_mask"
 SAMPLES_AT_ONCE = 4096
 UINT16_VOCABULARY = 65_536
+PREDICTION_BYTES = 6
+"""Least size of a stored prediction: its position and label."""
+
+
+def id_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the type of stored token ids."""
+    return np.dtype(np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32)
 
 
 def write_masked_copies(
@@ -45,12 +54,11 @@ def write_masked_copies(
     seed: int,
 ) -> None:
     """Corrupt every sample once and write the five files; `budgets` gives the most predictions by length."""
-    id_dtype = np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32
     dtypes: dict[str, Any] = {
-        "masked_ids": id_dtype,
+        "masked_ids": id_dtype(vocab_size),
         "masked_offsets": np.int64,
         "prediction_positions": np.int32,
-        "prediction_labels": id_dtype,
+        "prediction_labels": id_dtype(vocab_size),
         "prediction_offsets": np.int64,
     }
     key = stream_key(seed, PURPOSE)
@@ -76,10 +84,10 @@ def _append_examples(files: dict[str, NpyAppender], examples: Examples) -> None:
 class StoredCopies(NamedTuple):
     """The arrays of the five files."""
 
-    ids: NDArray[Any]
-    offsets: NDArray[np.int64]
-    positions: NDArray[np.int32]
-    labels: NDArray[Any]
+    masked_ids: NDArray[Any]
+    masked_offsets: NDArray[np.int64]
+    prediction_positions: NDArray[np.int32]
+    prediction_labels: NDArray[Any]
     prediction_offsets: NDArray[np.int64]
 
 
@@ -89,16 +97,10 @@ class MaskedCopies:
     def __init__(self, directory: Path, vocab_size: int) -> None:
         self._directory = directory
         self._vocab_size = vocab_size
-        self._stored = StoredCopies(
-            open_array(directory, "masked_ids"),
-            open_array(directory, "masked_offsets"),
-            open_array(directory, "prediction_positions"),
-            open_array(directory, "prediction_labels"),
-            open_array(directory, "prediction_offsets"),
-        )
+        self._stored = StoredCopies(*(open_array(directory, name) for name in StoredCopies._fields))
 
     def prediction_counts(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[c] predictions of examples `numbers`, whose sequences have `lengths` [c].
+        """Return the [c] predictions of examples `numbers`, whose sequences have `lengths` [c].
 
         Raises:
             DataError: the files are damaged.
@@ -119,7 +121,7 @@ class MaskedCopies:
             DataError: the files are damaged.
         """
         damaged = copy_examples(examples, slots, self._stored, numbers, self._vocab_size)
-        if damaged != WHOLE:
+        if damaged != INTACT:
             raise self._damaged(int(numbers[damaged]))
 
     def _damaged(self, number: int) -> DataError:
@@ -133,21 +135,29 @@ class MaskedCopies:
 def copy_examples(
     examples: Examples, slots: NDArray[np.int64], stored: StoredCopies, numbers: NDArray[np.int64], vocab_size: int
 ) -> int:
-    """Copy stored sequences and predictions; the place in `numbers` of the first damaged one, else WHOLE."""
+    """Copy stored sequences and predictions; return the place in `numbers` of the first damaged one, else INTACT."""
     for place in range(len(numbers)):
         number, slot = numbers[place], slots[place]
         begin, end = examples.starts[slot], examples.starts[slot + 1]
         first, after = examples.prediction_starts[slot], examples.prediction_starts[slot + 1]
-        start, stop = stored.offsets[number], stored.offsets[number + 1]
+        start, stop = stored.masked_offsets[number], stored.masked_offsets[number + 1]
         first_stored, after_stored = stored.prediction_offsets[number], stored.prediction_offsets[number + 1]
         if not (
-            copy_tokens(examples.input_ids[begin:end], stored.ids, start, stop, vocab_size)
+            copy_tokens(examples.input_ids[begin:end], stored.masked_ids, start, stop, vocab_size)
             and copy_tokens(
-                examples.prediction_labels[first:after], stored.labels, first_stored, after_stored, vocab_size
+                examples.prediction_labels[first:after],
+                stored.prediction_labels,
+                first_stored,
+                after_stored,
+                vocab_size,
             )
             and copy_tokens(
-                examples.prediction_positions[first:after], stored.positions, first_stored, after_stored, end - begin
+                examples.prediction_positions[first:after],
+                stored.prediction_positions,
+                first_stored,
+                after_stored,
+                end - begin,
             )
         ):
             return place
-    return WHOLE
+    return INTACT

@@ -1,10 +1,10 @@
-"""Files of a sample index: .npy arrays written in pieces, memory-mapped for reading, in a folder that appears whole.
+"""Files of a sample index: .npy arrays written in pieces, memory-mapped for reading, in a folder that appears complete.
 
-Several processes, on one host or on many that share a folder, may want the same index at once: FINAL.building/ is
-locked (process/run_lock.py), one of them fills a folder in it, the others wait until that has its final name. Where the
-builder dies, its lock is taken over (on the same host at once, from another host when its heartbeat stands still for a
-minute) and what it left is removed. The lock only saves work: a folder gets its name by one rename, and only when it is
-whole.
+Several processes, on one host or on many that share a folder, may need the same index at the same time. One of them
+locks FINAL.building/ (process/run_lock.py) and fills a folder in it; the others wait until that has its final name. If
+the builder dies, another process takes the lock over (on the same host immediately, from another host once its
+heartbeat is a minute old) and removes what it left. The lock only saves work: a folder gets its name by one rename, and
+only when it is complete.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ LONGEST_POLL_S = 5.0
 POLL_GROWTH = 1.5
 HANDOVER_S = 0.01
 HASHING_THREADS = 8
-WORTH_SAYING_BYTES = 1 << 30
+NPY_HEADER_BYTES = 128
+LOGGED_BYTES = 1 << 30
 REMEDY = "delete the folder and build the samples again (tools/build_samples.py)"
 
 
 class NpyAppender:
-    """A one-dimensional .npy file that grows: the header, which has room for any length, is corrected at the end."""
+    """A one-dimensional .npy file that grows; its header has room for any length and is corrected at the end."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
@@ -75,40 +76,32 @@ class NpyAppender:
 
 
 def open_array(directory: Path, name: str) -> NDArray[Any]:
-    """A memory-mapped array (plain ndarray view: slicing a memmap object costs several times more).
+    """Map an array into memory, as a plain ndarray: slicing a memmap object costs several times more.
 
     Raises:
-        DataError: the file is no .npy array of the size that its header says.
+        DataError: the file is not a .npy array of the size in its header.
     """
     path = directory / f"{name}.npy"
     try:
-        return np.asarray(np.load(path, mmap_mode="r"))
+        # An array without elements cannot be mapped.
+        is_empty = path.stat().st_size <= NPY_HEADER_BYTES
+        return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))
     except (OSError, ValueError) as error:
-        if path.exists() and path.stat().st_size > 0 and _is_empty_array(path):
-            return np.load(path)
         raise DataError(f"{path}: not readable ({error}); delete the folder and build the samples again") from error
 
 
-def _is_empty_array(path: Path) -> bool:
-    """Whether a .npy file holds an array without elements, which cannot be mapped."""
-    try:
-        return np.load(path).size == 0
-    except (OSError, ValueError):
-        return False
-
-
 def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
-    """Make the folder `final` exist, whole: filled by this process, or by another one that this one waits for.
+    """Make the complete folder `final` exist: filled by this process, or by another that this one waits for.
 
     Args:
         fill: writes every file into the folder it is given; the same files in any process.
 
     Returns:
-        Whether this process has filled it.
+        True if this process has filled it.
 
     Raises:
-        DataError: `final` is there without its meta.json, or the disk refuses (not writable, full).
-        Exception: whatever else `fill` raises; then nothing is left behind, and a waiting process tries in its turn.
+        DataError: `final` exists without its meta.json, or the disk refuses (not writable, full).
+        Exception: any other error of `fill`; nothing is left behind, and a waiting process tries next.
     """
     workplace = final.with_name(f"{final.name}{BUILDING_SUFFIX}")
     try:
@@ -127,7 +120,7 @@ def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> 
     is_announced = False
     poll_s = FIRST_POLL_S
     if (final / META_NAME).exists() and workplace.exists():
-        # Its builder died, or is just about to leave.
+        # Its builder died, or is about to leave.
         with suppress(RunLockedError, OSError):
             lock.acquire()
             _leave(lock)
@@ -139,7 +132,7 @@ def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> 
             if not is_announced:
                 logger.info("waiting for the sample index %s: %s", final, error)
             is_announced = True
-            # Nodes that started together must not look at one file server in step.
+            # Nodes that started together must not look at one file server at the same moments.
             time.sleep(poll_s * random.uniform(0.5, 1.0))
             poll_s = min(LONGEST_POLL_S, poll_s * POLL_GROWTH)
         except FileNotFoundError:  # its last user has just removed the workplace
@@ -151,7 +144,7 @@ def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> 
 
 
 def _build_locked(final: Path, fill: Callable[[Path], None], lock: RunLock) -> bool:
-    """Fill a folder aside and give it its name, unless that is done already or the lock is lost meanwhile."""
+    """Fill a temporary folder and rename it; return False if it exists already or the lock was lost meanwhile."""
     try:
         if (final / META_NAME).exists():
             return False
@@ -159,7 +152,7 @@ def _build_locked(final: Path, fill: Callable[[Path], None], lock: RunLock) -> b
             raise DataError(f"{final}: has no {META_NAME}; it is damaged, delete the folder")
         for left in lock.run_dir.glob(f"{PARTIAL_PREFIX}*"):
             shutil.rmtree(left)
-        # A name of its own: a suspended process that wakes up after a takeover must not write into its successor's.
+        # A unique name: a suspended process that wakes up after a takeover must not write into its successor's folder.
         partial = lock.run_dir / f"{PARTIAL_PREFIX}{uuid.uuid4().hex}"
         partial.mkdir()
         logger.info("building the sample index %s", final)
@@ -187,9 +180,9 @@ def _is_ours(lock: RunLock) -> bool:
 
 
 def _leave(lock: RunLock) -> None:
-    """Give the workplace back, and remove it unless somebody else is there already."""
+    """Release the lock, and remove its folder unless another process has locked it already."""
     if _is_ours(lock):
-        # Also what processes that were killed while they took the lock have left; a living one takes its turn again.
+        # Includes the files of processes that were killed while they took the lock; a living one tries again.
         for left in lock.run_dir.iterdir():
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -201,7 +194,7 @@ def _leave(lock: RunLock) -> None:
 
 
 def _remove_abandoned(workplace: Path) -> None:
-    """Remove a workplace in which the lock could not even be written."""
+    """Remove a folder in which not even the lock could be written."""
     with suppress(OSError):
         if not (workplace / LOCK_NAME).exists():
             (workplace / GUARD_NAME).unlink(missing_ok=True)
@@ -219,10 +212,10 @@ def write_meta(directory: Path, meta: dict[str, Any]) -> None:
 
 
 def read_meta(directory: Path, key: str) -> dict[str, Any]:
-    """Read meta.json and check that it is the index of `key` and that every file is there in its full size.
+    """Read meta.json and check that the index has the key `key` and that every file has its full size.
 
     Raises:
-        DataError: something is missing, of another size, or the index of something else.
+        DataError: a file is missing or has another size, or the index has another key.
     """
     path = directory / META_NAME
     try:
@@ -231,11 +224,11 @@ def read_meta(directory: Path, key: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{directory}: no readable {META_NAME} ({error}); {REMEDY}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not what a sample index says of itself ({error!r}); {REMEDY}") from error
+        raise DataError(f"{path}: not the description of a sample index ({error!r}); {REMEDY}") from error
     if found != key:
         raise DataError(
-            f"{path}: this is the index with the key {str(found)[:12]}, not {key[:12]}: the folder was renamed; give "
-            "it its name back, or delete it"
+            f"{path}: this is the index with the key {str(found)[:12]}, not {key[:12]}: the folder was renamed; "
+            "restore its name, or delete it"
         )
     for name, expected in files.items():
         size = (directory / name).stat().st_size if (directory / name).exists() else None
@@ -249,10 +242,10 @@ def verify_files(directory: Path, meta: dict[str, Any]) -> None:
     """Read every file of an index and compare its sha256 with meta.json's.
 
     Raises:
-        DataError: a file is not what was built.
+        DataError: a file differs from the one that was built.
     """
     total_bytes = sum(entry["bytes"] for entry in meta["files"].values())
-    if total_bytes >= WORTH_SAYING_BYTES:
+    if total_bytes >= LOGGED_BYTES:
         logger.info("verifying the sample index %s (%.1f GB)", directory, total_bytes / 1e9)
     paths = [directory / name for name in meta["files"]]
     for path, digest in zip(paths, _digests(paths), strict=True):

@@ -1,4 +1,4 @@
-"""How documents become a dataset: the settings, the names of the results, and what makes two builds the same."""
+"""Settings of preprocessing, names of its results, and the key that is equal for equal builds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ctxlm_ds.data.sources.reading import InputShard
+from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
+from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError
 
-BUILD_VERSION = 3
+BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
 MIN_RECORDS_FOR_SHARE = 10_000
-"""A share of bad records is judged from so many records on, and at the end."""
+"""A share of bad records is judged after this many records, and at the end."""
 _NOT_IN_KEY = ("workers", "max_bad_records", "overwrite", "shard")
 
 
 @dataclass(frozen=True, slots=True)
 class PreprocessConfig:
-    """How documents become a dataset (the names of Megatron's flags)."""
+    """Settings of preprocessing, named like Megatron's flags."""
 
     json_keys: tuple[str, ...] = ("text",)
-    """Keys (columns) of a record to take; each gives a dataset of its own."""
+    """Keys (columns) of a record to take; each gives a dataset."""
     split_sentences: bool = False
-    """A sequence is a sentence; otherwise the whole document."""
+    """A sequence is a sentence; otherwise it is a document."""
     keep_newlines: bool = False
     """Sentences keep the line ends behind them (only seen by tokenizers that have tokens for them)."""
+    leading_space: bool = False
+    """Sentences that follow another one are encoded with the space before them (byte-level BPE)."""
     append_eod: bool = False
     """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
+    split_special_tokens: bool = False
+    """Encode the name of a special token inside a text as ordinary text (the name is transformers')."""
     workers: int = 1
     """Worker processes; the result does not depend on it."""
     max_bad_records: int | float = 0
@@ -51,13 +56,13 @@ def parse_max_bad_records(text: str) -> int | float:
 
 
 def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig) -> str:
-    """Megatron's name of a dataset, with the number of its shard."""
+    """Return Megatron's name of a dataset, with the number of its shard."""
     kind = "sentence" if config.split_sentences else "document"
     return f"{output_prefix}_{key}_{kind}{_shard_suffix(config.shard)}"
 
 
 def shard_set_prefix(prefix: str, config: PreprocessConfig) -> str:
-    """A shard's prefix without its number: that of the whole."""
+    """Return a shard's prefix without its number: that of the joined dataset."""
     return prefix.removesuffix(_shard_suffix(config.shard))
 
 
@@ -66,7 +71,7 @@ def _shard_suffix(shard: InputShard) -> str:
 
 
 def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:
-    """sha256 (hex) of everything that decides the bytes: equal keys, equal datasets."""
+    """Return a sha256 (hex) of everything that decides the bytes: equal keys, equal datasets."""
     settings = {key: value for key, value in asdict(config).items() if key not in _NOT_IN_KEY}
     settings |= {
         "version": BUILD_VERSION,
@@ -74,4 +79,6 @@ def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str
         "tokenizer": fingerprint,
         "shard": [config.shard.index, config.shard.count],
     }
+    if config.split_sentences:
+        settings["sentence_splitter"] = SPLITTER_VERSION
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

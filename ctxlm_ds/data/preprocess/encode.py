@@ -1,4 +1,4 @@
-"""One chunk of records to arrays of tokens: parse, split, tokenize; the work of a worker process."""
+"""The work of a preprocessing worker: parse a chunk of records, split it into sentences, tokenize them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.dataset.reader import token_dtype
 from ctxlm_ds.data.preprocess.config import PreprocessConfig
 from ctxlm_ds.data.preprocess.sentences import split_sentences
-from ctxlm_ds.data.sources.reading import BadRecord, Chunk, Position, parse_chunk
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, Position
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder
@@ -31,7 +32,7 @@ class EncodedKey:
 
 @dataclass(slots=True)
 class EncodedChunk:
-    """What a worker hands back."""
+    """The result of a worker."""
 
     position: Position
     bytes_read: int
@@ -43,15 +44,14 @@ class EncodedChunk:
 
 
 class ChunkEncoder:
-    """Parses, splits and tokenizes one chunk at a time."""
+    """Encoder of one chunk at a time."""
 
     def __init__(self, tokenizer: Tokenizer, config: PreprocessConfig) -> None:
         self.config = config
         self._encode_flat = flat_encoder(tokenizer)
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._end_id = tokenizer.sep_id if config.append_eod else None
-        # Byte-level BPE writes the space before a word into its token: a sentence that follows another has one.
-        self._sentence_prefix = tokenizer.sentence_prefix
+        self._sentence_prefix = encoded_prefix(config, tokenizer) if config.split_sentences else ""
 
     def __call__(self, chunk: Chunk) -> EncodedChunk:
         documents: list[dict[str, str]] = []
@@ -64,8 +64,8 @@ class ChunkEncoder:
                 result.characters += sum(map(len, document.values()))
         result.records = len(documents) + len(result.bad_records)
         result.keys = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
-        # A document empty under every key is left out; under one of several it stays, so that the datasets of all
-        # keys keep the same documents (Megatron pairs titles and texts by number).
+        # A document is left out if it is empty under every key. Otherwise the datasets of all keys keep it, since
+        # Megatron pairs titles and texts by number.
         kept = np.zeros(len(documents), dtype=np.bool_)
         for encoded in result.keys:
             kept |= encoded.document_sizes > 0
@@ -75,7 +75,7 @@ class ChunkEncoder:
         return result
 
     def _encode(self, texts: Sequence[str]) -> EncodedKey:
-        """All texts; one without any token has no sequences."""
+        """Encode all texts; one without any token has no sequences."""
         pieces: list[str] = []
         counts: list[int] = []
         for text in texts:
@@ -98,11 +98,18 @@ class ChunkEncoder:
         if not self.config.split_sentences:
             return [text]
         sentences = split_sentences(text, self.config.keep_newlines)
-        if not self._sentence_prefix:
-            return sentences
         return sentences[:1] + [self._sentence_prefix + sentence for sentence in sentences[1:]]
 
 
 def build_encoder(tokenizer_path: str, config: PreprocessConfig) -> ChunkEncoder:
-    """A ChunkEncoder in a worker process."""
-    return ChunkEncoder(load_tokenizer(tokenizer_path), config)
+    """Build a ChunkEncoder in a worker process."""
+    return ChunkEncoder(load_tokenizer(tokenizer_path, config.split_special_tokens or None), config)
+
+
+def encoded_prefix(config: PreprocessConfig, tokenizer: Tokenizer) -> str:
+    """Return the text that is encoded before a sentence that follows another one.
+
+    Byte-level BPE writes the space before a word into its token. Rows that join sentences need it; without
+    `leading_space` each sentence is encoded by itself, as fairseq encodes lines.
+    """
+    return tokenizer.sentence_prefix if config.leading_space or not config.split_sentences else ""

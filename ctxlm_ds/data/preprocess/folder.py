@@ -1,8 +1,7 @@
-"""The folder of an unfinished dataset: who works on it, how far it has come, whether it may be gone on with.
+"""Lock the folder of an unfinished dataset, and save and load how far it has come.
 
 PREFIX.partial/ holds what is written, progress.json (replaced atomically, after everything it counts is on the disk)
-and a lock. Progress made from other sources, settings or a tokenizer is thrown away, and so is a damaged one.
-Not here: what is written (dataset/writer.py, job.py).
+and a lock. Progress made from other sources or settings or with another tokenizer is deleted, and so is damaged one.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.data.dataset.writer import WriterState
-from ctxlm_ds.data.sources.reading import Position
+from ctxlm_ds.data.sources.types import Position
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 
@@ -31,7 +29,7 @@ PROGRESS_NAME = "progress.json"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where an interrupted run goes on."""
+    """State that an interrupted run resumes from."""
 
     build_key: str
     position: Position
@@ -39,23 +37,30 @@ class Progress:
     counts: dict[str, int]
     bad_records: dict[str, Any] = field(default_factory=dict)
     is_prepared: bool = False
-    """Every file is complete and only has to get its name."""
+    """True if every file is complete and only has to get its name."""
 
 
 class PartialFolder:
-    """PREFIX.partial/, locked while the block lasts. Raises DataError where another process works on it."""
+    """Folder of an unfinished dataset, locked while the block lasts; one that another process left is taken over.
 
-    def __init__(self, prefix: str, build_key: str) -> None:
-        self.path = Path(f"{prefix}{FOLDER_SUFFIX}")
+    Args:
+        prefix: prefix of the dataset.
+        build_key: what the dataset is made of; progress of another one is not continued.
+        suffix: added to `prefix` for the name of the folder.
+    """
+
+    def __init__(self, prefix: str, build_key: str = "", suffix: str = FOLDER_SUFFIX) -> None:
+        self.path = Path(f"{prefix}{suffix}")
         self.build_key = build_key
         self._lock = RunLock(self.path, remedy="choose another --output-prefix")
 
     @property
     def is_kept(self) -> bool:
-        """Whether some progress is on the disk."""
+        """True if some progress is on the disk."""
         return (self.path / PROGRESS_NAME).exists()
 
     def __enter__(self) -> PartialFolder:
+        """Lock the folder. Raises DataError if another process works in it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
@@ -63,38 +68,38 @@ class PartialFolder:
             raise DataError(str(error)) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the folder, unless it holds progress that an interrupted run goes on from."""
-        with suppress(RunLockedError):  # whoever took the lock over works in the folder now
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Remove the folder, unless it holds progress that an interrupted run resumes from."""
+        with suppress(RunLockedError):  # another process took the lock over and works in the folder now
             self._lock.check()
             if kind is None or not self.is_kept:
                 shutil.rmtree(self.path, ignore_errors=True)
         self._lock.release()
 
     def check(self) -> None:
-        """Raises RunLockedError where another process took the folder over (this one had been suspended)."""
+        """Raise RunLockedError if another process took the folder over (this one had been suspended)."""
         self._lock.check()
 
     def load(self) -> Progress | None:
-        """The progress to go on from; None (and an empty folder) without any of this build."""
+        """Return the progress to resume from; None, and an empty folder, if there is none of this build."""
         progress = self._read()
         if progress is not None and progress.build_key == self.build_key:
             return progress
         if progress is not None:
-            logger.warning("%s: holds progress of another input, tokenizer or setting; starting anew", self.path)
+            logger.warning("%s: holds progress of another input, tokenizer or setting; starting again", self.path)
         self.clear()
         return None
 
-    def clear(self) -> None:
-        """Throw the progress away."""
+    def clear(self) -> bool:
+        """Delete the progress and all unfinished files. Returns True if there were any."""
         (self.path / PROGRESS_NAME).unlink(missing_ok=True)
-        for left in self.path.glob("*.part"):
-            left.unlink()
+        left = list(self.path.glob("*.part"))
+        for path in left:
+            path.unlink()
+        return bool(left)
 
     def save(self, progress: Progress) -> None:
-        """Replace the progress; what it counts must be on the disk. Raises RunLockedError as `check`."""
+        """Replace the progress; what it counts must be on the disk. Raises RunLockedError like `check`."""
         self.check()
         value = asdict(progress)
         write_text(self.path / PROGRESS_NAME, json.dumps(value | {"sha256": _digest(value)}))
@@ -110,7 +115,7 @@ class PartialFolder:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
-            logger.warning("%s: damaged (%s); starting anew", path, error)
+            logger.warning("%s: damaged (%s); starting again", path, error)
             return None
 
 

@@ -1,9 +1,9 @@
-"""Documents to indexed datasets: read, split, tokenize in worker processes, write in order.
+"""Turn documents into indexed datasets: read, split and tokenize in worker processes, write in order.
 
-In: corpus files and a tokenizer folder. Out: `{prefix}_{key}_{sentence|document}.{bin,idx,json,sha256}` and, where
-records were skipped, `.errors.jsonl`; the same bytes for any number of workers and of interruptions. Memory is bounded
-by the chunks in flight (two a worker, a megabyte each) and the words a worker remembers (120 MB). An interrupted run
-goes on at its last finished piece (folder.py); a finished dataset of the same build is not built again.
+The result, `{prefix}_{key}_{sentence|document}.{bin,idx,json,sha256}` and `.errors.jsonl` for skipped records, has the
+same bytes for any number of workers and of interruptions. Memory is bounded by the chunks in flight (two per worker, a
+megabyte each) and the words that a worker remembers (120 MB). An interrupted run resumes from its last saved progress
+(folder.py); a finished dataset of the same build is not built again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,19 +30,13 @@ from ctxlm_ds.data.dataset.writer import (
     refuse_existing,
 )
 from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, build_key, dataset_prefix
-from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder
+from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder, encoded_prefix
 from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.preprocess.records import BadRecords
-from ctxlm_ds.data.sources.reading import (
-    Position,
-    Source,
-    check_keys,
-    find_sources,
-    read_chunks,
-    source_signature,
-    total_bytes,
-)
+from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.types import Position, Source
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -64,23 +58,32 @@ class PreprocessResult:
     metadata: dict[str, Any]
     seconds: float
     was_complete: bool = False
-    """It was there already, from the same input, settings and tokenizer."""
+    """True if it existed already, from the same input, settings and tokenizer."""
 
 
 def preprocess(
     inputs: Sequence[str], tokenizer_path: str | Path, output_prefix: str | Path, config: PreprocessConfig
 ) -> list[PreprocessResult]:
-    """Write one dataset a key; every one is complete, or none exists.
+    """Write one dataset per key; all are complete, or none exists.
 
-    Raises DataError for unreadable input, more bad records than allowed, existing output of another build, a run that
-    writes it at this moment or a full disk, and TokenizerError for an unfit tokenizer.
+    Args:
+        inputs: files, globs and `hf://` names.
+        tokenizer_path: folder of the tokenizer.
+        output_prefix: path of the datasets without key and extension.
+        config: how documents become a dataset.
+
+    Raises:
+        DataError: unreadable input, too many bad records, existing output of another build, another process that
+            writes it, or a full disk.
+        TokenizerError: an unfit tokenizer.
     """
     if config.workers < 1:
         raise DataError(f"--workers {config.workers}: at least 1 is needed")
     start_s = time.monotonic()
     sources = find_sources(inputs, config.input_format)
     check_keys(sources, config.json_keys)
-    tokenizer = load_tokenizer(tokenizer_path)
+    tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
+    config = replace(config, split_special_tokens=tokenizer.split_special_tokens)
     prefixes = [dataset_prefix(output_prefix, key, config) for key in config.json_keys]
     signature = source_signature(sources)
     key = build_key(signature, tokenizer.fingerprint, config)
@@ -98,8 +101,8 @@ def preprocess(
             job.write(folder, progress, inputs)
         folder.check()
         for prefix in prefixes:
-            # Other keys of the same input are locked apart from these. A .bin gets its name first: while ours has none,
-            # what is there is another's.
+            # Other keys of the same input have other locks. A .bin gets its name first: until ours has its name,
+            # existing files are another run's.
             if part_file(folder.path, prefix, "bin").exists():
                 refuse_existing(prefix, config.overwrite)
         for prefix in prefixes:
@@ -109,7 +112,7 @@ def preprocess(
 
 
 def _complete_datasets(prefixes: Sequence[str], key: str, config: PreprocessConfig) -> list[PreprocessResult]:
-    """The finished datasets of this build; empty where any is missing, damaged or another one."""
+    """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
     if config.overwrite or not all(dataset_file(prefix, "idx").exists() for prefix in prefixes):
         return []
     try:
@@ -134,23 +137,23 @@ def _explained(folder: PartialFolder, job: _Job) -> Iterator[None]:
     except KeyboardInterrupt:
         if not folder.is_kept:
             raise
-        raise KeyboardInterrupt(f"{folder.path} is kept: the same command goes on from there") from None
+        raise KeyboardInterrupt(f"{folder.path} is kept: rerun the command to resume") from None
     except OSError as error:
         if not is_full_disk(error):
             raise
-        kept = f"{folder.path} is kept and gone on with" if folder.is_kept else "nothing was kept"
+        kept = f"{folder.path} is kept, rerun the command to resume" if folder.is_kept else "nothing was kept"
         raise DataError(
             f"{folder.path.parent}: {error.strerror} after {job.counts['input_bytes'] / 1e6:.1f} MB of input; "
-            f"{kept}, free some space or choose another --output-prefix"
+            f"{kept}; free some space or choose another --output-prefix"
         ) from error
     except DataError:
         if folder.is_kept:
-            logger.warning("%s is kept: the same command goes on from there once the cause is gone", folder.path)
+            logger.warning("%s is kept: rerun the command to resume once the cause is removed", folder.path)
         raise
 
 
 class _Job:
-    """Counts what passes, writes it, and saves how far it has come."""
+    """One run: counts what passes, writes it, and saves its progress."""
 
     def __init__(
         self,
@@ -171,24 +174,23 @@ class _Job:
         self.counts = dict.fromkeys(("input_bytes", "characters", "empty_documents", "records"), 0)
 
     def write(self, folder: PartialFolder, progress: Progress | None, inputs: Sequence[str]) -> None:
-        """Write every dataset into `folder`, behind what `progress` counts, up to where only the names are missing."""
+        """Write every dataset into `folder`, continuing behind `progress`, until only the names are missing."""
         with ExitStack() as stack:
             try:
                 writers = self._open_writers(stack, folder, progress)
             except DamagedPartsError as error:
-                logger.warning("%s; starting anew", error)
+                logger.warning("%s; starting again", error)
                 folder.clear()
                 progress = None
                 writers = self._open_writers(stack, folder, progress)
             if progress is not None:
                 self.counts = dict(progress.counts)
                 self.bad_records.restore(progress.bad_records)
-                logger.info("going on after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, folder.path)
+                logger.info("resuming after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, folder.path)
             position = self._consume(folder, progress, writers)
             self._check_end(writers)
-            keyed = zip(writers, self.config.json_keys, strict=True)
             metadata = self._metadata(inputs, folder.build_key)
-            for writer, key in keyed:
+            for writer, key in zip(writers, self.config.json_keys, strict=True):
                 writer.prepare(metadata | {"json_key": key}, self.bad_records.error_lines())
             self._save(folder, writers, position, is_prepared=True)
 
@@ -197,18 +199,15 @@ class _Job:
     ) -> list[IndexedDatasetWriter]:
         dtype = token_dtype(self.tokenizer.vocab_size)
         states = progress.writers if progress is not None else [None] * len(self.prefixes)
-        with ExitStack() as opened:
-            writers = [
-                opened.enter_context(IndexedDatasetWriter(prefix, dtype, self.config.overwrite, folder.path, state))
-                for prefix, state in zip(self.prefixes, states, strict=True)
-            ]
-            stack.push(opened.pop_all())
-        return writers
+        return [
+            stack.enter_context(IndexedDatasetWriter(prefix, dtype, self.config.overwrite, folder.path, state))
+            for prefix, state in zip(self.prefixes, states, strict=True)
+        ]
 
     def _consume(
         self, folder: PartialFolder, progress: Progress | None, writers: list[IndexedDatasetWriter]
     ) -> Position:
-        """Write all chunks; the position behind the last."""
+        """Write all chunks and return the position behind the last."""
         position = None if progress is None else progress.position
         build = partial(build_encoder, str(self.tokenizer_path), self.config)
         chunks = ordered_map(
@@ -217,18 +216,21 @@ class _Job:
         saved_bytes, saved_s = self.counts["input_bytes"], time.monotonic()
         with ExitStack() as stack:
             # The pool ends before the progress display does: it may still log a worker's death.
-            report = stack.enter_context(_Reporter(total_bytes(self.sources, self.config.shard)))
+            num_bytes = total_bytes(self.sources, self.config.shard)
+            progress_bar = byte_progress("preprocess", num_bytes)
+            update = stack.enter_context(progress_bar).update if num_bytes else _log_at_times()
             stack.callback(getattr(chunks, "close", lambda: None))
             for chunk in chunks:
                 self._count(chunk)
                 for writer, encoded in zip(writers, chunk.keys, strict=True):
                     writer.add_documents(encoded.tokens, encoded.lengths, encoded.document_sizes)
-                report(chunk.bytes_read, writers[0].num_documents, writers[0].num_tokens)
+                documents, tokens = writers[0].num_documents, writers[0].num_tokens
+                update(chunk.bytes_read, f"{counted(documents, 'document')}, {tokens / 1e6:.1f} M tokens")
                 position = chunk.position
                 if chunk.bytes_read - saved_bytes >= PIECE_BYTES or time.monotonic() - saved_s >= PIECE_S:
                     self._save(folder, writers, position)
                     saved_bytes, saved_s = chunk.bytes_read, time.monotonic()
-        self.counts["input_bytes"] = total_bytes(self.sources, self.config.shard) or self.counts["input_bytes"]
+        self.counts["input_bytes"] = num_bytes or self.counts["input_bytes"]
         return position or Position(0)
 
     def _save(
@@ -265,10 +267,12 @@ class _Job:
             "tokenizer_kind": self.tokenizer.kind,
             "vocab_size": self.tokenizer.vocab_size,
             "eod_id": self.tokenizer.sep_id,
-            "sentence_prefix": self.tokenizer.sentence_prefix,
+            "sentence_prefix": encoded_prefix(self.config, self.tokenizer),
             "split_sentences": config.split_sentences,
+            "sentence_splitter": SPLITTER_VERSION if config.split_sentences else None,
             "keep_newlines": config.keep_newlines,
             "append_eod": config.append_eod,
+            "split_special_tokens": config.split_special_tokens,
             "shard": [config.shard.index, config.shard.count],
             "build_key": key,
             "empty_documents": self.counts["empty_documents"],
@@ -287,25 +291,18 @@ class _Job:
 
 
 def _source_name(source: Source) -> str:
-    """Without its folder, which the signature does not know either; text, whatever bytes the name has."""
+    """Return the name without its folder, which is not in the signature either; it may have any bytes."""
     name = source.path if source.format == "hf" else os.path.basename(source.path)
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
-class _Reporter(ExitStack):
-    """Progress by bytes read; by documents where the size of the input is unknown (hf://)."""
+def _log_at_times() -> Callable[[int, str], None]:
+    """Return a substitute for a progress display, for input of unknown size (hf://)."""
+    last_s = [time.monotonic()]
 
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__()
-        self._update: Callable[[int, str], None] | None = None
-        if num_bytes:
-            self._update = self.enter_context(byte_progress("preprocess", num_bytes)).update
-        self._last_s = time.monotonic()
-
-    def __call__(self, bytes_read: int, documents: int, tokens: int) -> None:
-        note = f"{counted(documents, 'document')}, {tokens / 1e6:.1f} M tokens"
-        if self._update is not None:
-            self._update(bytes_read, note)
-        elif time.monotonic() - self._last_s >= _UNKNOWN_SIZE_INTERVAL_S:
-            self._last_s = time.monotonic()
+    def log(bytes_read: int, note: str) -> None:
+        if time.monotonic() - last_s[0] >= _UNKNOWN_SIZE_INTERVAL_S:
+            last_s[0] = time.monotonic()
             logger.info("preprocess: %s", note)
+
+    return log

@@ -1,4 +1,4 @@
-"""Map a function over a stream in worker processes: results in order, a bounded number in flight."""
+"""Map a function over a stream in worker processes: results in order, with a bounded number in flight."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ctxlm_ds.errors import DataError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+MAX_WORKERS = 1024
+
 # The function of this worker process; a pool can only hand it over through the module.
 _worker_state: dict[str, Callable[[Any], Any]] = {}
 
@@ -27,10 +29,18 @@ _worker_state: dict[str, Callable[[Any], Any]] = {}
 def ordered_map(
     build: Callable[[], Callable[[Item], Result]], items: Iterable[Item], num_workers: int
 ) -> Iterator[Result]:
-    """`build()(item)` for each item, in order; `build` runs once a worker process (must be picklable).
+    """Yield `build()(item)` for each item, in order.
 
-    One worker computes in this process. Raises DataError where a worker dies (the kernel's out-of-memory killer).
+    Args:
+        build: makes the function, once per worker process; must be picklable.
+        items: arguments of the function.
+        num_workers: number of processes; one worker computes in this process.
+
+    Raises:
+        DataError: too many workers, or a worker died (the kernel's out-of-memory killer).
     """
+    if num_workers > MAX_WORKERS:
+        raise DataError(f"--workers {num_workers}: at most {MAX_WORKERS:,} are possible")
     if num_workers <= 1:
         with _single_thread():
             function = build()
@@ -49,7 +59,9 @@ def ordered_map(
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
-        _unblock(executor)
+        # Python before 3.11.5 waits indefinitely for items that no worker reads any more (gh-94777).
+        if sys.version_info < (3, 11, 5) and executor._call_queue is not None:  # type: ignore[attr-defined]
+            executor._call_queue._reader.close()  # type: ignore[attr-defined]
         raise DataError(
             "a worker process died (most often the machine ran out of memory); use fewer --workers"
         ) from error
@@ -57,39 +69,27 @@ def ordered_map(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _unblock(executor: ProcessPoolExecutor) -> None:
-    """Let a broken pool end: Python before 3.11.5 waits for ever for items that no worker reads any more (gh-94777).
-
-    Its later versions close this end of the pipe themselves.
-    """
-    queue = getattr(executor, "_call_queue", None)
-    if sys.version_info < (3, 11, 5) and queue is not None:
-        queue._reader.close()
-
-
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """One worker is one core: the tokenizers library stays off the other ones."""
+    """Keep the tokenizers library on one core."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+        os.environ.pop("TOKENIZERS_PARALLELISM")
+        os.environ.update({} if before is None else {"TOKENIZERS_PARALLELISM": before})
 
 
 def _start_worker(build: Callable[[], Callable[[Any], Any]]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tidies up; the workers end with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent cleans up; the workers end with it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     _worker_state["function"] = build()
 
 
 def _exit_with_parent() -> None:
-    """A parent killed by SIGKILL cannot tell its workers; they would wait for ever."""
+    """Exit when the parent has ended: one killed by SIGKILL cannot end its workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -102,7 +102,7 @@ def _call_worker(item: Any) -> Any:
 
 @contextmanager
 def stop_signals_interrupt() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what is unfinished is removed (main thread only)."""
+    """Make SIGTERM end the block like Ctrl-C, so that unfinished files are removed (main thread only)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

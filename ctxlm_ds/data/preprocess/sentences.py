@@ -1,36 +1,42 @@
-"""Sentences of running text by rule: no model, no download, one look at every stop.
+"""Split running text into sentences by rule, without a model or a download.
 
-A line end is a paragraph end, and so a sentence end (hard-wrapped text must be joined first). Inside a paragraph a
-sentence ends at `.`, `!`, `?` or an ellipsis, with the quotes and brackets that close behind it, unless what stands
-around says otherwise: an abbreviation, an initial, a decimal, a list number, a lower-case continuation. An
-abbreviation that often ends a sentence ("Inc.", "U.S.", "p.m.") does so only before a word that usually starts one,
-the idea of Kiss and Strunk's Punkt (2006) with fixed instead of learned lists.
+A line end ends a paragraph, and so a sentence (join hard-wrapped text first). Inside a paragraph a sentence ends at a
+stop of its script, with the quotes and brackets that close behind it. A full stop does not end one behind an
+abbreviation, an initial, a decimal or a list number. An abbreviation that often ends a sentence ("Inc.", "p.m.",
+"т. д.") ends one only before a word that usually starts one: the idea of Kiss and Strunk's Punkt (2006), with fixed
+instead of learned lists. Before lower case and emoji the rules follow ICU, sentencex and pysbd.
 """
 
 from __future__ import annotations
 
 import re
 
-_CLOSING = "\"'”’»›)\\]}"
-_OPENING = "\"'“‘«‹(\\[{¿¡"
+SPLITTER_VERSION = 2
+"""Raised whenever a boundary changes. Datasets record it, and parts with different versions are not joined."""
 
-# Every repetition below that can fail is bounded, or entered once a run: the time stays linear in the text.
-_STOP = re.compile("[.!?…‽。！？｡]")  # one class: the scan for it is most of the work
-_STOPS = re.compile("[.!?…‽]+|[。！？｡]+")
+_CLOSING = "\"'”’»›“«‹)\\]}"  # German closes with “ and «
+_OPENING = "\"'“‘«‹„‚»›(\\[{¿¡"
+_FULL_STOPS = "。！？｡।॥؟۔።፧፨။។៕։༎"
+"""Stops that are unambiguous in their scripts: no space is needed behind them."""
+_EMOJI = "\u2600-\u27bf\ufe0f\u200d\U0001f000-\U0001faff"
+
+# Every repetition below that can fail is bounded, or entered once per run: the time stays linear in the text.
+_STOP = re.compile(f"[.!?…‽{_FULL_STOPS}]")  # one class: the scan for it is most of the work
+_STOPS = re.compile(f"[.!?…‽]+|[{_FULL_STOPS}]+")
 _BEHIND_STOP = re.compile(
     rf"""
     (?P<stop> (?:\.[ ]){{1,8}}\.+ | [.!?…‽]+ )     # one stop, a run of them, or a spaced ellipsis
     (?P<close> [{_CLOSING}]{{0,8}} )
     (?: \[\d{{1,3}}\] ){{0,8}}                    # reference marks
-    \s+
-    (?= (?P<open> [{_OPENING}]{{0,8}} ) (?P<next> \w+ | \S ) )
+    (?: \s+ | (?= [{_EMOJI}] ) )
+    (?= (?P<emoji> [{_EMOJI}\s]{{0,64}} ) (?P<open> [{_OPENING}]{{0,8}} ) (?P<next> \w+ | \S | $ ) )
     |
-    [。！？｡]+ [」』”’）】〉》]* \s*              # no space is needed where none is written
+    [{_FULL_STOPS}] [{_FULL_STOPS}.!?…]* [{_CLOSING}」』）】〉》]* \s*
     """,
     re.VERBOSE,
 )
 _LINES = re.compile(r"[\n\r\v\f\x85\u2028\u2029]+")
-_WORD_EDGE = re.compile(r"[\s(\[{\"'“‘«‹/—–]")
+_WORD_EDGE = re.compile(r"[\s(\[{\"'“‘«‹„‚»›/—–]")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -41,20 +47,31 @@ _NEVER_LAST = _words("""
     mr mrs ms mx messrs mme mlle dr drs prof rev revd fr hon gov sen rep reps sens pres gen lt col maj capt cpt cmdr
     comdr adm sgt cpl pvt brig supt insp det atty mt st ste vs v cf viz i.e e.g eg ie approx circa eds trans transl
     ibid incl excl esp a.k.a née univ assn bldg natl intl hwy rte bros
+    bzw vgl evtl ggf inkl exkl zzgl sog bspw z.b d.h i.d.r m.e z.t z.zt u.u s.o s.u dipl ing hrsg fam gebr geb gest hl
+    ehem kath evang
+    т.е т.к т.н т.о т.наз напр см ср им ул пер пл просп наб бул обл пос дер св проф акад доц канд ред изд рис табл
+    тов англ нем франц лат греч вул див
+    sra srta sres dña ud uds vd vds pág núm sig sigg dott mgr inż św ks sv např tzv tzw np
 """)
 """Abbreviations that stand before what they belong to, so hardly ever at the end of a sentence."""
 
 _BEFORE_NUMBER = _words("""
     no nos nr p pp pg pgs vol vols fig figs eq eqs sec secs ch chap chaps chs app art arts par pars para paras pt pts
     b c ca d r ed op jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun
+    abs bd kap ziff jg aufl abb anm str tel okt dez
+    д к кв корп с т п ч гл стр вып
 """)
 """Abbreviations before a number (a numeral, a date); otherwise they are words."""
 
 _SOMETIMES_LAST = _words("""
     inc ltd corp co cos llc llp plc jr sr esq etc al a.m p.m ph.d b.sc m.sc d.phil m.phil ll.d ave blvd dept ft est
     gmbh rd tr resp
+    usw usf u.a u.ä o.ä v.a v.chr n.chr jh jhd mio mrd tsd
+    г гг в вв р рр м ст руб коп тыс млн млрд долл грн тис т.д т.п др пр ін н.э чел
 """)
 """Abbreviations that may also end a sentence: the next word decides (as after any acronym with full stops)."""
+
+_ABBREVIATIONS = (_NEVER_LAST, _BEFORE_NUMBER, _SOMETIMES_LAST)
 
 _STARTERS = _words("""
     a about according after afterwards all also although among an and another any are as at because before both but by
@@ -62,19 +79,40 @@ _STARTERS = _words("""
     however i if in instead is it its just later like many meanwhile moreover most my neither nevertheless no nobody
     none nonetheless nor not nothing now of on once one only or other others our over perhaps several she similarly
     since so some soon still such than that the their then there therefore these they this those though through thus
-    to today together two under unlike until upon was we were what whatever when where whether which while who whoever
+    to today together two under unlike until upon was we were what when where whether which while who
     why with within without yet you your
+    а без более был была были было в вот все всё где да даже для до его если есть ещё за здесь и из или их к как
+    какой когда кто ли между много мы на над не нет но ну о об однако он она они оно от по под позже после потом
+    потому при с сам со тем теперь то тогда того только у уже хотя чем через что чтобы эта эти это этот я
+    але була були було від він вона вони де для його й коли ми ні після потім та також те ти це ця що як який
 """)
 """Words (capitalised in the text) that usually start a sentence rather than continue a name."""
 
+_GERMAN_STARTERS = _words("""
+    aber ab als am an auch auf aus bei beide bis da dabei dadurch dafür dagegen daher damals damit danach daneben dann
+    daraufhin darin darüber das dazu denn dennoch der deshalb die dies diese diesem dieser dieses doch dort durch ein
+    eine einem einen einer er erst es etwa für gegen heute hier hierbei ich ihm ihr ihre im immer in ist jedoch jetzt
+    kein keine man manche mit nach nachdem nicht noch nun nur ob obwohl oder ohne seit sein seine seitdem sie so
+    sowohl später trotz trotzdem über um und unter viele vom von vor während was weil weitere wenn wer wie wir wo wurde
+    zu zudem zum zunächst zur zwar zwischen
+""")
+_GERMAN = re.compile(r"\b(?:und|der|nicht|ist|wurden?|eine[nmr]?|für|sich|auch|dem|zum|zur|aus|bei)\b")
+_GERMAN_DATES = _words("""
+    januar jänner februar märz mai juni juli oktober dezember jahrhundert jahrhunderts jh weltkrieg
+""")
+_GERMAN_WINDOW = 200
+
 _ROMAN = re.compile(r"[IVXLC]+$")
+_ORDINAL = re.compile(r"(?:\d{1,2}|[IVX]{2,5})$")
 _ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]$")
+_SPACED = re.compile(r"(?<![^\W\d_])(?:[^\W\d_]\.\s?){1,3}[^\W\d_]{1,3}$")
+"""An abbreviation of several words, without its last full stop: `z. B`, `т. е`, `n. Chr`."""
 _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,4})$")
 _SYMBOLS = frozenset("$£€#@*•~+§")
 
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
-    """The sentences of `text`, stripped, none empty; without white space they add up to `text`.
+    """Return the sentences of `text`, stripped and not empty; without white space they add up to `text`.
 
     With `keep_newlines` the last sentence of a line keeps the line ends behind it.
     """
@@ -89,7 +127,7 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
 
 
 def _split_line(line: str, sentences: list[str]) -> bool:
-    """Append the sentences of one paragraph; False where it is blank."""
+    """Append the sentences of one paragraph. Returns False if it is blank."""
     count = len(sentences)
     start = position = 0
     while (stop := _STOP.search(line, position)) is not None:
@@ -98,7 +136,7 @@ def _split_line(line: str, sentences: list[str]) -> bool:
             position = _STOPS.match(line, stop.start()).end()  # type: ignore[union-attr]
             continue
         position = match.end()
-        if match.group("stop") is None or _is_boundary(line, start, match):
+        if match["stop"] is None or _is_boundary(line, start, match):
             sentence = line[start:position].strip()
             if sentence:
                 sentences.append(sentence)
@@ -110,47 +148,87 @@ def _split_line(line: str, sentences: list[str]) -> bool:
 
 
 def _is_boundary(line: str, start: int, match: re.Match[str]) -> bool:
-    """Whether the sentence that began at `start` ends at this match."""
-    stop, following = match.group("stop"), match.group("next")
-    first = following[0]
-    if first.islower():
-        return False
-    if not first.isalnum() and not match.group("open"):
-        return first in _SYMBOLS
-    if "…" in stop or (len(stop) > 1 and not stop.strip(". ")):
-        return bool(match.group("close")) or _is_starter(following)
+    """Return whether the sentence that began at `start` ends at this match."""
+    stop, close, emoji, opening, following = match.group("stop", "close", "emoji", "open", "next")
+    if following[:1].islower() and opening[:1] not in ("¿", "¡"):
+        is_ellipsis = "…" in stop or (len(stop) > 1 and not stop.strip(". "))
+        return not close and not is_ellipsis and _ends_before_lower_case(line, start, match)
+    if emoji or not following:
+        return bool(emoji)
+    if not following[0].isalnum() and not opening:
+        return following[0] in _SYMBOLS
     if stop != ".":
         return True
     word = _last_word(line[max(start, match.start() - 40) : match.start()])
-    if match.group("close") or not word:
-        return not (word.lower() in _NEVER_LAST and not _is_starter(following))
+    if close or not word:
+        return not (word.lower() in _NEVER_LAST and not _is_starter(line, match))
+    if len(word) == 1 and word.isalpha() and len(following) <= 3 and line.startswith(".", match.end("next")):
+        return False  # "z. B.", "n. Chr."
     before = match.start() - len(word)
-    return _word_ends_sentence(word, following, before - start < 8 and not line[start:before].strip(" \t(["))
+    is_first = before - start < 8 and not line[start:before].strip(" \t([")
+    return _word_ends_sentence(word, line, match, is_first)
+
+
+def _ends_before_lower_case(line: str, start: int, match: re.Match[str]) -> bool:
+    """Return whether the sentence ends here although lower case follows: only in text that has no capitals.
+
+    In other text an exclamation or a question that lower case follows is a title ("Jeopardy! is"), an interjection or
+    dialogue.
+    """
+    opening = line[start : start + 16].lstrip(" \t" + _OPENING)[:1]
+    if match["stop"] != ".":
+        return bool(match["emoji"]) or opening.islower()
+    word = _last_word(line[max(start, match.start() - 40) : match.start()]).lower()
+    is_plain = len(word) > 1 and not _ACRONYM.match(word) and not word.isdigit()
+    return is_plain and opening.islower() and not any(word in words for words in _ABBREVIATIONS)
 
 
 def _last_word(text: str) -> str:
+    """Return the last word of `text`; an abbreviation of several words without its spaces."""
     word = text[text.rfind(" ") + 1 :]
+    if len(word) <= 3 and (spaced := _SPACED.search(text)) is not None:
+        joined = "".join(spaced.group().split())
+        if joined.lower() in _NEVER_LAST or joined.lower() in _SOMETIMES_LAST:
+            return joined
     if word.isalnum():
         return word
     return _WORD_EDGE.split(text)[-1].strip(_CLOSING)
 
 
-def _is_starter(word: str) -> bool:
-    return word.lower() in _STARTERS
+def _is_starter(line: str, match: re.Match[str]) -> bool:
+    """Return whether the word behind this match usually starts a sentence."""
+    lower = match["next"].lower()
+    return lower in _STARTERS or (lower in _GERMAN_STARTERS and _is_german(line, match))
 
 
-def _word_ends_sentence(word: str, following: str, is_first: bool) -> bool:
-    """Whether a full stop between `word` and `following` ends the sentence; `is_first`: the word opens its line."""
-    lower = word.lower()
+def _is_german(line: str, match: re.Match[str]) -> bool:
+    """Return whether the text around this match is German: only there do ordinals stand before capitals."""
+    around = line[max(0, match.start() - _GERMAN_WINDOW) : match.end() + _GERMAN_WINDOW]
+    return len(set(_GERMAN.findall(around))) > 1
+
+
+def _word_ends_sentence(word: str, line: str, match: re.Match[str], is_first: bool) -> bool:
+    """Return whether the full stop between `word` and the word behind this match ends the sentence.
+
+    Args:
+        word: the word before the full stop.
+        line: the paragraph.
+        match: the full stop and what follows, which does not begin with lower case.
+        is_first: True if `word` opens its line.
+    """
+    lower, following = word.lower(), match["next"]
     if is_first and _LIST_NUMBER.match(word):
         return False
     if len(word) == 1 and word.isupper():
         # An initial, unless an unmistakable start follows ("Henry V. She …"); "A" and "I" may be initials themselves.
-        return len(following) > 1 and _is_starter(following)
+        return len(following) > 1 and _is_starter(line, match)
     if lower in _NEVER_LAST:
         return False
     if lower in _BEFORE_NUMBER:
         return not (following[0].isdigit() or _ROMAN.match(following))
     if lower in _SOMETIMES_LAST or _ACRONYM.match(word):
-        return _is_starter(following)
+        return _is_starter(line, match)
+    if _ORDINAL.match(word):  # "3. Oktober", "Friedrich II. König"
+        is_german = following.lower() in _GERMAN_DATES or _is_german(line, match)
+        return not is_german or _is_starter(line, match)
     return True

@@ -1,7 +1,7 @@
 """Decompress gz, xz, bz2 and zst files as byte streams of bounded memory.
 
-Out: a stream that ends at damage instead of raising (so that nothing before it is lost) and says what it was, and that
-tells where on disk each of its bytes came from. Not here: records.
+A stream ends at damage instead of raising, so that nothing before it is lost, and records the damage and the position
+on disk of its bytes. The standard library's file objects would end silently at a damaged header of a later member.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ctxlm_ds.errors import DataError
 COMPRESSIONS = ("gz", "xz", "bz2", "zst")
 
 BLOCK_BYTES = 1 << 16
-"""Read from disk at a time. The places that `disk_offset` names are multiples of it."""
+"""Read from disk at a time. `disk_offset` gives multiples of it."""
 _OUTPUT_BYTES = 1 << 18
 _ZSTD_INPUT_BYTES = 1 << 11
-"""zstandard's decoder has no bound on what it returns; four bytes can stand for 128 KB."""
+"""zstandard's decoder has no bound on what it returns; four bytes can become 128 KB."""
 _XZ_MEMORY_BYTES = 1 << 30
 """Dictionaries up to a gigabyte (xz -9 uses 64 MB)."""
 _ZSTD_WINDOW_BYTES = 1 << 31
@@ -38,7 +38,7 @@ class _Decoder(Protocol):
     eof: bool
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
-        """(output, input that is left, whether output is still pending). Raises _Damaged."""
+        """Return output, the input that is left, and True if output is still pending. Raises _Damaged."""
 
 
 class _GzipMember:
@@ -57,7 +57,7 @@ class _GzipMember:
 
 
 class _BufferedMember:
-    """xz and bz2, whose decoders keep the input they have not used."""
+    """xz and bz2, whose decoders keep unused input."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -90,20 +90,17 @@ class _ZstdFrame:
 
 
 def compression_of(path: str) -> str:
-    """The compression that a file's name says, or an empty string."""
+    """Return the compression that a file's name says, or an empty string."""
     extension = path.rsplit(".", 1)[-1].lower()
     return extension if extension in COMPRESSIONS else ""
 
 
 class Decompressor(io.RawIOBase):
-    """The decompressed bytes of an open file, joined members one after another.
-
-    Raises DataError where zstd is not installed.
-    """
+    """Decompressed bytes of an open file, all members. Raises DataError if zstandard is needed and not installed."""
 
     def __init__(self, raw: IO[bytes], compression: str, path: str) -> None:
         self.damage = ""
-        """What is wrong with the file, once its good part is read."""
+        """Description of the damage, once the part before it is read; empty for none."""
         self._raw = raw
         self._compression = compression
         self._zstandard = _import_zstandard(path) if compression == "zst" else None
@@ -128,13 +125,13 @@ class Decompressor(io.RawIOBase):
         return size
 
     def disk_offset(self, position: int) -> int:
-        """Where on disk the block begins that byte `position` of the output came from; positions must not decrease."""
+        """Return where the disk block begins that gave byte `position` of the output; positions must not decrease."""
         while len(self._blocks) > 1 and self._blocks[1][0] <= position:
             self._blocks.popleft()
         return self._blocks[0][1] if self._blocks else 0
 
     def _fill(self) -> bool:
-        """Decode a little more; false at the end of the file or at damage."""
+        """Decode a little more. Returns False at the end of the file or at damage."""
         if not self._input and not self._pending and not self._read_block():
             return False
         try:
@@ -164,7 +161,7 @@ class Decompressor(io.RawIOBase):
         return True
 
     def _next_member(self) -> _Decoder | None:
-        """A decoder for what follows; none where it is padding (both gzip and xz allow zeros between members)."""
+        """Return a decoder for the next member; None for padding (gzip and xz allow zeros between members)."""
         if self._compression in ("gz", "xz") and self._produced:
             self._input = memoryview(bytes(self._input).lstrip(b"\0"))
             if not self._input:

@@ -1,4 +1,4 @@
-"""A corpus as documents or texts, iterated as often as needed, with progress."""
+"""Iterate over a corpus as documents or texts, as often as needed, with progress."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from ctxlm_ds.console import byte_progress
-from ctxlm_ds.data.sources.reading import (
-    KEY_HINT,
-    BadRecord,
-    Chunk,
-    Document,
-    check_keys,
-    find_sources,
-    parse_chunk,
-    read_chunks,
-    total_bytes,
-)
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, total_bytes
+from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Chunk, Document
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
@@ -25,11 +17,17 @@ _NAMED_BAD_RECORDS = 10
 
 
 class Corpus:
-    """Every document of some inputs (see reading.py), one pass an iteration, in order.
+    """Every document of some inputs (see reading.py), in order; each iteration is one pass.
 
-    Raises DataError at once where an input is missing, while iterating where more than `max_bad_records` records are
-    no documents; those within the limit are left out, the first ten by name. `key_flags` says by which flag the user
-    named a key, where that is not --json-keys.
+    Args:
+        inputs: files, globs and `hf://` names.
+        json_keys: keys or columns to take.
+        input_format: `auto` or a format.
+        max_bad_records: how many records that are no documents are skipped; the first ten are logged.
+        key_flags: the flag by which the user named a key, if that is not --json-keys.
+
+    Raises:
+        DataError: an input is missing; while iterating, too many records are no documents.
     """
 
     def __init__(
@@ -47,12 +45,12 @@ class Corpus:
         check_keys(self.sources, self.json_keys, " and ".join(self._key_flags.values()) or "--json-keys")
 
     def __iter__(self) -> Iterator[str]:
-        """Every text of every document."""
+        """Yield every text of every document."""
         for document in self.documents():
             yield from document.values()
 
     def documents(self) -> Iterator[Document]:
-        """Every document: its texts by key."""
+        """Yield every document: its texts by key."""
         num_bad = 0
         with byte_progress("read", total_bytes(self.sources)) as progress:
             for chunk in self._chunks():
@@ -64,7 +62,7 @@ class Corpus:
                         yield document
                 progress.update(chunk.bytes_read)
         if num_bad:
-            logger.warning("%d records were no documents and were left out", num_bad)
+            logger.warning("%d records were no documents and were skipped", num_bad)
 
     def _chunks(self) -> Iterator[Chunk]:
         try:
@@ -73,7 +71,7 @@ class Corpus:
             raise DataError(self._with_flag(str(error))) from error
 
     def _with_flag(self, message: str) -> str:
-        """The message; of a missing key or column with the flag that named it."""
+        """Return the message; for a missing key or column with the flag that named it."""
         for key, flag in self._key_flags.items():
             if f"has no key {key!r}" in message or f"has no column {key!r}" in message:
                 return message.replace(KEY_HINT, f"; see {flag}")
@@ -82,7 +80,7 @@ class Corpus:
     def _refuse(self, bad: BadRecord, num_bad: int) -> None:
         if num_bad > self.max_bad_records:
             beyond = f" (more than the {self.max_bad_records} allowed)" if self.max_bad_records else ""
-            remedy = f"mend it, or let such records be skipped with --max-bad-records N{beyond}"
+            remedy = f"fix it, or let such records be skipped with --max-bad-records N{beyond}"
             raise DataError(f"{self._with_flag(str(bad))}; {remedy}")
         if num_bad <= _NAMED_BAD_RECORDS:
             logger.warning("skipped: %s", bad)

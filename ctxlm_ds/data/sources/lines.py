@@ -1,8 +1,7 @@
-"""Files of lines (text, jsonl, WikiExtractor output) as pieces of whole records, without looking into the lines.
+"""Read files of lines (text, jsonl, WikiExtractor output) as pieces of complete records, without parsing the lines.
 
-In: a file, compressed or not, a span of it, a place to go on at. Out: pieces of about a chunk's size that begin and
-end between records. Where a piece ends follows from its own bytes alone, so that a resumed run cuts alike.
-Not here: documents (parsing.py); the lines are split there, in worker processes.
+A piece has about a chunk's size, and begins and ends between records. The end of a piece depends on its bytes only, so
+a resumed run cuts in the same positions. parsing.py splits the lines, in worker processes.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from ctxlm_ds.data.sources.compression import Decompressor
 from ctxlm_ds.data.sources.types import EXCERPT_BYTES, BadRecord, Piece, Position, ReadLimits, Source, Span
 
 _PART_BYTES = 1 << 20
-"""The most of a line read at a time."""
+"""Most bytes of a line read at a time."""
 DOC_END = b"</doc>"
 
 
 def read_lines(source: Source, span: Span, limits: ReadLimits, after: Position | None) -> Iterator[Piece]:
-    """The pieces of `source` that belong to `span`: of an uncompressed file the records between the record ends that
-    follow span.start and span.end, of a compressed one the pieces that begin in blocks of the span.
+    """Yield the pieces of `source` that belong to `span`.
 
-    Raises DataError (zstd is not installed) and the disk's OSError.
+    Of an uncompressed file these are the records between the record ends that follow span.start and span.end, of a
+    compressed one the pieces that begin in blocks of the span. Raises DataError (zstandard is not installed) and the
+    disk's OSError.
     """
     with open(source.path, "rb") as raw:
         if source.compression:
@@ -68,7 +68,7 @@ def _read_compressed(
 
 
 def _record_end(stream: IO[bytes], format: str, offset: int, size: int) -> int:
-    """The first place at or behind `offset` where a record surely ends; the same whoever asks."""
+    """Return the first offset, at or behind `offset`, at which a record surely ends."""
     if offset <= 0 or offset >= size:
         return max(0, min(offset, size))
     stream.seek(offset - 1)
@@ -83,7 +83,7 @@ def _record_end(stream: IO[bytes], format: str, offset: int, size: int) -> int:
 
 
 def _skip_line(stream: IO[bytes]) -> tuple[bytes, int, int]:
-    """Pass over the rest of a line in bounded memory: (its beginning, its bytes, its line ends: 1 or 0)."""
+    """Skip the rest of a line in bounded memory. Returns its beginning, its bytes and its line ends (1 or 0)."""
     head = part = stream.readline(_PART_BYTES)
     size = len(part)
     while part and not part.endswith(b"\n"):
@@ -93,14 +93,14 @@ def _skip_line(stream: IO[bytes]) -> tuple[bytes, int, int]:
 
 
 def _ends_record(format: str, line: bytes | bytearray) -> bool:
-    """Whether a whole line ends a record."""
+    """Return whether a complete line ends a record."""
     if format == "text":
         return not line.strip()
     return format == "jsonl" or line.startswith(DOC_END)
 
 
 def _unfinished(format: str, buffer: bytearray) -> int:
-    """Where the record begins that the buffer ends inside of; its length where it ends with a record's end."""
+    """Return the start of the unfinished record at the end of the buffer; the buffer's length if there is none."""
     end = buffer.rfind(b"\n") + 1
     while end > 0 and format != "jsonl":
         if format == "wikiextractor":
@@ -115,7 +115,7 @@ def _unfinished(format: str, buffer: bytearray) -> int:
 
 
 class _Cutter:
-    """Cuts a stream into pieces of whole records."""
+    """Cuts a stream into pieces of complete records."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Cutter:
         self._ended = False
 
     def next(self, room: int) -> Piece | None:
-        """About a chunk, at most `room` bytes but for the end of its last record; None at the end of the file."""
+        """Return about a chunk: at most `room` bytes, and the end of its last record. None at the end of the file."""
         if self._ended:
             return None
         wanted = min(self._limits.chunk_bytes, room)
@@ -156,8 +156,7 @@ class _Cutter:
         return self._advance(bytes(buffer), num_bytes, num_lines, bad)
 
     def _finish(self, buffer: bytearray) -> int:
-        """Read to the end of the record that the buffer ends inside of. Where it begins, if it does not end there: it
-        is too long, or the file's last."""
+        """Read to the end of the unfinished record. Returns its start if it is too long or the file's last record."""
         format = self._source.format
         begin = _unfinished(format, buffer)
         while begin < len(buffer) <= begin + self._limits.record_bytes:
@@ -175,7 +174,7 @@ class _Cutter:
         return begin
 
     def _cut_off(self, buffer: bytearray, begin: int, reason: str, detail: str = "") -> BadRecord:
-        """Take what begins at `begin` out of the buffer, as a bad record."""
+        """Remove the record at `begin` from the buffer and return it as a bad record."""
         counted = self._lines >= 0
         place = self._lines + buffer.count(b"\n", 0, begin) + 1 if counted else self.offset + begin
         excerpt = bytes(buffer[begin : begin + EXCERPT_BYTES])
@@ -183,7 +182,7 @@ class _Cutter:
         return BadRecord(self._source.path, place, "line" if counted else "byte", reason, excerpt, detail)
 
     def _skip_record(self, in_line: bool) -> tuple[int, int]:
-        """Pass over the rest of a record: (bytes, lines)."""
+        """Skip the rest of a record. Returns its bytes and lines."""
         num_bytes = num_lines = 0
         if in_line:
             _, num_bytes, num_lines = _skip_line(self._stream)

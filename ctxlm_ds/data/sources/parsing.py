@@ -1,8 +1,4 @@
-"""Chunks of raw records to documents; runs in worker processes.
-
-In: a chunk (lines.py, tables.py). Out: each record's texts by key, or what is wrong with it. Texts hold no lone
-surrogates. Not here: reading, sentences.
-"""
+"""Make documents of chunks of raw records, in worker processes. Texts have no lone surrogates."""
 
 from __future__ import annotations
 
@@ -20,15 +16,8 @@ _DOC_START = b"<doc "
 _ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>\s*$)')
 
 
-_JSON_TYPES = {
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
+_JSON_TYPES = {bool: "true or false", str: "a string", list: "a list", dict: "an object", type(None): "null"}
+_JSON_TYPES |= {int: "a number", float: "a number"}
 
 
 class _Unfit(Exception):
@@ -36,7 +25,7 @@ class _Unfit(Exception):
 
 
 def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | BadRecord]:
-    """The document of each record, or what is wrong with it, in order."""
+    """Yield the document of each record, or the reason against it, in order."""
     records, to_document = _FORMATS[chunk.format]
     for place, record in records(chunk):
         try:
@@ -49,7 +38,7 @@ def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | B
 
 
 def _position(chunk: Chunk, place: int) -> tuple[int, str]:
-    """Of the row, or of the line that begins at byte `place` of the chunk."""
+    """Return the number of a row, or of the line that begins at byte `place` of the chunk, and its unit."""
     if isinstance(chunk.records, list):
         return chunk.first + place, "row"
     if chunk.first == 0:
@@ -57,12 +46,8 @@ def _position(chunk: Chunk, place: int) -> tuple[int, str]:
     return chunk.first + chunk.records.count(b"\n", 0, place), "line"
 
 
-def _rows(chunk: Chunk) -> Iterator[tuple[int, Any]]:
-    return enumerate(chunk.records)
-
-
 def _lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    """(byte in the chunk, line without its end); a byte order mark at the file's start is left out."""
+    """Yield byte in the chunk and line without its end; a byte order mark at the start of the file is skipped."""
     assert isinstance(chunk.records, bytes)
     place = 0
     for line in chunk.records.split(b"\n"):
@@ -70,12 +55,8 @@ def _lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
         place += len(line) + 1
 
 
-def _json_lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    return ((place, line) for place, line in _lines(chunk) if line.strip())
-
-
 def _text_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    """Documents are what blank lines separate."""
+    """Yield documents, which blank lines separate."""
     lines: list[bytes] = []
     first = 0
     for place, line in _lines(chunk):
@@ -91,7 +72,7 @@ def _text_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
 
 
 def _wikiextractor_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    """What lies between two `</doc>`, `<doc>` or ends of the chunk, without the closing line."""
+    """Yield the records between two `</doc>`, `<doc>` or ends of the chunk."""
     lines: list[bytes] = []
     first = 0
     for place, line in _lines(chunk):
@@ -135,13 +116,12 @@ def _from_json(record: bytes, json_keys: Sequence[str]) -> Document:
     except ValueError:
         raise _Unfit("not valid JSON", "a number of thousands of digits") from None
     if not isinstance(value, dict):
-        raise _Unfit("not a JSON object", f"{_JSON_TYPES[type(value)]} where one with {json_keys[0]!r} is expected")
+        raise _Unfit("not a JSON object", f"{_JSON_TYPES[type(value)]}, an object with {json_keys[0]!r} is expected")
     return _fields(value, json_keys)
 
 
 def _from_wikiextractor(record: bytes, json_keys: Sequence[str]) -> Document:
-    """The text without the title line above it, as WikiExtractor's own JSON has it, and with `&`, `<` and `>` for what
-    it writes in their place by default (its option --html-safe)."""
+    """Return the text without its title line, as in WikiExtractor's JSON, and without its escapes (--html-safe)."""
     text = _decoded(record)
     head, _, body = text.partition("\n")
     if not head.startswith("<doc "):
@@ -177,14 +157,14 @@ def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
 
 
 def _table_text(text: bytes) -> str:
-    """Tables hand their strings over as bytes, so that one that is not valid UTF-8 costs that row alone."""
+    """Decode a string of a table: they are bytes, so that invalid UTF-8 costs one row only."""
     if len(text) > MAX_RECORD_BYTES:
         raise _Unfit(f"longer than {MAX_RECORD_BYTES:,} bytes", "")
     return _decoded(text)
 
 
 def _checked(text: str) -> str:
-    """The text with `?` for lone surrogates, which JSON can write."""
+    """Return the text with `?` for lone surrogates, which JSON can write."""
     if text.lstrip()[:1] == "\0" and not text.strip("\0 \t\r\n"):
         raise _Unfit("nothing but NUL bytes", "")
     if not text.isascii():
@@ -197,8 +177,8 @@ def _checked(text: str) -> str:
 
 _FORMATS: dict[str, tuple[Callable[[Chunk], Iterator[tuple[int, Any]]], Callable[[Any, Sequence[str]], Document]]] = {
     "text": (_text_documents, _from_text),
-    "jsonl": (_json_lines, _from_json),
+    "jsonl": (lambda chunk: ((place, line) for place, line in _lines(chunk) if line.strip()), _from_json),
     "wikiextractor": (_wikiextractor_documents, _from_wikiextractor),
-    **dict.fromkeys(("parquet", "arrow", "hf"), (_rows, _fields)),
+    **dict.fromkeys(("parquet", "arrow", "hf"), (lambda chunk: enumerate(chunk.records), _fields)),
 }
-"""How each format's records are found, and made into documents."""
+"""Functions that find the records of each format and make documents of them."""

@@ -1,10 +1,9 @@
-"""Corpus files to chunks of raw records: one reader for every format, any shard of the input, from any place on.
+"""Read corpus files of any format as chunks of raw records: any shard of the input, from any position.
 
-In: files (text, jsonl, WikiExtractor output, parquet, Arrow; lines also compressed), globs, and Hugging Face data sets
-(`hf://NAME`, streamed; their code is never run). Out: chunks of about a megabyte, read one at a time (memory does not
-grow with the corpus), each with the position to go on at.
-Shards: the files lie one after another as one row of T bytes on disk; shard i of n has the bytes [T*i/n, T*(i+1)/n).
-Not here: documents (parse_chunk of parsing.py, in worker processes).
+Inputs are files (text, jsonl, WikiExtractor output, parquet, Arrow; lines also compressed), globs, and Hugging Face
+data sets (`hf://NAME`, streamed; their code is never run). A chunk has about a megabyte, so memory does not grow with
+the corpus, and the position behind it. Shards: the files, one after another, have T bytes on disk; shard i of n has the
+bytes [T*i/n, T*(i+1)/n). parsing.py makes documents of chunks, in worker processes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from urllib.parse import parse_qsl
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.data.sources.compression import Decompressor, compression_of
 from ctxlm_ds.data.sources.lines import read_lines
-from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.tables import chunked, read_table
 from ctxlm_ds.data.sources.types import (
     INPUT_FORMATS,
@@ -30,9 +28,7 @@ from ctxlm_ds.data.sources.types import (
     LINE_FORMATS,
     MAX_RECORD_BYTES,
     WHOLE,
-    BadRecord,
     Chunk,
-    Document,
     InputShard,
     Piece,
     Position,
@@ -42,48 +38,24 @@ from ctxlm_ds.data.sources.types import (
 )
 from ctxlm_ds.errors import DataError
 
-__all__ = [
-    "INPUT_FORMATS",
-    "KEY_HINT",
-    "BadRecord",
-    "Chunk",
-    "Document",
-    "Position",
-    "InputShard",
-    "Source",
-    "check_keys",
-    "find_sources",
-    "parse_chunk",
-    "read_chunks",
-    "source_signature",
-    "total_bytes",
-]
-
 CHUNK_BYTES = 1 << 20
 CHUNK_ROWS = 4096
 MAX_TEXT_DOCUMENT_BYTES = 64 << 20
 """A text document without any blank line is cut at the next line end beyond this."""
 
-_EXTENSIONS = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
+_EXTENSIONS = dict.fromkeys((".jsonl", ".json", ".ndjson"), "jsonl") | dict.fromkeys((".arrow", ".feather"), "arrow")
+_EXTENSIONS[".parquet"] = "parquet"
 _ARCHIVES = (".tar", ".tgz", ".zip", ".7z", ".rar", ".lz4", ".z", ".pdf", ".docx")
 _WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
-_GLOB_CHARACTERS = ("*", "?", "[")
 _SIGNATURE_BYTES = 1 << 16
 HF_SCHEME = "hf://"
 
 
 def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
-    """The sources that `inputs` name: paths, globs (in sorted order), folders of datasets' save_to_disk, and
-    hf://NAME; a file named twice is taken once.
+    """Return the sources that `inputs` name: paths, sorted globs, folders of datasets' save_to_disk, and hf://NAME.
 
-    Raises DataError for a missing file, a glob without a match, another folder, or an unknown format.
+    A file named twice is taken once. Raises DataError for a missing file, a glob without a match, another folder, or an
+    unknown format.
     """
     if input_format not in INPUT_FORMATS:
         raise DataError(f"input format {input_format!r} is not known; choose one of {', '.join(INPUT_FORMATS)}")
@@ -104,7 +76,7 @@ def _expand(name: str) -> list[str]:
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         return _saved_files(name)
-    if os.path.exists(name) or not any(character in name for character in _GLOB_CHARACTERS):
+    if os.path.exists(name) or not glob.has_magic(name):
         return [name]
     found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
     paths = [path for path in found if not _is_unfinished(path)]
@@ -114,12 +86,12 @@ def _expand(name: str) -> list[str]:
 
 
 def _is_unfinished(path: str) -> bool:
-    """Whether a file lies in a folder that some tool is writing, or that a killed one left."""
+    """Return whether a file is in a folder that a tool is writing, or that a killed one left."""
     return PARTIAL_MARK in os.path.basename(os.path.dirname(os.path.abspath(path)))
 
 
 def _saved_files(folder: str) -> list[str]:
-    """The Arrow files of a folder that datasets' save_to_disk wrote, in its order."""
+    """Return the Arrow files of a folder that datasets' save_to_disk wrote, in its order."""
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         raise DataError(f"{folder} holds several splits; name one, for example {os.path.join(folder, 'train')}")
     state = os.path.join(folder, "state.json")
@@ -140,7 +112,7 @@ def _file_source(path: str, input_format: str) -> Source:
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise DataError(f"{path}: no such file; check its name") from error
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path}: not a regular file (a pipe cannot be read from a place on); write it to a file first")
+        raise DataError(f"{path}: not a regular file (reading cannot resume inside a pipe); write it to a file first")
     if _is_unfinished(path):
         raise DataError(f"{path}: in a folder that was never finished; make it again, or copy the file elsewhere")
     compression = compression_of(path)
@@ -149,7 +121,7 @@ def _file_source(path: str, input_format: str) -> Source:
         raise DataError(f"{path}: archives and documents are not read; unpack it to text, jsonl or parquet first")
     chosen = _guess_format(path, stem, compression) if input_format == "auto" else input_format
     if chosen not in LINE_FORMATS and compression:
-        raise DataError(f"{path}: a {chosen} file is read as it is; decompress it first")
+        raise DataError(f"{path}: a {chosen} file cannot be read compressed; decompress it first")
     return Source(path, chosen, compression, status.st_size)
 
 
@@ -163,7 +135,7 @@ def _guess_format(path: str, stem: str, compression: str) -> str:
 
 
 def total_bytes(sources: Iterable[Source], shard: InputShard = WHOLE) -> int:
-    """Size on disk of all sources, or of a shard of them."""
+    """Return the size on disk of all sources, or of a shard of them."""
     span = _shard_span(sum(source.num_bytes for source in sources), shard)
     return span.end - span.start
 
@@ -178,10 +150,19 @@ def read_chunks(
     shard: InputShard = WHOLE,
     after: Position | None = None,
 ) -> Iterator[Chunk]:
-    """All records of a shard of the sources, in order; behind the chunk whose position `after` is, where given.
+    """Yield all records of a shard of the sources in chunks.
 
-    The shards' files, one after another, give what the whole gives (but for hf://, of which each has a part). The same
-    sources, shard and position give the same chunks. Raises DataError where a file cannot be read at all.
+    All shards, one after another, give the complete input in order (of hf:// each shard has a share). Equal arguments
+    give equal chunks.
+
+    Args:
+        sources: output of `find_sources`.
+        json_keys: columns of tables to read.
+        shard: part of the input.
+        after: position behind the last chunk that was read; None to start at the beginning.
+
+    Raises:
+        DataError: a file cannot be read.
     """
     after = after or Position(0)
     ours = _shard_span(sum(source.num_bytes for source in sources), shard)
@@ -190,9 +171,9 @@ def read_chunks(
         begin, end = end, end + source.num_bytes
         if number < after.source:
             continue
-        place = after if number == after.source and after != Position(number) else None
+        inside = after if number == after.source and after != Position(number) else None
         span = _local(ours, begin, end, is_last_shard=shard.index + 1 == shard.count)
-        pieces = _read_source(source, json_keys, shard, span, place)
+        pieces = _read_source(source, json_keys, shard, span, inside)
         for piece, is_last in _with_end(pieces):
             on_disk = end if is_last else min(begin + piece.disk_bytes, end)
             yield Chunk(
@@ -203,17 +184,15 @@ def read_chunks(
                 offset=piece.offset,
                 bad_records=piece.bad_records,
                 bytes_read=min(max(on_disk, ours.start), ours.end) - ours.start,
-                position=_position(number, piece, is_last),
+                position=Position(number + 1) if is_last else Position(number, piece.next_offset, piece.next_record),
             )
 
 
-def _position(number: int, piece: Piece, is_last: bool) -> Position:
-    return Position(number + 1) if is_last else Position(number, piece.next_offset, piece.next_record)
-
-
 def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
-    """The part of the shard `ours` within the file at [begin, end), in the file's bytes. An empty file, which may be a
-    damaged one, belongs to the shard that its place belongs to, at the very end to the last."""
+    """Return the part of the shard `ours` within the file at [begin, end), in the file's bytes.
+
+    An empty file, which may be a damaged one, belongs to the shard that owns its position, at the end to the last.
+    """
     if begin == end:
         return Span(0, int(ours.owns(begin) or (is_last_shard and begin == ours.end)))
     return Span(max(0, min(ours.start, end) - begin), max(0, min(ours.end, end) - begin))
@@ -233,7 +212,7 @@ def _read_source(
 
 
 def _with_end(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
-    """Each piece and whether it is the last: a finished file is not opened again to find its end."""
+    """Yield each piece and whether it is the last, so that a finished file is not opened again to find its end."""
     held = next(pieces, None)
     while held is not None:
         following = next(pieces, None)
@@ -242,37 +221,38 @@ def _with_end(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
 
 
 def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str = "--json-keys") -> None:
-    """Raises DataError where several keys are asked of a format that has one text a document, or a key twice."""
+    """Raise DataError if a key is named twice, or several for a format that has one text per document."""
     if not json_keys or len(set(json_keys)) != len(json_keys):
         raise DataError(f"{flags} {' '.join(json_keys)}: name each key once")
     for source in sources:
         if source.format == "text" and len(json_keys) > 1:
-            raise DataError(f"{source.path}: plain text has one text a document, {flags} name {len(json_keys)}")
+            raise DataError(f"{source.path}: plain text has one text per document, {flags} name {len(json_keys)}")
 
 
 def source_signature(sources: Iterable[Source]) -> str:
-    """sha256 that tells other sources: over each one's name, format and size and its first and last 64 KiB; of a data
-    set from the Hub over what its hf:// address says (name a revision to pin it). Raises the disk's OSError."""
+    """Return a sha256 (hex) over each source's name, format and size and its first and last 64 KiB.
+
+    Of a data set from the Hub it covers the hf:// address only (name a revision to pin it). Raises the disk's OSError.
+    """
     digest = hashlib.sha256()
     for source in sources:
         name = source.path if source.format == "hf" else os.path.basename(source.path)
         digest.update(json.dumps([name, source.format, source.compression, source.num_bytes]).encode())
-        if source.format == "hf":
-            continue
-        with open(source.path, "rb") as file:
-            digest.update(file.read(_SIGNATURE_BYTES))
-            file.seek(max(0, source.num_bytes - _SIGNATURE_BYTES))
-            digest.update(file.read(_SIGNATURE_BYTES))
+        if source.format != "hf":
+            with open(source.path, "rb") as file:
+                digest.update(file.read(_SIGNATURE_BYTES))
+                file.seek(max(0, source.num_bytes - _SIGNATURE_BYTES))
+                digest.update(file.read(_SIGNATURE_BYTES))
     return digest.hexdigest()
 
 
 def read_hf(
     source: Source, json_keys: Sequence[str], shard: InputShard, limits: ReadLimits, after: Position | None
 ) -> Iterator[Piece]:
-    """The rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) that belong to `shard`: some of its files
-    where it has as many as there are shards, else every count-th chunk.
+    """Yield the rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) that belong to `shard`.
 
-    Raises DataError where the data set cannot be read or has no such column.
+    A shard has consecutive files if there are at least as many files as shards, else every count-th chunk. Raises
+    DataError if the data set cannot be read or has no such column.
     """
     import datasets
 
@@ -294,7 +274,7 @@ def read_hf(
 
 
 def _open(name: str, json_keys: Sequence[str], shard: InputShard) -> tuple[Any, bool]:
-    """The rows, and whether they are this shard's files alone."""
+    """Return the rows, and True if they are of this shard's files only."""
     import datasets
 
     path, _, query = name.removeprefix(HF_SCHEME).partition("?")

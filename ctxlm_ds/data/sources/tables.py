@@ -1,7 +1,6 @@
-"""Rows of parquet and Arrow files, streamed.
+"""Stream the rows of parquet and Arrow files; strings stay undecoded bytes.
 
-In: a file and the span of it that belongs to a shard. Out: pieces of rows, strings as undecoded bytes. A parquet row
-group or Arrow record batch belongs to the span that holds its middle. Not here: documents.
+A parquet row group or Arrow record batch belongs to the span (of a shard) that holds its middle.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Piece, Position, ReadLimits, Source, Span
@@ -35,9 +35,9 @@ class _Group:
 def read_table(
     source: Source, json_keys: Sequence[str], span: Span, limits: ReadLimits, after: Position | None
 ) -> Iterator[Piece]:
-    """The rows of one parquet or Arrow file that belong to `span`, only the columns asked for.
+    """Yield the rows of one parquet or Arrow file that belong to `span`, with the columns `json_keys`.
 
-    What cannot be read is a bad record: a row group of parquet, the rest of an Arrow file. Raises DataError where a
+    An unreadable row group of parquet, or the unreadable rest of an Arrow file, is a bad record. Raises DataError if a
     column is missing.
     """
     reader = _TableReader(source, json_keys, limits, after.record if after else 0)
@@ -62,7 +62,7 @@ def read_table(
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What pyarrow raises for data that it cannot read."""
+    """Return the exceptions that pyarrow raises for data that it cannot read."""
     import pyarrow
 
     return (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)
@@ -88,7 +88,7 @@ class _TableReader:
             yield self.lost(row, end, error, "row group")
 
     def lost(self, row: int, end: int, error: Exception, part: str) -> Piece:
-        """What is not readable from `row` to `end`. Raises the disk's own errors."""
+        """Return a piece whose bad record covers rows `row` to `end`. Raises errors of the disk."""
         if isinstance(error, OSError) and error.errno is not None:
             raise error
         reason = f"damaged or not {self._source.format} data; the rest of the {part} is lost"
@@ -124,7 +124,7 @@ def _python_rows(batch: Any, json_keys: Sequence[str]) -> Iterator[Row]:
 
 
 def _python_values(column: Any) -> list[Any]:
-    """Strings as bytes: they are decoded where the record is parsed. Offsets are checked first."""
+    """Return strings as bytes, which parsing decodes. Offsets are checked first."""
     import pyarrow
     from pyarrow import types
 
@@ -152,7 +152,7 @@ def _check_columns(path: str, present: Sequence[str], json_keys: Sequence[str]) 
 def _parquet_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:
     from pyarrow import parquet
 
-    # Read a page at a time (pre_buffer would load a whole row group's column).
+    # Read a page at a time (pre_buffer would load a complete column of a row group).
     options = {"buffer_size": _READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
     file = stack.enter_context(parquet.ParquetFile(path, **options))
     _check_columns(path, file.schema_arrow.names, json_keys)
@@ -164,15 +164,12 @@ def _parquet_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> It
     for group, rows in enumerate(num_rows):
         middle = size * (2 * before + rows) // max(1, 2 * sum(num_rows))
         before += rows
-        yield _Group(min(middle, size - 1), rows, _parquet_batches(file, group, json_keys))
-
-
-def _parquet_batches(file: Any, group: int, json_keys: Sequence[str]) -> Callable[[], Iterable[Any]]:
-    return lambda: file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=list(json_keys))
+        batches = partial(file.iter_batches, batch_size=_BATCH_ROWS, row_groups=[group], columns=list(json_keys))
+        yield _Group(min(middle, size - 1), rows, batches)
 
 
 def _arrow_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:
-    """The batches of an IPC file or an IPC stream, told apart by the magic number."""
+    """Yield the batches of an IPC file or an IPC stream; the magic number distinguishes them."""
     import pyarrow
     from pyarrow import ipc
 
@@ -185,7 +182,7 @@ def _arrow_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iter
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             middle = mapped.size() * (2 * number + 1) // (2 * reader.num_record_batches)
-            yield _Group(middle, batch.num_rows, _only(batch))
+            yield _Group(middle, batch.num_rows, partial(list, [batch]))
         return
     while True:
         begin = mapped.tell()
@@ -193,8 +190,4 @@ def _arrow_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iter
             batch = reader.read_next_batch()
         except StopIteration:
             return
-        yield _Group((begin + mapped.tell()) // 2, batch.num_rows, _only(batch))
-
-
-def _only(batch: Any) -> Callable[[], Iterable[Any]]:
-    return lambda: [batch]
+        yield _Group((begin + mapped.tell()) // 2, batch.num_rows, partial(list, [batch]))

@@ -1,13 +1,10 @@
-"""What the reading of corpora hands on: sources, shards, positions, chunks, bad records.
-
-In: nothing. Out: plain values, all of them small to pickle but a chunk's records. Not here: any reading.
-"""
+"""Values of reading a corpus: sources, shards, positions, chunks, bad records."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ctxlm_ds.errors import DataError
@@ -16,10 +13,10 @@ INPUT_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet", "arrow")
 LINE_FORMATS = ("text", "jsonl", "wikiextractor")
 EXCERPT_BYTES = 200
 MAX_RECORD_BYTES = 256_000_000
-"""A longer record is a bad record, and is never held in memory as a whole."""
+"""A longer record is a bad record, and is never held in memory completely."""
 
 KEY_HINT = "; see --json-keys"
-"""Ends what is said of a missing key or column; who has another flag for it replaces this."""
+"""Suffix of the error of a missing key or column; tools with another flag replace it."""
 
 Document = dict[str, str]
 """Text by key."""
@@ -35,12 +32,12 @@ class Source:
     compression: str
     """`gz`, `xz`, `bz2`, `zst` or empty."""
     num_bytes: int
-    """Size on disk; 0 where unknown (hf://)."""
+    """Size on disk; 0 if unknown (hf://)."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputShard:
-    """Part `index` (from 0) of `count` parts of the input. Raises DataError where there is no such part."""
+    """Part `index` (from 0) of `count` parts of the input. Raises DataError if there is no such part."""
 
     index: int = 0
     count: int = 1
@@ -51,7 +48,7 @@ class InputShard:
 
     @classmethod
     def parse(cls, text: str) -> InputShard:
-        """`3/16` -> InputShard(3, 16). Raises DataError."""
+        """Convert `3/16` to InputShard(3, 16). Raises DataError for anything else."""
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         if match is None:
             raise DataError(f"shard {text!r}: write i/n, part i (from 0) of n, for example 0/16")
@@ -64,24 +61,21 @@ WHOLE = InputShard()
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where reading goes on after a chunk."""
+    """Position behind a chunk, from which reading resumes."""
 
     source: int
     """Index into the sources."""
     offset: int = 0
     """Bytes of the decompressed file already read; chunks already seen of a data set from the Hub."""
     record: int = 0
-    """Lines or rows of the source already read; -1 where lines are not counted (a shard that begins inside a file)."""
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
+    """Lines or rows of the source already read; -1 if lines are not counted (a shard that begins inside a file)."""
 
     @classmethod
     def from_json(cls, value: Any) -> Position:
-        """The inverse of `to_json`. Raises DataError where `value` is not such an object."""
+        """Return the position that `asdict` gave `value` for. Raises DataError if it is not such an object."""
         names = {"source", "offset", "record"}
         if not isinstance(value, dict) or set(value) != names or {type(number) for number in value.values()} != {int}:
-            raise DataError(f"{value!r} is no position in a corpus; start anew")
+            raise DataError(f"{value!r} is no position in a corpus; start from the beginning")
         return cls(**value)
 
 
@@ -91,15 +85,15 @@ class BadRecord:
 
     path: str
     position: int
-    """Number of the line or row (from 1), or of the byte (from 0), where the record begins."""
+    """First line or row (from 1), or first byte (from 0), of the record."""
     unit: str
     """`line`, `row` or `byte`."""
     reason: str
-    """One of few, to be counted by."""
+    """One of few, by which records are counted."""
     excerpt: bytes = b""
     """The first bytes of the record, at most EXCERPT_BYTES."""
     detail: str = ""
-    """What is particular to this record."""
+    """Details of this record."""
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -111,23 +105,23 @@ class Piece:
     """Consecutive records of one source as its reader found them."""
 
     records: bytes | list[dict[str, Any]]
-    """Whole lines, not yet split, or rows."""
+    """Complete lines, not yet split, or rows."""
     first: int
-    """Number of the first line or row, from 1; 0 where lines are not counted."""
+    """Number of the first line or row, from 1; 0 if lines are not counted."""
     offset: int
     """Bytes of the decompressed file before this piece; 0 for rows."""
     next_offset: int
     next_record: int
-    """Where reading goes on: Position's fields."""
+    """Fields of the Position behind it."""
     disk_bytes: int
     """Bytes of the file on disk read when this piece was complete."""
     bad_records: tuple[BadRecord, ...] = ()
-    """What the reader itself could not read: records too long, the damaged rest of a file."""
+    """Records that the reader could not read: too long, or the damaged rest of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive records of one source, not yet parsed: a piece with its place among all sources."""
+    """A piece, not yet parsed, with its position among all sources."""
 
     path: str
     format: str
@@ -136,9 +130,9 @@ class Chunk:
     offset: int
     bad_records: tuple[BadRecord, ...]
     bytes_read: int
-    """Bytes of this shard of the input read when this chunk was complete (on disk, so compressed where files are)."""
+    """Bytes on disk of this shard of the input read when this chunk was complete."""
     position: Position
-    """`read_chunks(..., after=position)` goes on behind this chunk."""
+    """`read_chunks(..., after=position)` continues behind this chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +148,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How much a piece holds."""
+    """Limits on the size of a piece."""
 
     chunk_bytes: int
     chunk_rows: int
@@ -163,7 +157,7 @@ class ReadLimits:
 
 
 def excerpt_of(record: Any, json_keys: Sequence[str]) -> bytes:
-    """The beginning of a line, or of a row's first text."""
+    """Return the beginning of a line, or of a row's first text."""
     if isinstance(record, dict):
         record = next((record[key] for key in json_keys if isinstance(record.get(key), str | bytes)), b"")
     if isinstance(record, str):

@@ -1,22 +1,21 @@
-"""Which source each row of the endless training stream comes from.
+"""The source and row of each position in the endless training stream.
 
-In: the rows of the training sources, a recipe. Out: a stream: row and epoch of any position, computed on its own, so
-that a resume needs one number. A blend decides in two steps: a SourceOrder (blend_orders.py) gives the position's
-source and its number among all rows of that source; that number is epoch number // rows of the source, in which it is
-place number % rows of a permutation keyed by (seed, source, epoch). So a source's rows all come once before any comes
-again, whatever its share, and their masks change with the source's own epoch.
+A blend decides in two steps: a SourceOrder gives the source of a position and its number among all rows of that source.
+That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by (seed,
+source, epoch). So all rows of a source come once before any comes again, and their masks change
+with the source's epoch. Every position is computed on its own, so that a resume needs one number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.randomness import Permutation
-from ctxlm_ds.data.stream.blend_orders import EpochOrder, MegatronOrder, SourceOrder, WeightedOrder, megatron_weights
+from ctxlm_ds.data.numba_random import Permutation, compiled
 from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder, RowStream
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
@@ -25,17 +24,179 @@ from ctxlm_ds.recipe.source_rules import source_names
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import RowSource
 
-PURPOSE = "blend_rows"
+ROWS_PURPOSE = "blend_rows"
+ORDER_PURPOSE = "blend"
+SMALLEST_CYCLE = 1 << 16
+LARGEST_CYCLE = 1 << 20
+SMALLEST_QUOTA = 8
+BLOCK = 1 << 16
+BLOCKS_KEPT = 4
+
+Turns = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""[n] sources and [n] numbers of n positions. In each order the numbers of a source are 0, 1, 2, ... without gaps."""
+
+
+class SourceOrder(Protocol):
+    """An endless order of sources."""
+
+    shares: NDArray[np.float64]
+    """[sources], adding up to 1: the share of each in the positions of a long run."""
+
+    def at(self, positions: NDArray[np.int64]) -> Turns:
+        """Return the turns at [n] positions, in any order."""
+        ...
+
+
+class EpochOrder:
+    """Cycles that hold quotas[i] rows of source i, under a permutation keyed by (seed, cycle)."""
+
+    def __init__(self, quotas: Sequence[int], seed: int) -> None:
+        self._quotas = np.array(quotas, dtype=np.int64)
+        self._starts = np.cumsum(self._quotas) - self._quotas
+        self._cycle = int(self._quotas.sum())
+        self._seed = seed
+        self.shares = self._quotas / self._cycle
+
+    def at(self, positions: NDArray[np.int64]) -> Turns:
+        cycles, within = np.divmod(positions, self._cycle)
+        slots = np.empty_like(within)
+        for cycle in np.unique(cycles).tolist():
+            chosen = cycles == cycle
+            slots[chosen] = Permutation(self._cycle, self._seed, ORDER_PURPOSE, cycle)[within[chosen]]
+        sources = np.searchsorted(self._starts, slots, side="right") - 1
+        return sources, cycles * self._quotas[sources] + slots - self._starts[sources]
+
+
+class WeightedOrder:
+    """Cycles of 65,536 positions (up to 2^20 if a share is very small) with a whole number of rows of every source.
+
+    The numbers are found by largest remainder; the order within a cycle is keyed by (seed, cycle).
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        self._cycle = cycle_length(weights)
+        self._quotas = quotas_of(weights, self._cycle)
+        self._starts = np.cumsum(self._quotas) - self._quotas
+        self._seed = seed
+        self._turns = lru_cache(BLOCKS_KEPT)(self._turns_of)
+        self.shares = self._quotas / self._cycle
+
+    def at(self, positions: NDArray[np.int64]) -> Turns:
+        cycles, within = np.divmod(positions, self._cycle)
+        sources, numbers = _by_block(cycles, within, self._turns)
+        numbers += cycles * self._quotas[sources]
+        return sources, numbers
+
+    def _turns_of(self, cycle: int) -> Turns:
+        slots = Permutation(self._cycle, self._seed, ORDER_PURPOSE, cycle)[np.arange(self._cycle, dtype=np.int64)]
+        sources = np.searchsorted(self._starts, slots, side="right") - 1
+        # Numbers rise with the position, or a small source's epochs would run into each other.
+        positions = np.argsort(sources, kind="stable")
+        numbers = np.empty(self._cycle, dtype=np.int64)
+        numbers[positions] = np.arange(self._cycle) - self._starts[sources[positions]]
+        return sources, numbers
+
+
+class MegatronOrder:
+    """Megatron's order: always the source that is furthest behind its share, the first of equals.
+
+    Source: build_blending_indices (megatron/core/datasets/helpers.cpp), which stores it, 10 bytes per row. Here blocks
+    of 65,536 positions are computed on demand, from the rows that each source had at their start (8 bytes per source
+    and block). The first look at position p walks there once, some nanoseconds for each source and position.
+
+    Args:
+        weights: [sources] float64, adding up to 1 (megatron_weights).
+    """
+
+    def __init__(self, weights: NDArray[np.float64]) -> None:
+        self.shares = weights
+        self._before = [np.zeros(len(weights), dtype=np.int64)]
+        self._turns = lru_cache(BLOCKS_KEPT)(self._turns_of)
+
+    def at(self, positions: NDArray[np.int64]) -> Turns:
+        blocks, within = np.divmod(positions, BLOCK)
+        return _by_block(blocks, within, self._turns)
+
+    def _turns_of(self, block: int) -> Turns:
+        sources, numbers = np.empty(BLOCK, dtype=np.int64), np.empty(BLOCK, dtype=np.int64)
+        for walked in range(min(block, len(self._before) - 1), block + 1):
+            taken = self._before[walked].copy()
+            take_turns(self.shares, taken, walked * BLOCK, sources, numbers)
+            if walked + 1 == len(self._before):
+                self._before.append(taken)
+        return sources, numbers
+
+
+def _by_block(blocks: NDArray[np.int64], within: NDArray[np.int64], turns: Callable[[int], Turns]) -> Turns:
+    """Return the turns at places within blocks."""
+    sources, numbers = np.empty(len(within), dtype=np.int64), np.empty(len(within), dtype=np.int64)
+    for block in np.unique(blocks).tolist():
+        chosen = blocks == block
+        block_sources, block_numbers = turns(block)
+        sources[chosen], numbers[chosen] = block_sources[within[chosen]], block_numbers[within[chosen]]
+    return sources, numbers
+
+
+@compiled
+def take_turns(
+    weights: NDArray[np.float64],
+    taken: NDArray[np.int64],
+    first: int,
+    sources: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+) -> None:
+    """Fill in sources and numbers of the positions from `first`; `taken` counts each source's rows so far."""
+    for place in range(len(sources)):
+        scale = max(float(first + place), 1.0)
+        furthest = 0
+        most = weights[0] * scale - float(taken[0])
+        for source in range(1, len(weights)):
+            behind = weights[source] * scale - float(taken[source])
+            if behind > most:
+                most = behind
+                furthest = source
+        sources[place] = furthest
+        numbers[place] = taken[furthest]
+        taken[furthest] += 1
+
+
+def megatron_weights(weights: Sequence[float] | None, counts: Sequence[int]) -> NDArray[np.float64]:
+    """Return [sources] shares as Megatron's builder computes them: weights divided by their sum twice, rows once."""
+    values = np.array(counts if weights is None else weights, dtype=np.float64)
+    for _ in range(1 if weights is None else 2):
+        values = values / np.sum(values)
+    return values
+
+
+def cycle_length(weights: Sequence[float]) -> int:
+    """Return the shortest cycle, a power of two, in which the smallest share still has several rows."""
+    smallest = min(weights) / sum(weights)
+    length = SMALLEST_CYCLE
+    while length < LARGEST_CYCLE and smallest * length < SMALLEST_QUOTA:
+        length *= 2
+    return length
+
+
+def quotas_of(weights: Sequence[float], total: int) -> NDArray[np.int64]:
+    """Return [sources] whole numbers in proportion to weights that add up to `total`, at least 1 each."""
+    exact = np.array(weights, dtype=np.float64) / sum(weights) * total
+    quotas = np.maximum(np.floor(exact).astype(np.int64), 1)
+    missing = total - int(quotas.sum())
+    if missing > 0:
+        quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
+    else:  # the least shares were raised to 1
+        quotas[int(np.argmax(quotas))] += missing
+    return quotas
 
 
 class BlendedRows:
-    """The stream in which a SourceOrder deals out sources.
+    """The stream in which a SourceOrder chooses the source of each row.
 
     Args:
         order: the source of each position.
-        counts: rows of each source in one of its epochs; source i's rows are numbered behind those of sources before.
-        seed: of the order within each source's epochs.
-        epoch_rows: positions in what is called an epoch of the whole stream.
+        counts: rows of each source in one of its epochs; rows are numbered source after source.
+        seed: seed of the order within each source's epochs.
+        epoch_rows: positions in an epoch of the stream.
     """
 
     def __init__(self, order: SourceOrder, counts: Sequence[int], seed: int, epoch_rows: int) -> None:
@@ -46,7 +207,7 @@ class BlendedRows:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Rows, and the epoch of its own source in which each is read, at positions (any shape)."""
+        """Return the rows at positions (any shape), and the epoch of its source in which each is read."""
         sources, numbers = self.order.at(positions.ravel())
         epochs, within = np.divmod(numbers, self._counts[sources])
         # Places of the same epoch of the same source, one group after another.
@@ -55,21 +216,21 @@ class BlendedRows:
         rows = np.empty(len(within), dtype=np.int64)
         for group in filter(len, np.split(places, changes)):
             source, epoch = int(sources[group[0]]), int(epochs[group[0]])
-            order = Permutation(int(self._counts[source]), self.seed, PURPOSE, source, epoch)
+            order = Permutation(int(self._counts[source]), self.seed, ROWS_PURPOSE, source, epoch)
             rows[group] = self._starts[source] + order[within[group]]
         return PlannedRows(rows.reshape(positions.shape), epochs.reshape(positions.shape))
 
     def epoch_of(self, position: int) -> int:
-        """Epoch of the whole stream that a position lies in."""
+        """Return the epoch of the stream that a position is in."""
         return position // self.epoch_rows
 
     def shares(self) -> list[float]:
-        """Share of each source in the rows of a long run."""
+        """Return the share of each source in the rows of a long run."""
         return self.order.shares.tolist()
 
 
 def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
-    """The stream of a run over the rows of data.train, one index for each.
+    """Return the stream of a run over the rows of data.train, one index for each.
 
     Raises:
         DataError: a source that must have a share has no row.
@@ -87,7 +248,7 @@ def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
 
 
 def stream_shares(rows: RowSource, config: RunConfig) -> list[float]:
-    """Share of each of data.train in the rows of a long run."""
+    """Return the share of each of data.train in the rows of a long run."""
     stream = train_stream(rows, config)
     if isinstance(stream, BlendedRows):
         return stream.shares()

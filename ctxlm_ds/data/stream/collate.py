@@ -1,10 +1,7 @@
-"""Examples to micro-batches of one constant shape (DESIGN decision 3), whatever fields an objective declares.
+"""From examples to micro-batches of constant shape, with the fields that an objective declares.
 
-In: the sequences of rows (several a row if rows are packed, none in an empty one). Out: one flat int32 array, which is
-what a loader worker sends to the training process (one pickle, no shared memory), and the Batch of tensors made of it.
-Not here: corruption and the values of fields (the objective's), the order of rows (sampler).
-
-In the flat array lie the int64 fields, then the float32 ones (their bits), each [rows, columns] after the other.
+A loader worker sends the rows of a micro-batch to the training process as one flat int32 array (one pickle, no shared
+memory): the int64 fields, then the float32 ones (their bits), each [rows, columns] after the other.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ def collate_arrays(
     """Return rows as one flat array.
 
     Args:
-        fields: of the objective (Objective.fields).
-        examples: the sequences of all rows, row after row, as the objective has made them.
+        fields: the objective's fields (Objective.fields).
+        examples: the sequences of all rows, row after row, as the objective returns them.
         row_starts: [b + 1] first sequence of each row.
 
     Raises:
@@ -61,7 +58,7 @@ def split_fields(flat: NDArray[np.int32], fields: Sequence[Field]) -> dict[str, 
 
 
 def count_labels(term: Term, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return what a term's sum over these rows is divided by: its own count, or its labels that are not ignored."""
+    """Return the divisor of a term's sum over these rows: its count, or its labels that are not ignored."""
     if term.count is not None:
         return int(term.count(arrays))
     return int(np.count_nonzero(arrays[term.labels[0]] != IGNORE_LABEL))
@@ -70,10 +67,10 @@ def count_labels(term: Term, arrays: Mapping[str, NDArray[Any]]) -> int:
 def to_batches(
     flat: NDArray[np.int32], fields: Sequence[Field], micro_batch_size: int, pin_memory: bool = False
 ) -> list[Batch]:
-    """Return the rows of a flat array as micro-batches, whose contiguous tensors share one buffer a dtype.
+    """Return the rows of a flat array as micro-batches, whose contiguous tensors share one buffer per dtype.
 
     Args:
-        pin_memory: in page-locked memory, from which a GPU copies while it computes.
+        pin_memory: use page-locked memory, from which a GPU copies while it computes.
     """
     import torch
 

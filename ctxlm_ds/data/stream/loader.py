@@ -1,11 +1,9 @@
 """From rows to the micro-batches of a step: reading, corruption and collation, in worker processes.
 
-In: a RowSource, an objective (injected), a recipe, this rank's place. Out: Step by Step for training, Batch by Batch
-for evaluation. What comes out depends on (seed, position in the stream) alone: not on workers, ranks or micro-batches.
-
-Workers are forked from the thread that first iterates (before or after CUDA is up: they touch numpy and compiled loops
-only, and torch runs one thread in them), live as long as the loader, send micro-batches as small pickled arrays
-(no shared memory to run out of), leave signals to the training process and die with it.
+The result depends on (seed, position in the stream) only, not on workers, ranks or micro-batches. Workers are forked
+from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled loops only, and
+torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled arrays (no shared
+memory that could fill up), leave signals to the training process and die with it.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ import itertools
 import signal
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import Objective
+from ctxlm_ds.data.fields import Objective, Term
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
@@ -41,18 +39,18 @@ TRAIN_MASKS = "mask"
 HELD_OUT_MASKS = "held_out_mask"
 SMALLEST_PREFETCH = 2
 POSITIONS_AT_ONCE = 1 << 14
-"""Small micro-batches of a step are made together, up to so many positions."""
+"""Small micro-batches of a step are made together, up to this number of positions."""
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
 class Step:
-    """What one rank computes in an optimizer step."""
+    """The input of one rank in an optimizer step."""
 
     micro_batches: list[Batch]
     counts: dict[str, int]
-    """What each loss term's sum is divided by, counted in this rank's micro-batches (the step's is the sum over the
-    data-parallel ranks)."""
+    """The divisor of each loss term's sum, counted in this rank's micro-batches; the step's is the sum over the
+    data-parallel ranks."""
     num_tokens: int
     """Positions of this rank's micro-batches that are not padding."""
     rows_consumed: int
@@ -62,21 +60,21 @@ class Step:
 
 
 class StepStream(Protocol):
-    """Steps without end."""
+    """An endless iterable of steps."""
 
     def __iter__(self) -> Iterator[Step]:
-        """From the row that it was made for, or restarted at."""
+        """Iterate from the row that it was made for, or restarted at."""
         ...
 
     def restart(self, start_row: int) -> StepStream:
-        """The same stream, whose next iteration begins at another row; the one before ends."""
+        """Return the same stream, whose next iteration begins at another row; the current iteration ends."""
         ...
 
 
 class BatchBuilder:
-    """Planned rows to a flat micro-batch; runs in the workers.
+    """The work of a loader process: planned rows to a flat micro-batch.
 
-    Each sample's masks are keyed by (seed, sample, epoch, index): `num_workers`, ranks and neighbours do not matter.
+    The masks of a sample are keyed by (seed, sample, epoch, index).
     """
 
     def __init__(self, rows: RowSource, objective: Objective, config: RunConfig, seed: int, purpose: str) -> None:
@@ -87,11 +85,11 @@ class BatchBuilder:
         self._key = stream_key(seed, purpose)
 
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:
-        """Make the micro-batch as one array (collate.collate_arrays)."""
+        """Return the micro-batch as one array (collate.collate_arrays)."""
         return collate_arrays(self.objective, self.fields, *self.examples(planned))
 
     def examples(self, planned: PlannedRows) -> tuple[Any, NDArray[np.int64]]:
-        """Make the examples of all rows, and [b + 1] where each row's begin."""
+        """Return the examples of all rows, and [b + 1] where each row's begin."""
         if self.rows.is_static:
             return self.rows.examples(planned.rows)
         samples, row_starts = self.rows.samples(planned.rows, planned.epochs)
@@ -100,10 +98,10 @@ class BatchBuilder:
 
 
 class TrainLoader:
-    """Steps without end, from row `start_row` of the stream (the rows consumed so far, any number).
+    """An endless stream of steps from row `start_row` (the number of rows consumed so far).
 
     Raises:
-        ConfigError: the global batch cannot be dealt out evenly.
+        ConfigError: the global batch cannot be divided evenly among the ranks.
         DataError: there are no rows, or a worker process died (while iterating).
     """
 
@@ -131,33 +129,33 @@ class TrainLoader:
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
-        """Steps from start_row on; iterating again starts there again."""
+        """Yield steps from start_row; iterating again starts there again."""
         self.close()
         self._arrays = self._start()
         atexit.register(_close_at_exit, weakref.ref(self))
-        step = 0
-        while self._arrays is not None:
+        for step in itertools.count():
+            if self._arrays is None:
+                return
             arrays = [self._next_array() for _ in range(self._pieces)]
             yield self._step(arrays, self._sampler.epoch_of_step(step))
-            step += 1
 
     def restart(self, start_row: int) -> TrainLoader:
-        """The same loader, whose next iteration begins at another row of the stream; the workers of this one end."""
+        """Return this loader, whose next iteration begins at another row; the workers of the current one end."""
         self.close()
         self._sampler.start_row = start_row
         return self
 
     def close(self) -> None:
-        """Stop the workers (done at the interpreter's exit as well)."""
+        """Stop the workers (also done at the interpreter's exit)."""
         arrays, self._arrays = self._arrays, None
-        # Not left to the collector: a traceback may hold the iterator, and workers that ignore SIGTERM would make
-        # multiprocessing wait for them without end at exit.
+        # Not left to the collector: a traceback may hold the iterator, and multiprocessing would wait forever at exit
+        # for workers that ignore SIGTERM.
         shut_down = getattr(arrays, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
 
     def _start(self) -> Iterator[Any]:
-        """Arrays without end, made by workers or here."""
+        """Return an endless iterator of arrays, made by workers or in this process."""
         if not self._num_workers:
             return map(self._builder, self._planned())
         # Compiles what the workers run, so that each finds it in its memory.
@@ -165,7 +163,7 @@ class TrainLoader:
         return iter(self._data_loader())
 
     def _planned(self) -> Iterator[PlannedRows]:
-        """The rows of each piece of work: some micro-batches of a step, or all."""
+        """Yield the rows of each piece of work: some micro-batches of a step, or all."""
         micro_batches = iter(self._sampler)
         left = self._plan.micro_batches
         while True:
@@ -189,7 +187,7 @@ class TrainLoader:
             collate_fn=_unchanged,
             worker_init_fn=_init_worker,
             multiprocessing_context="fork",
-            generator=torch.Generator(),  # its own, or starting the workers would draw from the run's dropout stream
+            generator=torch.Generator(),  # starting the workers would otherwise draw from the run's dropout stream
         )
 
     def _next_array(self) -> NDArray[np.int32]:
@@ -224,9 +222,9 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """The same micro-batches every time it is iterated: the first rows of a fixed order under fixed masks.
+    """The same micro-batches in every iteration: the first rows of a fixed order under fixed masks.
 
-    A rank's share is at most a few thousand rows, which are ready in a fraction of a second: no workers.
+    A rank's share is at most a few thousand rows, which are ready in a fraction of a second without workers.
 
     Raises:
         DataError: there are no rows.
@@ -241,21 +239,64 @@ class EvalLoader:
         data_parallel_size: int = 1,
     ) -> None:
         _require_rows(rows)
-        size = config.training.micro_batch_size
         self._builder = BatchBuilder(rows, objective, config, HELD_OUT_SEED, HELD_OUT_MASKS)
-        self._plan = BatchPlan(size * data_parallel_size, size, data_parallel_rank, data_parallel_size)
-        self._order = RowOrder(len(rows), HELD_OUT_SEED)
-        self._max_rows = config.evaluation.max_rows
+        self._planned = _EvaluationRows(rows, config, data_parallel_rank, data_parallel_size)
+        self._micro_batch_size = config.training.micro_batch_size
         self._pin_memory = _uses_cuda()
 
     def __iter__(self) -> Iterator[Batch]:
-        for planned in evaluation_rows(self._order, self._max_rows, self._plan):
+        for planned in self._planned:
             array = self._builder(planned)
-            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._pin_memory)
+            yield from to_batches(array, self._builder.fields, self._micro_batch_size, self._pin_memory)
+
+
+class IdleTrainLoader:
+    """TrainLoader's steps without micro-batches, for a pipeline stage that reads no data."""
+
+    def __init__(
+        self, rows: RowSource, terms: Sequence[Term], config: RunConfig, data_parallel_size: int, start_row: int
+    ) -> None:
+        training = config.training
+        plan = BatchPlan(training.global_batch_size, training.micro_batch_size, 0, data_parallel_size)
+        self._sampler = TrainSampler(train_stream(rows, config), plan, start_row)
+        self._terms = terms
+
+    def restart(self, start_row: int) -> IdleTrainLoader:
+        """Return this loader, whose next iteration begins at another row of the stream."""
+        self._sampler.start_row = start_row
+        return self
+
+    def __iter__(self) -> Iterator[Step]:
+        for step in itertools.count():
+            counts = {term.name: 0 for term in self._terms}
+            yield Step([], counts, 0, self._sampler.plan.global_batch_size, self._sampler.epoch_of_step(step))
+
+
+class IdleEvalLoader:
+    """None as often as EvalLoader has batches, for a pipeline stage that reads no data."""
+
+    def __init__(self, rows: RowSource, config: RunConfig, data_parallel_size: int) -> None:
+        self._planned = _EvaluationRows(rows, config, 0, data_parallel_size)
+
+    def __iter__(self) -> Iterator[None]:
+        return (None for _ in self._planned)
+
+
+class _EvaluationRows:
+    """The held-out rows of one rank's micro-batches."""
+
+    def __init__(self, rows: RowSource, config: RunConfig, rank: int, size: int) -> None:
+        share = config.training.micro_batch_size
+        self._plan = BatchPlan(share * size, share, rank, size)
+        self._order = RowOrder(len(rows), HELD_OUT_SEED)
+        self._max_rows = config.evaluation.max_rows
+
+    def __iter__(self) -> Iterator[PlannedRows]:
+        return evaluation_rows(self._order, self._max_rows, self._plan)
 
 
 class _WorkerSide:
-    """The builder as DataLoader's dataset; a user's error travels as a value, so that its message stays as it is."""
+    """The builder as DataLoader's dataset; a user's error is returned, so that its message stays unchanged."""
 
     def __init__(self, builder: BatchBuilder) -> None:
         self._builder = builder
@@ -268,7 +309,7 @@ class _WorkerSide:
 
 
 def _uses_cuda() -> bool:
-    """Whether micro-batches go to a GPU: they are then put into page-locked memory, from which copies overlap."""
+    """Return whether micro-batches go to a GPU: page-locked memory then lets copies overlap with computation."""
     import torch
 
     return torch.cuda.is_available()
@@ -285,7 +326,7 @@ def _unchanged(array: Any) -> Any:
 
 
 def _init_worker(_: int) -> None:
-    """One thread; signals are the training process's affair (srun sends them to every process); die with the parent."""
+    """Use one thread, ignore signals (srun sends them to every process), and die with the training process."""
     import torch
 
     torch.set_num_threads(1)
@@ -297,5 +338,5 @@ def _init_worker(_: int) -> None:
 
 def _require_rows(rows: RowSource) -> None:
     if len(rows) == 0:
-        names: Iterable[str] = (str(index.directory) for index in rows.indexes)
-        raise DataError(f"no rows to load ({', '.join(names) or 'no dataset named'}); check data.train")
+        names = ", ".join(str(index.directory) for index in rows.indexes)
+        raise DataError(f"no rows to load ({names or 'no dataset named'}); check data.train")

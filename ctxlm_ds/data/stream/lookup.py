@@ -1,8 +1,4 @@
-"""Which rows of which source a stretch of the training stream holds: for logs, and to look at them.
-
-In: the rows of a run, its recipe, positions of the stream. Out: sources, epochs and row numbers, in the stream's order
-within each.
-"""
+"""The sources, epochs and row numbers of a range of the training stream, for logs and to look at rows."""
 
 from __future__ import annotations
 
@@ -26,17 +22,17 @@ class SourceRows:
     """Rows of one source in one of its epochs."""
 
     source: str
-    """Its name in tables: data.train[i].name, or the last part of its path."""
+    """Name in tables: data.train[i].name, or the last part of the path."""
     epoch: int
     rows: list[int]
-    """Rows of the source's sample index; a row is a sample, or several where samples are packed (data.packing)."""
+    """Rows of the source's sample index; a row is a sample, or several if samples are packed (data.packing)."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class BatchRows:
-    """Looks up stretches of a run's training stream."""
+    """The rows of a run by their position in the training stream."""
 
     def __init__(self, rows: RowSource, config: RunConfig) -> None:
         self._rows = rows
@@ -44,11 +40,11 @@ class BatchRows:
         self._names = source_names(config)
 
     def plan(self, first: int, count: int) -> PlannedRows:
-        """Rows and epochs at positions first to first + count - 1."""
+        """Return the rows and epochs at positions first to first + count - 1."""
         return self._stream.at(np.arange(first, first + count, dtype=np.int64))
 
     def titles(self, first: int, count: int) -> list[str]:
-        """A name for the row at each of these positions."""
+        """Return a name for the row at each of these positions."""
         planned = self.plan(first, count)
         sources, numbers = self._rows.sources(planned.rows)
         return [
@@ -57,7 +53,7 @@ class BatchRows:
         ]
 
     def by_source(self, first: int, count: int) -> list[SourceRows]:
-        """The same, source by source and epoch by epoch."""
+        """Return the rows at these positions by source and epoch, in the stream's order within each."""
         planned = self.plan(first, count)
         sources, numbers = self._rows.sources(planned.rows)
         found: dict[tuple[int, int], list[int]] = {}
@@ -67,7 +63,7 @@ class BatchRows:
 
 
 def summary(found: Sequence[SourceRows]) -> str:
-    """One line: `wiki epoch 0 rows 812, 97, 4051 and 29 more; books epoch 1 rows 5`."""
+    """Return one line: `wiki epoch 0 rows 812, 97, 4051 and 29 more; books epoch 1 rows 5`."""
     return "; ".join(f"{part.source} epoch {part.epoch} rows {_short(part.rows)}" for part in found)
 
 

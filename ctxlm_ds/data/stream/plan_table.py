@@ -1,36 +1,50 @@
-"""What a run will read, as a table: documents, tokens and epochs of each source, and what is held out.
-
-In: a recipe and its open sample indexes. Out: lines of text. Not here: one index in detail (data/index/summary.py).
-"""
+"""Tables of built sample indexes (samples, padding, lengths) and of what a run reads of them and holds out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ctxlm_ds.console import aligned
+from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
 from ctxlm_ds.data.stream.blend import stream_shares
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.index.index import RowSource
+    from ctxlm_ds.data.index.index import RowSource, SampleIndex
 
 TRAIN_HEAD = ("source", "documents", "tokens an epoch", "rows an epoch", "share", "epochs", "tokens read")
+QUANTILES = (0.05, 0.5, 0.95)
+INDEX_HEAD = ("sample index", "sentences", "samples", "a row", "padding", "lengths")
+LABEL_COLUMN = -1
+"""The share of label 0 comes before the lengths, if sequences have labels."""
 HELD_OUT_HEAD = ("held out", "documents", "tokens", "rows", "evaluated")
 
 
-def plan_lines(config: RunConfig, train: RowSource, held_out: Mapping[str, RowSource]) -> list[str]:
-    """What the run reads until training.max_steps, from its first step on; tokens include the special ones.
+def plan_lines(
+    config: RunConfig, train: RowSource, held_out: Mapping[str, RowSource], steps_done: int = 0, rows_read: int = 0
+) -> list[str]:
+    """Return lines that say what the run reads from its first step to training.max_steps; tokens include special ones.
+
+    Args:
+        steps_done: steps of the run before this start.
+        rows_read: rows that these steps read; their global batch size may have been another.
 
     Raises:
         DataError: a source that must have a share has no row.
     """
     training = config.training
-    total_rows = training.max_steps * training.global_batch_size
+    steps = max(0, training.max_steps - steps_done)
+    total_rows = rows_read + steps * training.global_batch_size
+    past = f"has read {rows_read:,} rows in {steps_done:,} steps and " if steps_done else ""
     lines = [
-        f"the run reads {training.max_steps:,} steps of {training.global_batch_size:,} rows of "
-        f"{config.data.seq_length} positions: {total_rows:,} rows{_limits(config)}; {_blend(config)}",
+        f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {training.global_batch_size:,} rows of "
+        f"{config.data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(config)}; "
+        f"{_blend(config)}",
         *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
     ]
     if held_out:
@@ -86,3 +100,53 @@ def _blend(config: RunConfig) -> str:
         "megatron": "sources in Megatron's order",
     }
     return words[data.blend] + (f", split {data.split}" if data.split is not None else "")
+
+
+def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
+    """Yield a table of the indexes by name, then the folder and settings of each."""
+    labels = {index.format.sequence_labels[:1] for index in indexes.values()}
+    head = (*INDEX_HEAD[:LABEL_COLUMN], *max(labels, default=()), *INDEX_HEAD[LABEL_COLUMN:])
+    yield from aligned([head, *(_index_row(name, index) for name, index in indexes.items())])
+    yield f"  lengths: tokens of a sample at {', '.join(f'{share:.0%}' for share in QUANTILES)}"
+    for name, index in indexes.items():
+        yield f"  {name}: {_kind(index)}, in {index.directory}"
+
+
+def _index_row(name: str, index: SampleIndex) -> tuple[str, ...]:
+    meta, passes = index.meta, index.meta["settings"]["num_duplicates"]
+    positions = max(1, len(index)) * meta["settings"]["seq_length"]
+    return (
+        name,
+        f"{meta['sentences']:,}",
+        f"{meta['samples']:,} ({passes} pass{'' if passes == 1 else 'es'})",
+        f"{meta['samples'] / max(1, meta['rows']):.2f}",
+        f"{1 - meta['tokens'] / positions:.1%}",
+        *_label_share(index),
+        " ".join(map(str, _quantiles(index))),
+    )
+
+
+def _label_share(index: SampleIndex) -> tuple[str, ...]:
+    """Return the share of sequences of label 0; nothing if the format has no labels."""
+    if not index.format.sequence_labels:
+        return ()
+    labels: NDArray[np.int8] = index.records["is_random"]
+    return (f"{(labels == 0).mean():.1%}" if len(labels) else "-",)
+
+
+def _kind(index: SampleIndex) -> str:
+    settings = index.meta["settings"]
+    return (
+        f"{settings['sample_format']}, {settings['seq_length']} positions"
+        + (f", up to {settings['max_sequences_per_row']} sequences a row" if settings["packing"] else "")
+        + (", masked copies" if index.is_static else "")
+    )
+
+
+def _quantiles(index: SampleIndex) -> NDArray[np.int64]:
+    """Return the lengths of samples at QUANTILES, counted in pieces: an index may be larger than memory."""
+    counts = np.zeros(index.meta["settings"]["seq_length"] + 1, dtype=np.int64)
+    for begin in range(0, len(index.records), RECORDS_AT_ONCE):
+        counts += np.bincount(index.records["num_tokens"][begin : begin + RECORDS_AT_ONCE], minlength=len(counts))
+    places = np.maximum(1, np.ceil(np.multiply(QUANTILES, counts.sum())))
+    return np.minimum(np.searchsorted(np.cumsum(counts), places), len(counts) - 1)

@@ -1,8 +1,6 @@
-"""What the model will see, as text: rows with their masks, labels and boundaries.
+"""The rows that the model sees, as text: rich Text with their masks, labels and boundaries.
 
-In: rows and the objective (injected), as the loader uses them. Out: rich Text, coloured on a terminal and plain
-elsewhere. The objective shows its own sequences: `[CLS] the [MASK→cat] sat`. Not here: documents without an objective
-(dataset/inspection.py).
+The objective renders its sequences: `[CLS] the [MASK→cat] sat`. Documents without an objective: dataset/inspection.py.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ if TYPE_CHECKING:
 def preview_rows(
     rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int, epoch: int = 0
 ) -> Iterator[Text]:
-    """Yield the first `count` rows that training reads in an epoch, with exactly the masks that they get there.
+    """Yield the first `count` rows that training reads in an epoch, with exactly their masks there.
 
-    Rows of other sources than data.train's (a single dataset to look at) come in the order of a run on them alone.
+    Rows of other sources than data.train's (a single dataset to look at) have the order of a run on them alone.
     """
     first = epoch * len(rows)
     is_blend = len(rows.indexes) == len(config.data.train)
@@ -49,7 +47,7 @@ def preview_planned(
     planned: PlannedRows,
     titles: Sequence[str],
 ) -> Iterator[Text]:
-    """Yield these rows with exactly the masks that training gives them, each under its title."""
+    """Yield these rows with exactly their masks in training, each under its title."""
     builder = BatchBuilder(rows, objective, config, config.training.seed, TRAIN_MASKS)
     labels = rows.indexes[0].format.sequence_labels
     render = partial(objective.render, tokenizer=tokenizer)
@@ -65,7 +63,7 @@ def render_row(
     """Return a row: a line of figures, then each of its sequences as `render` shows it.
 
     Args:
-        labels: what the label of a sequence says (SampleFormat.sequence_labels).
+        labels: the meaning of each label of a sequence (SampleFormat.sequence_labels).
     """
     from rich.text import Text
 

@@ -1,6 +1,6 @@
-"""Compiled loops that write examples into the fields of rows; an objective's `fill` calls those that it needs.
+"""Compiled loops that write examples into the fields of rows, called by an objective's `fill`.
 
-Every field [b, columns] already holds its fill value: these loops write occupied places only. `examples` is
+Every field [b, columns] already holds its fill value: these loops write only occupied places. `examples` is
 sample.Examples, `row_starts` [b + 1] the first sequence of each row, and the rows must fit (first_misfit).
 """
 

@@ -1,24 +1,31 @@
-"""All rows of a run: its training sources as one row space, its held-out sources by name.
+"""All rows of a run: which documents of which dataset it trains on, which are held out, and their sample indexes.
 
-In: a recipe, its tokenizer, its objective. Out: open sample indexes, built where they are missing, and what a
-checkpoint keeps of them. Not here: one index (index/), their order (blend.py).
+With `data.split` the documents of a dataset are cut, in their order, into train, valid and test as Megatron cuts them
+(blended_megatron_dataset_builder.py): bound i is int(round(sum of the first i shares · documents)).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import filecmp
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.data.dataset.index_file import read_index
+from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.build import build_rows
-from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.stream.splits import held_out_parts, refuse_copies, refuse_overlap, train_parts
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.data.index.index import RowSource, SampleIndex
+from ctxlm_ds.data.index.record import SourcePart
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
+
+logger = logging.getLogger("ctxlm_ds")
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class RunRows:
     validation: Mapping[str, RowSource]
 
     def describe(self, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-        """What a resume must find again to be at the same place of the same stream."""
+        """Return the facts that must be the same for a resume to continue the same stream."""
         sources = [
             {
                 "path": source.path,
@@ -46,15 +53,15 @@ class RunRows:
 def build_run_rows(
     config: RunConfig, tokenizer: Tokenizer, objective: Objective, workers: int | None = None, verify: bool = True
 ) -> RunRows:
-    """The sample indexes of the training and held-out sources, built where they are missing (by `workers` threads).
+    """Open the sample indexes of the training and held-out sources, building missing ones with `workers` threads.
 
     Args:
-        verify: compare the checksums of the indexes that are there already.
+        verify: compare the checksums of indexes that exist already.
 
     Raises:
         ConfigError: no training data is named.
         DataError: a dataset or an index is missing, damaged or made with another tokenizer; a training source is a copy
-            of another one; or held-out documents of a split are trained on.
+            of another; or held-out documents of a split are trained on.
     """
     if not config.data.train:
         raise ConfigError(
@@ -69,3 +76,118 @@ def build_run_rows(
     }
     refuse_overlap(train, held_out, config)
     return RunRows(train, held_out)
+
+
+def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[int, int]]:
+    """Return for each share the first document of its part, and the one after its last."""
+    bounds, total = [0], 0.0
+    for share in shares:
+        total += share
+        bounds.append(round(total * float(num_documents)))
+    return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+def train_parts(config: RunConfig) -> list[SourcePart]:
+    """Return the documents of each of data.train.
+
+    Raises:
+        DataError: a dataset is missing or damaged, or the split leaves it no training document.
+    """
+    part = "all" if config.data.split is None else "train"
+    return [_required_part(source.path, part, config) for source in config.data.train]
+
+
+def held_out_parts(config: RunConfig) -> dict[str, SourcePart]:
+    """Return the held-out documents by name: data.validation, or each training source's valid part of a split.
+
+    Raises:
+        DataError: a dataset is missing or damaged, or a part that the recipe names has no document.
+    """
+    data = config.data
+    if data.validation or data.split is None:
+        return {source.name: _required_part(source.path, source.part, config) for source in data.validation}
+    parts = {}
+    for name, source in zip(source_names(config), data.train, strict=True):
+        part = _part(source.path, "valid", config)
+        if _is_empty(part):
+            logger.info("data.split %s holds out no document of %s", data.split, source.path)
+        else:
+            parts[name] = part
+    return parts
+
+
+def refuse_copies(train: RowSource, config: RunConfig) -> None:
+    """Refuse a training source that is a copy of another: its rows would come again with the same masks.
+
+    Raises:
+        DataError: two sources have the same documents.
+    """
+    seen: dict[str, str] = {}
+    for source, index in zip(config.data.train, train.indexes, strict=True):
+        first = seen.setdefault(index.meta["key"], source.path)
+        if first is not source.path and _same_tokens(first, source.path):
+            raise DataError(
+                f"data.train: {source.path} is a copy of {first}: the same documents would come again with the same "
+                "masks; name one of them, with `epochs: 2` (data.blend concatenate) or a larger `weight`"
+            )
+
+
+def _same_tokens(one: str, other: str) -> bool:
+    """Compare datasets with equal fingerprints, which cover only the lengths if there is no JSON."""
+    if dataset_file(one, "json").is_file():
+        return True
+    return filecmp.cmp(dataset_file(one, "bin"), dataset_file(other, "bin"), shallow=False)
+
+
+def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], config: RunConfig) -> None:
+    """Refuse held-out documents that are trained on, also under another path; without a split only warn of them.
+
+    Raises:
+        DataError: the recipe has a split, and a held-out source that is not to be the train part shares documents.
+    """
+    wanted = {source.name for source in config.data.validation if source.part == "train"}
+    for name, rows in held_out.items():
+        shared = [
+            source.path
+            for source, trained in zip(config.data.train, train.indexes, strict=True)
+            if name not in wanted and any(_shares_documents(index, trained) for index in rows.indexes)
+        ]
+        message = f"held-out source {name} has documents of the training source {', '.join(shared)}"
+        if shared and config.data.split is not None:
+            raise DataError(f"{message}; set its part to valid or test, or name another dataset")
+        if shared:
+            logger.warning("warning: %s; data.split keeps them apart", message)
+
+
+def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
+    here, there = one.meta["dataset"], other.meta["dataset"]
+    first = max(here["documents"][0], there["documents"][0])
+    last = min(here["documents"][1], there["documents"][1])
+    return bool(here["fingerprint"] == there["fingerprint"] and first < last)
+
+
+def _required_part(path: str, part: str, config: RunConfig) -> SourcePart:
+    chosen = _part(path, part, config)
+    if _is_empty(chosen):
+        raise DataError(
+            f"{path}: data.split {config.data.split} gives its {part} part none of its {_num_documents(path)} "
+            "documents; change the split, or leave the source out"
+        )
+    return chosen
+
+
+def _part(path: str, part: str, config: RunConfig) -> SourcePart:
+    if part == "all" or config.data.split is None:
+        return SourcePart(path)
+    documents = split_documents(_num_documents(path), split_shares(config.data.split))
+    return SourcePart(path, documents[PARTS.index(part)])
+
+
+def _num_documents(path: str) -> int:
+    """Read the .idx alone; the dataset is checked when its samples are opened."""
+    idx_path = dataset_file(path, "idx")
+    return (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
+
+
+def _is_empty(part: SourcePart) -> bool:
+    return part.documents is not None and part.documents[0] == part.documents[1]

@@ -1,9 +1,9 @@
-"""Which rows a rank computes, and when: a pure function of the position in an endless stream of rows.
+"""The rows of each step and rank: a pure function of the position in an endless stream of rows.
 
-The stream is a RowOrder, or a blend of sources (blend.py): a function from positions to rows.
-Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G (an epoch may end inside it); its
-micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp. So a resume needs one number,
-and neither ranks nor micro-batches nor workers change what a step sees.
+The stream is a RowOrder, or a blend of sources (blend.py): a function from positions to rows. Step k of a run that has
+consumed r rows takes positions r + k·G .. r + (k + 1)·G (an epoch may end inside it); its micro-batch g takes g·m ..
+(g + 1)·m of these and belongs to data-parallel rank g mod dp. So a resume needs one number, and neither ranks nor
+micro-batches nor workers change the rows of a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.data.numba_random import Permutation
 from ctxlm_ds.errors import ConfigError
 
 PURPOSE = "row_order"
@@ -23,7 +23,7 @@ PURPOSE = "row_order"
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How a step's rows are dealt out."""
+    """The division of a step's rows into micro-batches of ranks."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -45,7 +45,7 @@ class BatchPlan:
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
 
     def offsets(self) -> NDArray[np.int64]:
-        """[micro_batches, micro_batch_size] this rank's positions within a step, in the order of computing."""
+        """Return [micro_batches, micro_batch_size] positions of this rank in a step, in the order of computation."""
         own = self.data_parallel_rank + self.data_parallel_size * np.arange(self.micro_batches, dtype=np.int64)
         return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
 
@@ -64,17 +64,19 @@ class RowStream(Protocol):
     """An endless stream of rows."""
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Rows and epochs at positions (any shape) of the stream."""
+        """Return the rows and epochs at positions (any shape) of the stream."""
         ...
 
     def epoch_of(self, position: int) -> int:
-        """Epoch of the whole stream that a position lies in."""
+        """Return the epoch of the stream that a position is in."""
         ...
 
 
 class RowOrder:
-    """All rows once an epoch: position t is row order_e[t mod n] of epoch e = t div n, order_e being a permutation
-    keyed by (seed, e)."""
+    """All rows once per epoch.
+
+    Position t is row order_e[t mod n] of epoch e = t div n, order_e being a permutation keyed by (seed, e).
+    """
 
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows = num_rows
@@ -82,7 +84,7 @@ class RowOrder:
         self._orders: dict[int, Permutation] = {}
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Rows and epochs at positions (any shape) of the stream."""
+        """Return the rows and epochs at positions (any shape) of the stream."""
         epochs, within = np.divmod(positions, self.num_rows)
         rows = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
@@ -91,7 +93,7 @@ class RowOrder:
         return PlannedRows(rows, epochs)
 
     def epoch_of(self, position: int) -> int:
-        """Epoch that a position lies in."""
+        """Return the epoch that a position is in."""
         return position // self.num_rows
 
     def _order(self, epoch: int) -> Permutation:
@@ -103,7 +105,7 @@ class RowOrder:
 
 
 class TrainSampler:
-    """One rank's micro-batches of every step from `start_row` on, without end."""
+    """One rank's micro-batches of every step from `start_row`, endless."""
 
     def __init__(self, stream: RowStream, plan: BatchPlan, start_row: int = 0) -> None:
         self.stream = stream
@@ -119,14 +121,14 @@ class TrainSampler:
             step_start += self.plan.global_batch_size
 
     def epoch_of_step(self, step: int) -> int:
-        """Epoch of the first row of the step-th step from start_row."""
+        """Return the epoch of the first row of the step-th step from start_row."""
         return self.stream.epoch_of(self.start_row + step * self.plan.global_batch_size)
 
 
 def evaluation_rows(order: RowOrder, max_rows: int, plan: BatchPlan) -> Iterator[PlannedRows]:
-    """One rank's micro-batches of the first `max_rows` rows of an order, always the same.
+    """Yield one rank's micro-batches of the first `max_rows` rows of an order, always the same.
 
-    Every rank gets equally many micro-batches; what is beyond the last row is filled with empty rows.
+    Every rank gets equally many micro-batches; empty rows follow the last one.
     """
     num_rows = min(max_rows, order.num_rows)
     share = plan.micro_batch_size * plan.data_parallel_size

@@ -5,13 +5,12 @@ from __future__ import annotations
 from ctxlm_ds.families.bert.config import BertSection
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.encoder import EncoderShape, encoder_layers
+from ctxlm_ds.models.parts.encoder import encoder_layers
 
 SENTENCE_CLASSES = 2
 
 
 def bert_layers(model: BertSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers: embeddings with token types, blocks, the masked-LM head, and the pooler if it is asked for."""
+    """List the layers: embeddings with token types, blocks, the masked-LM head, and the pooler if it is needed."""
     classes = SENTENCE_CLASSES if "sentence_logits" in build.outputs else 0
-    shape = EncoderShape(token_types=model.type_vocab_size, sentence_classes=classes)
-    return encoder_layers(model, shape, build)
+    return encoder_layers(model, build, token_types=model.type_vocab_size, sentence_classes=classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
@@ -17,7 +17,7 @@ LOGITS = frozenset({"logits"})
 PREFIX = "transformer."
 UNUSED = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", r"transformer\.position_ids")
 FEED_FORWARD_FACTOR = 4
-"""Width of the feed-forward layer in the published models, in widths of the model."""
+"""Width of the feed-forward layer in the published models, as a multiple of the model's width."""
 
 
 def _rows(words: str, positions: str) -> tuple[Row, ...]:
@@ -35,7 +35,7 @@ def _rows(words: str, positions: str) -> tuple[Row, ...]:
 
 
 class GptExport(FamilyExport):
-    """What GPT and GPT-2 share."""
+    """The common part of GPT and GPT-2."""
 
     settings = {
         "vocab_size": "vocab_size",
@@ -55,6 +55,7 @@ class GptExport(FamilyExport):
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
     }
+    kept_settings: ClassVar[tuple[str, ...]] = ("pad_token_id", "bos_token_id", "eos_token_id")
     next_token_output = "logits"
     rows: tuple[Row, ...]
     title: str
@@ -98,7 +99,7 @@ class GptExport(FamilyExport):
         return {"logits": result.logits}
 
     def their_labels(self, fields: Fields) -> Fields:
-        """Return the inputs, which transformers shifts by itself."""
+        """Return the inputs, which transformers shifts."""
         return {"labels": fields["input_ids"]}
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
@@ -110,7 +111,7 @@ class GptExport(FamilyExport):
 
 
 class Gpt1Export(GptExport):
-    """GPT, whose class fixes the width of the feed-forward layer and calls the tanh form `gelu`."""
+    """GPT; its class fixes the width of the feed-forward layer and calls the tanh form `gelu`."""
 
     section = Gpt1Section
     title = "GPT"
@@ -148,10 +149,12 @@ class Gpt2Export(GptExport):
     activation_key = "activation_function"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
     further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
+    kept_settings = (*GptExport.kept_settings, "n_inner")
     rows = (*_rows("wte", "wpe"), Row("final_layer_norm.{p}", (f"{PREFIX}ln_f.{{p}}",)))
 
     def their_settings(self, model: GptSection, ids: TokenIds) -> dict[str, Any]:
-        return super().their_settings(model, ids) | {"n_inner": model.intermediate_size}
+        is_default = model.intermediate_size == FEED_FORWARD_FACTOR * model.hidden_size
+        return super().their_settings(model, ids) | {"n_inner": None if is_default else model.intermediate_size}
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
         inner = {"intermediate_size": config.n_inner} if config.n_inner else {}

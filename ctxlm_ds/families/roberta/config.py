@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ctxlm_ds.families.base import Family, TransformerSection
+from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
 
 
-class RobertaSection(TransformerSection):
+class RobertaSection(EncoderSection):
     """RoBERTa: an encoder without token types, pooler and next-sentence head; positions start at 2."""
 
-    same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
     double_separator: ClassVar[bool] = True
-    """Positions start after the padding id, 1; rows 0 and 1 of the table are never used."""
 
     family: str = "roberta"
-    pre_layer_norm: bool = False
-    """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
-
-
-def tiny() -> dict[str, Any]:
-    """Return the sections of a recipe small enough for tests."""
-    return {
-        "model": {
-            "family": "roberta", "hidden_size": 32, "num_layers": 4, "num_attention_heads": 4,
-            "intermediate_size": 64, "max_position_embeddings": 64, "layer_norm_eps": 1e-5,
-        },
-        "objective": {"name": "masked_lm"},
-        "data": {"sample_format": "full_sentences", "seq_length": 32},
-    }  # fmt: skip
 
 
 ROBERTA = Family(
@@ -41,6 +25,6 @@ ROBERTA = Family(
     objective="masked_lm",
     sample_format="full_sentences",
     tokenizer="bpe",
-    tiny=tiny,
+    tiny=lambda: tiny_transformer("roberta", "masked_lm", "full_sentences", layer_norm_eps=1e-5),
     vocab_size=50_265,
 )

@@ -107,10 +107,14 @@ class RobertaExport(EncoderExport):
         return 1 if config.pad_token_id is None else config.pad_token_id
 
     def import_warnings(self, read: Callable[[str], Tensor]) -> Iterator[str]:
-        if bool(read(TOKEN_TYPES)[1:].any()):
+        first, *others = read(TOKEN_TYPES)
+        if bool(first.any()):
             yield (
-                f"{TOKEN_TYPES} has more than one row; only row 0, the one RobertaForMaskedLM uses by itself, is kept"
+                f"row 0 of {TOKEN_TYPES} is added to every position of the position table: the model computes the same "
+                "function, but an export has other tensors than this folder"
             )
+        if any(bool(row.any()) for row in others):
+            yield f"{TOKEN_TYPES} has more than one row; only row 0, the default of RobertaForMaskedLM, is kept"
 
     def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
         if tokenizer.pad_id == pad_id:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctxlm_ds.families.roberta.config import RobertaSection
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.encoder import EncoderShape, encoder_layers
+from ctxlm_ds.models.parts.encoder import encoder_layers
 
 POSITION_OFFSET = 2
 """Positions begin after the padding id, 1; rows 0 and 1 of the table are never used."""
@@ -13,4 +13,4 @@ POSITION_OFFSET = 2
 
 def roberta_layers(model: RobertaSection, build: ModelBuild) -> list[LayerDescription]:
     """List the layers: embeddings without token types, whose positions begin at 2, blocks, the masked-LM head."""
-    return encoder_layers(model, EncoderShape(position_offset=POSITION_OFFSET), build)
+    return encoder_layers(model, build, position_offset=POSITION_OFFSET)

@@ -1,4 +1,4 @@
-"""From token ids to vectors and back: the tied word embedding, positions and token types.
+"""Token ids to vectors and back: the tied word embedding, positions and token types.
 
 Shape letters: b rows, s positions, p prediction slots, h width, v vocabulary of this rank, t tokens (b·s), n
 tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelism this rank's tokens [t / n, h].
@@ -6,16 +6,14 @@ tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.transformer import EMBEDDINGS, HiddenDropout, LayerNorm
+from ctxlm_ds.models.parts.transformer import EMBEDDINGS, HiddenDropout, LayerNorm, TransformerShape, initial_weights
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelBias, VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
@@ -25,7 +23,7 @@ WORD_EMBEDDINGS = "word_embeddings"
 
 
 class WordTable:
-    """Describes the word embedding as it is looked up, and as the decoder tied to it (Press & Wolf 2017)."""
+    """Describes the layers of one word embedding: the look-up, and the decoder tied to it (Press & Wolf 2017)."""
 
     def __init__(
         self,
@@ -36,7 +34,7 @@ class WordTable:
         layer: type[WordEmbeddings] | None = None,
         name: str = WORD_EMBEDDINGS,
     ) -> None:
-        """`layer` is a subclass that puts the table to further uses (`use`); `name` tells several tables apart."""
+        """`layer` is a subclass with further uses of the table (`use`); `name` distinguishes several tables."""
         self._layer = layer or WordEmbeddings
         self._name = name
         self._kwargs = {
@@ -49,9 +47,9 @@ class WordTable:
         return self.use((ids,), (into,))
 
     def decode(self, hidden: str, into: str, split_tokens: bool = False) -> LayerDescription:
-        """Describe the layer that reads `hidden` [..., h] and writes its scores of the words, [..., v].
+        """Describe the layer that reads `hidden` [..., h] and writes `into`, the scores of the words [..., v].
 
-        `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; the scores are of all, [t, v].
+        `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; scores are those of all, [t, v].
         """
         return self.use((hidden,), (into,), decode=True, split_tokens=split_tokens)
 
@@ -61,7 +59,7 @@ class WordTable:
 
 
 class WordEmbeddings(VocabParallelEmbedding):
-    """The word table as a layer, called through forward for both uses, so that hooks which gather its weight run."""
+    """The word table as a layer. Both uses call forward, so that hooks which gather its weight run."""
 
     def forward(self, x: Tensor, decode: bool = False, split_tokens: bool = False) -> Tensor:
         """Map ids [b, s] to vectors, or with `decode` vectors [..., h] to scores of this rank's words [..., v]."""
@@ -69,64 +67,62 @@ class WordEmbeddings(VocabParallelEmbedding):
 
 
 class VocabularyBias(VocabParallelBias):
-    """The decoder's bias, one number a word, as a layer."""
+    """The decoder's bias, one number per word, as a layer."""
 
     def forward(self, scores: Tensor) -> Tensor:
         """Map scores [..., v] to logits [..., v]."""
         return self.add(scores)
 
 
-class PositionEmbeddings(nn.Module):
-    """Adds learnt positions to the words, then dropout (GPT: no LayerNorm, no token types)."""
+def input_embeddings(model: TransformerShape, build: ModelBuild, **settings: Any) -> LayerDescription:
+    """Describe the layer that adds positions to the words; `settings` are further arguments of InputEmbeddings."""
+    types = ("token_type_ids",) if settings.get("num_token_types") else ()
+    kwargs = {"model": model, "build": build, **settings}
+    return LayerDescription("embeddings", InputEmbeddings, ("hidden", "position_ids", *types), ("hidden",), kwargs)
+
+
+class InputEmbeddings(nn.Module):
+    """Adds learnt positions and, if there are any, token types to the words, then LayerNorm (encoders) and dropout."""
 
     def __init__(
-        self, num_positions: int, width: int, dropout: float, init: Init, kernels: KernelSet, parallel: ParallelContext
+        self,
+        model: TransformerShape,
+        build: ModelBuild,
+        position_range: float | None = None,
+        position_offset: int = 0,
+        num_token_types: int = 0,
+        layer_norm: bool = False,
     ) -> None:
+        """Make the tables.
+
+        Args:
+            model: the recipe's section.
+            build: kernels and this rank's share.
+            position_range: standard deviation of the initial positions; None for that of all weights.
+            position_offset: row of the position table that holds position 0.
+            num_token_types: rows of the token-type table; 0 for no table.
+            layer_norm: True for a LayerNorm before the dropout.
+        """
         super().__init__()
-        self.position_embeddings = SharedEmbedding(num_positions, width, init, parallel, "position table")
-        self.dropout = HiddenDropout(dropout, kernels, parallel)
-
-    def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
-        """Map words' vectors and position_ids [b, s] to hidden states."""
-        return self.dropout(hidden + self.position_embeddings(position_ids), EMBEDDINGS)
-
-
-@dataclass(frozen=True)
-class EmbeddingSettings:
-    """What a family decides about an encoder's embeddings."""
-
-    num_positions: int
-    width: int
-    norm_eps: float
-    dropout: float
-    init: Init
-    position_offset: int = 0
-    """Row of the position table that holds position 0."""
-    num_token_types: int = 0
-    """Rows of the token-type table; 0 for none."""
-
-
-class EncoderEmbeddings(nn.Module):
-    """Adds positions, and token types if there are any, to the words, then LayerNorm and dropout (BERT, RoBERTa)."""
-
-    def __init__(self, settings: EmbeddingSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
-        super().__init__()
-        width, init = settings.width, settings.init
-        self.position_offset = settings.position_offset
-        rows = settings.num_positions + settings.position_offset
-        self.position_embeddings = SharedEmbedding(rows, width, init, parallel, "position table")
+        width, kernels, parallel = model.hidden_size, build.kernels, build.parallel
+        self.position_offset = position_offset
+        rows = model.max_position_embeddings + position_offset
+        positions = initial_weights(model, position_range)
+        self.position_embeddings = SharedEmbedding(rows, width, positions, parallel, "position table")
         self.token_type_embeddings = (
-            SharedEmbedding(settings.num_token_types, width, init, parallel) if settings.num_token_types else None
+            SharedEmbedding(num_token_types, width, initial_weights(model), parallel) if num_token_types else None
         )
-        self.layer_norm = LayerNorm(width, settings.norm_eps, kernels, parallel)
-        self.dropout = HiddenDropout(settings.dropout, kernels, parallel)
+        self.layer_norm = LayerNorm(width, model.layer_norm_eps, kernels, parallel) if layer_norm else None
+        self.dropout = HiddenDropout(model.hidden_dropout, kernels, parallel)
 
     def forward(self, hidden: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Map words' vectors, position_ids and token_type_ids [b, s] to hidden states."""
         if self.token_type_embeddings is not None:
             hidden = hidden + self.token_type_embeddings(token_type_ids)
         hidden = hidden + self.position_embeddings(position_ids + self.position_offset)
-        return self.dropout(self.layer_norm(hidden), EMBEDDINGS)
+        if self.layer_norm is not None:
+            hidden = self.layer_norm(hidden)
+        return self.dropout(hidden, EMBEDDINGS)
 
 
 class SharedEmbedding(nn.Embedding):

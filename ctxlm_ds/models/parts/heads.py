@@ -17,7 +17,7 @@ from ctxlm_ds.parallel.parameters import Init
 
 
 def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Take the vectors at positions [b, k] of each row of hidden [b, s, h]: [b, k, h]."""
+    """Return the vectors [b, k, h] at positions [b, k] of each row of hidden [b, s, h]."""
     num_rows, seq_length = hidden.shape[:2]
     row_starts = torch.arange(num_rows, device=positions.device)[:, None] * seq_length
     flat = (positions + row_starts).flatten()
@@ -25,9 +25,9 @@ def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
 
 
 class EncoderHeads(nn.Module):
-    """Everything between an encoder and its tied decoder; works on the predicted positions only.
+    """The layers between an encoder and its tied decoder, on the predicted positions only.
 
-    Every tensor-parallel rank computes it whole: it is small, and its parameters then get whole gradients everywhere.
+    They are small, so every tensor-parallel rank computes all of them and has their complete gradients.
     """
 
     def __init__(

@@ -6,8 +6,10 @@ Shape letters: b rows, s positions, h width, n heads of this rank, d size of a h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +21,32 @@ from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.mappings import share_parameters
-from ctxlm_ds.parallel.parameters import ONES, ZEROS, Init, ParameterFacts, declare
+from ctxlm_ds.parallel.parameters import ONES, ZEROS, Init, Normal, ParameterFacts, declare
 
 EMBEDDINGS, ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = range(4)
 """Places of dropout in a layer."""
 
 
+class TransformerShape(Protocol):
+    """Settings of a recipe's `model` section that the parts need."""
+
+    vocab_size: int | None
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    hidden_activation: Any
+    layer_norm_eps: float
+    hidden_dropout: float
+    attention_dropout: float
+    initializer: Any
+    initializer_range: float
+
+
 @dataclass(frozen=True)
 class BlockSettings:
-    """What a family decides about its transformer layers."""
+    """Settings of a family's transformer layers."""
 
     hidden_size: int
     num_heads: int
@@ -40,7 +59,50 @@ class BlockSettings:
     """LayerNorm before attention and feed-forward instead of after."""
     init: Init
     residual_init: Init
-    """Of the matrices that end on the residual stream."""
+    """Initial values of the matrices whose output is added to the residual stream."""
+
+
+def initial_weights(model: TransformerShape, standard_deviation: float | None = None) -> Normal:
+    """Return the distribution of initial weights that a recipe asks for."""
+    return Normal(standard_deviation or model.initializer_range, truncated=model.initializer == "truncated_normal")
+
+
+def block_settings(
+    model: TransformerShape,
+    build: ModelBuild,
+    pre_layer_norm: bool,
+    causal: bool = False,
+    scaled_residuals: bool = False,
+) -> BlockSettings:
+    """Read the settings of the transformer layers from a recipe.
+
+    Args:
+        model: the recipe's section.
+        build: says whether rows hold several sequences.
+        pre_layer_norm: LayerNorm before attention and feed-forward instead of after.
+        causal: positions see no later ones.
+        scaled_residuals: matrices whose output is added to the residual stream begin smaller by the root of the number
+            of such additions, two per layer (Radford 2019, section 2.3).
+    """
+    residual_range = model.initializer_range / (math.sqrt(2 * model.num_layers) if scaled_residuals else 1.0)
+    attention = AttentionSpec(
+        head_size=model.hidden_size // model.num_attention_heads,
+        causal=causal,
+        dropout=model.attention_dropout,
+        shares_rows=build.shares_rows,
+    )
+    return BlockSettings(
+        hidden_size=model.hidden_size,
+        num_heads=model.num_attention_heads,
+        intermediate_size=model.intermediate_size,
+        activation=model.hidden_activation,
+        norm_eps=model.layer_norm_eps,
+        hidden_dropout=model.hidden_dropout,
+        attention=attention,
+        pre_layer_norm=pre_layer_norm,
+        init=initial_weights(model),
+        residual_init=initial_weights(model, residual_range),
+    )
 
 
 def transformer_blocks(
@@ -48,8 +110,8 @@ def transformer_blocks(
 ) -> list[LayerDescription]:
     """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`.
 
-    `scores` names a tensor for the attention scores of each layer that must write them (distillation): the products
-    [b, n, s, s] of queries and keys over sqrt(d), before mask and softmax.
+    `scores` maps a layer's number to the tensor for its attention scores (distillation): the products [b, n, s, s] of
+    queries and keys over sqrt(d), before mask and softmax.
     """
     names = scores or {}
     kwargs = {"settings": settings, "kernels": build.kernels, "parallel": build.parallel}
@@ -69,17 +131,20 @@ def transformer_blocks(
     ]
 
 
-def final_layer_norm(hidden_size: int, eps: float, build: ModelBuild) -> LayerDescription:
-    """Describe the LayerNorm after the last layer of a pre-LN model."""
-    kwargs = {"width": hidden_size, "eps": eps, "kernels": build.kernels, "parallel": build.parallel}
-    return LayerDescription("final_layer_norm", LayerNorm, ("hidden",), ("hidden",), kwargs)
+def final_layer_norm(settings: BlockSettings, build: ModelBuild) -> list[LayerDescription]:
+    """Describe the LayerNorm after the last layer, which only a pre-LN model has."""
+    kwargs = {
+        "width": settings.hidden_size, "eps": settings.norm_eps, "kernels": build.kernels, "parallel": build.parallel,
+    }  # fmt: skip
+    layer = LayerDescription("final_layer_norm", LayerNorm, ("hidden",), ("hidden",), kwargs)
+    return [layer] if settings.pre_layer_norm else []
 
 
 class LayerNorm(nn.Module):
     """LayerNorm over the width, computed by a kernel."""
 
     def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
-        """`parallel` is given if the tokens may be split over ranks; None if every rank sees them all."""
+        """`parallel` is None if every rank has all tokens."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
@@ -137,7 +202,7 @@ class FeedForward(nn.Module):
 
 
 class HiddenDropout(nn.Module):
-    """Dropout of hidden states, which drops the same elements whichever share of them a rank holds."""
+    """Dropout of hidden states. It drops the same elements for every split of the tokens over ranks."""
 
     def __init__(self, p: float, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()

@@ -2,18 +2,17 @@
 
 Sources: google-research/bert create_pretraining_data.py (Devlin 2018), fairseq data/mask_tokens_dataset.py (Liu 2019).
 
-Of a sample of n tokens, specials counted as both originals do, k are predicted: max(1, round(p·n)) or, rounding
-`probabilistic`, max(1, floor(p·n + U)); never more than the sample's budget. Each becomes the mask token, itself, or a
-random token (80/10/10). `special_tokens` says which originals' habit is followed: `never` neither masks specials nor
-draws them as random tokens, `bert` draws from the whole vocabulary, `roberta` also masks the specials.
+k of a sample's n tokens (special ones counted, as both originals do) are predicted: max(1, round(p·n)) or, rounding
+`probabilistic`, max(1, floor(p·n + U)), and at most the sample's budget. Each becomes the mask token, itself, or a
+random token (80/10/10). `special_tokens` chooses the original to follow: `never` neither masks special tokens nor draws
+them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens.
 
-Whole words are drawn in random order and taken while they fit: a word that would exceed k is skipped (BERT). If not one
-word fits, the first drawn is predicted in part, so that every sample has a prediction.
+With `whole_word`, words are drawn in random order and taken while they fit: a word that would exceed k is skipped
+(BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction.
 
 The words of a sample's stream (data/numba_random.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate
 (token or word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i:
-its upper half says how, its lower half is the random token. So the result depends on the sample and its key alone,
-whatever batch it is corrupted in.
+its upper half decides how, its lower half is the random token. So the result depends only on the sample and its key.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ HALF_SCALE = 2.0**-32
 
 
 class MaskingRules(NamedTuple):
-    """What a corruption does with any sample."""
+    """The rules of a corruption."""
 
     mask_prob: float
     keep_prob: float
     random_prob: float
     rounds_to_nearest: bool
-    """Otherwise by a random number (probabilistic)."""
+    """False: by a random number (probabilistic)."""
     masks_specials: bool
     whole_word: bool
     mask_id: int
     random_ids: NDArray[np.int32]
     """Ids that a random replacement is drawn from."""
     word_starts: NDArray[np.bool_]
-    """[vocabulary] whether a token begins a word; empty without whole_word."""
+    """[vocabulary] True if a token begins a word; empty without whole_word."""
 
 
 def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRules:
-    """Return the rules of a section for one tokenizer, below whose vocab_size every token must be.
+    """Return the rules of a section for a tokenizer; every token must be below its vocab_size.
 
     Raises:
-        ConfigError: keep_prob and random_prob exceed 1, or the tokenizer has only special tokens to draw from.
+        ConfigError: keep_prob and random_prob add up to more than 1, or the tokenizer has only special tokens.
     """
     if section.keep_prob + section.random_prob > 1.0:
         raise ConfigError(
@@ -98,10 +97,10 @@ def mask_samples(
 
     Args:
         samples: sample.Samples.
-        key: of the random streams; each sample's is that of samples.keys.
+        key: key of the random streams; samples.keys selects each sample's.
         budgets: [c] most predictions of each.
         rules: MaskingRules.
-        ids: [t] becomes the corrupted tokens.
+        ids: [t] receives the corrupted tokens.
 
     Returns:
         prediction_positions [q], prediction_labels [q], prediction_starts [c + 1] as in sample.Examples.
@@ -149,7 +148,7 @@ def wanted_predictions(length: int, word: np.uint64, rules: MaskingRules) -> int
 
 @compiled
 def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratch) -> int:
-    """Find every token that may be predicted, each a candidate of its own; return how many there are."""
+    """Find every token that may be predicted, each as one candidate; return how many there are."""
     count = 0
     for position in range(len(special)):
         scratch.begins[count], scratch.ends[count] = position, position + 1
@@ -159,7 +158,7 @@ def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratc
 
 @compiled
 def find_words(ids: NDArray[np.int32], special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratch) -> int:
-    """Find every word that may be predicted; return how many there are. A special token is a word of its own."""
+    """Find every word that may be predicted, a special token being one word; return how many there are."""
     count, begin = 0, 0
     for position in range(1, len(ids) + 1):
         is_last = position == len(ids)
@@ -172,7 +171,7 @@ def find_words(ids: NDArray[np.int32], special: NDArray[np.bool_], rules: Maskin
 
 @compiled
 def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> None:
-    """Mark candidates in random order while they fit into `wanted` tokens; of the first, if none fits, a part."""
+    """Mark candidates in random order while they fit into `wanted` tokens; if none fits, part of the first."""
     room = wanted
     for turn in range(candidates):
         drawn = turn + below(word_at(state, 1 + 2 * turn), candidates - turn)

@@ -152,3 +152,16 @@ def test_rotation_never_removes_what_is_to_stay(
     assert all(step < newest for step in gone)
     if keep_every:
         assert not [step for step in gone if step % keep_every == 0 and step not in damaged]
+
+
+def test_links_are_removed_as_links(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").write_text("years of work")
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    for name in ("step-00000001.partial", "step-00000002.removing", "step-00000003"):
+        (directory / name).symlink_to(tmp_path / "elsewhere")
+    (directory / "step-00000004.partial").symlink_to(tmp_path / "nowhere")
+    assert len(remove_leftovers(directory)) == 3
+    remove_folder(directory / "step-00000003")
+    assert not list(directory.iterdir()) and (tmp_path / "elsewhere" / "thesis.tex").exists()

@@ -15,17 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
 from ctxlm_ds.checkpoint.folders import step_name
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from tests.real_disks import memory_disk
 
-NUM_ELEMENTS = 5000
+NUM_ELEMENTS = 70_000
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +42,11 @@ def make_manager(run_dir: Path, keep_last: int = 3, lock: RunLock | None = None)
 def save(manager: CheckpointManager, step: int, estimated_bytes: int = 0, beside: bool = False) -> Path:
     """`beside`: in threads of their own, as beside training."""
 
-    def write(folder: Path) -> dict:
-        writer = PieceWriter(folder, 0)
+    def write(folder: Path) -> WrittenFiles:
+        writer = ChunkWriter(folder, 0)
         for kind in ("weight", "exp_avg"):
             writer.add("p", kind, (NUM_ELEMENTS,), 0, torch.full((NUM_ELEMENTS,), float(step)))
-        return writer.close()
+        return writer.write()
 
     def finish(folder: Path, pieces: list[dict]) -> None:
         merge_index(folder, pieces, {"step": step})

@@ -61,7 +61,7 @@ def _flip(path: Path) -> None:
         (lambda f: (f / "empty").write_bytes(b"1"), "empty: 1 bytes, the manifest says 0", True),
         (lambda f: (f / MANIFEST_NAME).unlink(), "no manifest.json", True),
         (lambda f: (f / MANIFEST_NAME).write_text("{"), "cannot be read as JSON", True),
-        (lambda f: (f / MANIFEST_NAME).write_bytes(b"\xff\xfe{}"), "cannot be read as JSON", True),
+        (lambda f: (f / MANIFEST_NAME).write_bytes(b"\xff\xfe{}"), "cannot be read as UTF-8", True),
         (lambda f: (f / MANIFEST_NAME).write_text("[]"), "not a manifest", True),
     ],
 )

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader, PieceWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.universal import cut_marks, to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
 from ctxlm_ds.errors import CheckpointError, ConfigError
@@ -95,8 +97,8 @@ def _save(file: str, value: object) -> Callable[[Path], object]:
 
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: shutil.rmtree(f / TAG / "zero"), "no folder `zero`, so this is not DeepSpeed's universal format"),
-    (lambda f: (f / "latest_universal").write_text("../../etc"), "names no folder beside it"),
-    (lambda f: (f / "latest_universal").write_text(""), "names no folder beside it"),
+    (lambda f: (f / "latest_universal").write_text("../../etc"), "does not name a folder next to it"),
+    (lambda f: (f / "latest_universal").write_text(""), "does not name a folder next to it"),
     (lambda f: shutil.rmtree(f / TAG / "zero" / NAME), f"{NAME} is missing"),
     (lambda f: (f / TAG / "zero" / "adapter").mkdir(), "adapter is unknown"),
     (lambda f: (f / TAG / "zero" / NAME / "fp32.pt").unlink(), "fp32.pt: missing"),
@@ -163,10 +165,10 @@ def test_a_checkpoint_whose_recipe_an_earlier_version_wrote_is_exported(run: Pat
 
 
 def test_weights_alone_are_not_exported(config: RunConfig, values: Values, tmp_path: Path) -> None:
-    writer = PieceWriter(tmp_path, 0)
+    writer = ChunkWriter(tmp_path, 0)
     for name, kinds in values.items():
         writer.add(name, "weight", kinds["weight"].shape, 0, kinds["weight"].flatten())
-    merge_index(tmp_path, [writer.close()], {})
+    merge_index(tmp_path, [writer.write().value], {})
     (tmp_path / "config.yaml").write_text(dump_config(config))
     write_manifest(tmp_path, 0, hash_files(tmp_path, list_files(tmp_path)))
     with pytest.raises(CheckpointError, match="holds weights alone"):
@@ -181,7 +183,7 @@ def test_what_is_there_is_never_overwritten(run: Path, tmp_path: Path) -> None:
         (tmp_path / "file", "is never overwritten"),
         (tmp_path / "full", "is never overwritten"),
         (checkpoint_of(run), "is never overwritten"),
-        (run / "inside", "lie in each other"),
+        (run / "inside", "contain each other"),
     ]:
         with pytest.raises(CheckpointError, match=message):
             to_universal(run, output)

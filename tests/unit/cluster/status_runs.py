@@ -11,7 +11,7 @@ from typing import Any
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.cluster.status import RunStatus, read_statuses
-from ctxlm_ds.cluster.status_view import details, plain_table
+from ctxlm_ds.cluster.status_view import details, table
 from ctxlm_ds.process.lock_record import this_process
 from ctxlm_ds.process.run_history import START, append_event
 from ctxlm_ds.process.run_lock import LOCK_NAME
@@ -50,7 +50,7 @@ def started(run_dir: Path, step: int = 0, attempt: str = ATTEMPT) -> None:
 def status(run_dir: Path, **queue: str) -> RunStatus:
     (found,) = read_statuses([run_dir], {name.removeprefix("job_"): state for name, state in queue.items()})
     # Whatever it is, it can be shown.
-    assert plain_table([found]) and details(found) and json.dumps(vars(found))
+    assert table([found]) and details(found) and json.dumps(vars(found))
     return found
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.cluster import attempts
-from ctxlm_ds.cluster.commands import Job
+from ctxlm_ds.cluster import start_records
 from ctxlm_ds.cluster.job import refuse_if_taken
+from ctxlm_ds.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError, ConfigError
 from ctxlm_ds.process.run_history import END, append_event
 
@@ -32,7 +32,7 @@ def slurm(**states: str) -> Callable[[str], Job]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    attempts.begin(tmp_path, "job-7-0-0", "7", "7", "n1")
+    start_records.begin(tmp_path, "job-7-0-0", "7", "7", "n1")
     return tmp_path
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.cluster import commands, preflight_rank
-from ctxlm_ds.cluster.decide import Outcome
+from ctxlm_ds.cluster import preflight_rank, slurm_commands
 from ctxlm_ds.cluster.preflight import decide, judge
 from ctxlm_ds.cluster.preflight_rank import groups_of, look_at_gpus, look_at_node
+from ctxlm_ds.cluster.restart_policy import Outcome
 from ctxlm_ds.cluster.settings import PREFLIGHT, misspelt, read_preflight
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.slurm import SlurmTask
@@ -157,8 +157,8 @@ def test_what_follows_from_bad_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_dir=tmp_path, job_id="1", tasks={"n1": 2, "n2": 2, "n3": 2}, task_words=(),
         environ={"SLURM_JOB_PARTITION": "main"},
     )  # fmt: skip
-    monkeypatch.setattr(commands, "job_exclusions", lambda job_id: ["n9"])
-    monkeypatch.setattr(commands, "partition_nodes", lambda partition: [f"n{number}" for number in range(1, 6)])
+    monkeypatch.setattr(slurm_commands, "job_exclusions", lambda job_id: ["n9"])
+    monkeypatch.setattr(slurm_commands, "partition_nodes", lambda partition: [f"n{number}" for number in range(1, 6)])
     assert decide(context, {}, 3).srun_words == ()
     enough = decide(context, {"n1": "slow"}, 2)
     assert enough.srun_words == ("--nodes=2", "--ntasks=4", "--exclude=n1", "--ntasks-per-node=2")
@@ -167,25 +167,25 @@ def test_what_follows_from_bad_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     hopeless = decide(context, dict.fromkeys(["n1", "n2", "n3"], "x"), 3)
     assert replaced is not None and replaced.outcome is Outcome.STOPPED
     assert hopeless.ended is not None and hopeless.ended.outcome is Outcome.USER_ERROR
-    assert "without n1, n2, n3, n9 partition main has 2 nodes where the job needs 3" in hopeless.ended.why
+    assert "without n1, n2, n3, n9 partition main has 2 nodes, the job needs 3" in hopeless.ended.why
 
 
 def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -> None:
-    assert commands.excluded_nodes(tmp_path) == {}
-    commands.remember_excluded(tmp_path, {"n2": "slow"}, "job-1-0-0")
-    commands.remember_excluded(tmp_path, {"n2": "excluded earlier: slow", "n3": "full"}, "job-1-1-0")
-    assert commands.excluded_nodes(tmp_path) == {"n2": "slow", "n3": "full"}
+    assert slurm_commands.excluded_nodes(tmp_path) == {}
+    slurm_commands.remember_excluded(tmp_path, {"n2": "slow"}, "job-1-0-0")
+    slurm_commands.remember_excluded(tmp_path, {"n2": "excluded earlier: slow", "n3": "full"}, "job-1-1-0")
+    assert slurm_commands.excluded_nodes(tmp_path) == {"n2": "slow", "n3": "full"}
     entry = json.loads((tmp_path / "excluded_nodes.json").read_text())["n3"]
     assert entry["attempt"] == "job-1-1-0" and abs(entry["time_unix_s"] - time.time()) < 60
     (tmp_path / "excluded_nodes.json").write_text("{ torn")
-    assert commands.excluded_nodes(tmp_path) == {}
+    assert slurm_commands.excluded_nodes(tmp_path) == {}
 
 
 def test_words_for_slurm() -> None:
-    assert commands.sbatch_words(["n3", "n1", "n3"]) == ["--exclude=n1,n3"]
-    assert commands.sbatch_words([]) == []
+    assert slurm_commands.sbatch_words(["n3", "n1", "n3"]) == ["--exclude=n1,n3"]
+    assert slurm_commands.sbatch_words([]) == []
     uneven = {"n1": 1, "n2": 2, "n3": 3}
-    assert commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
-    assert commands.srun_words({"n1": 1}, ["n9"]) == []
-    assert commands.requeue_command(7, []) == ["scontrol", "requeue", "7"]
-    assert commands.requeue_command(7, ["n2", "n1"])[-2:] == ["7", "n1,n2"]
+    assert slurm_commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
+    assert slurm_commands.srun_words({"n1": 1}, ["n9"]) == []
+    assert slurm_commands.requeue_command(7, []) == ["scontrol", "requeue", "7"]
+    assert slurm_commands.requeue_command(7, ["n2", "n1"])[-2:] == ["7", "n1,n2"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.completed import is_completed
 from ctxlm_ds.planning.hardware import find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.ready_runs import (
@@ -18,14 +17,15 @@ from ctxlm_ds.planning.ready_runs import (
     READY_RUNS,
     ReadyLayout,
     ReadyRun,
-    describe_layout,
     planner_of,
     ready_layout,
     table,
 )
-from ctxlm_ds.process.run_history import END, START, append_event
+from ctxlm_ds.process.run_history import END, START, append_event, is_completed
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "slurm" / "published"
@@ -54,7 +54,7 @@ def read_layout(line: str) -> ReadyLayout:
         recompute=values.get("training.activation_checkpointing") == "true",
         sequence_parallel=values.get("parallel.sequence_parallel") == "true",
     )
-    return describe_layout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
+    return ReadyLayout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
 
 
 @pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
@@ -65,7 +65,7 @@ def test_tables_are_what_the_planner_weighs(run: ReadyRun) -> None:
         assert [layout.words for layout in layouts] == lines_of(recipe), REMEDY
         shown = "\n".join([f"# {recipe}", *(f"#   {line}" for line in table(layouts))])
         assert f"\n{shown}\n" in text, REMEDY
-        assert {(layout.gpu, layout.nodes) for layout in layouts} == {
+        assert {(layout.gpu.name, layout.nodes) for layout in layouts} == {
             (gpu, nodes) for gpu in GPUS for nodes in run.nodes
         }
 
@@ -106,6 +106,15 @@ def test_scripts_differ_only_in_name_recipes_and_resources(run: ReadyRun) -> Non
     for name in ("signal", "requeue", "open-mode", "output"):
         pattern = re.compile(rf"^#SBATCH --{name}.*$", re.MULTILINE)
         assert pattern.findall(text) == pattern.findall((ROOT / "slurm" / "pretrain.sbatch").read_text())
+
+
+@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
+def test_the_example_names_a_tokenizer_that_the_recipe_accepts(run: ReadyRun) -> None:
+    """tokenizers/TYPE as tools/train_tokenizer.py makes it, with as many words as the recipe has by default."""
+    model = load_config(run.recipes[0]).model
+    family = FAMILIES.get(model.family)
+    assert f" tokenizer.path=tokenizers/{family.tokenizer}\n" in (FOLDER / f"{run.script}.sbatch").read_text()
+    assert TOKENIZER_TYPES[family.tokenizer].default_vocab_size == model.vocab_size == family.vocab_size
 
 
 def shell(command: str, **environment: str) -> str:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
-from ctxlm_ds.cluster.attempts import begin
 from ctxlm_ds.cluster.run_files import MOST_TAIL_BYTES, read_last_lines
-from ctxlm_ds.cluster.status_view import checkpoint_cell, details, headings_that_fit, plain_table, remarks, rich_table
+from ctxlm_ds.cluster.start_records import begin
+from ctxlm_ds.cluster.status_view import cells, checkpoint_cell, details, headings_that_fit, remarks, table
 from ctxlm_ds.process.run_history import (
     END,
     FAILURE,
@@ -98,7 +98,7 @@ def test_stale_locks(run_dir: Path) -> None:
     assert status(run_dir).state == "running"
     leave_lock(run_dir, age_s=10, host=socket.gethostname(), pid=2**22 + 1)
     found = status(run_dir)
-    assert found.state == "stale" and "is gone without a word" in str(found.why)
+    assert found.state == "stale" and "has ended and recorded no reason" in str(found.why)
 
 
 def test_a_hang_and_a_failure(run_dir: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_killed_start_says_so(run_dir: Path) -> None:
     started(run_dir, step=10, attempt="job-7-1-0")
     found = status(run_dir)
     assert found.state == "failed" and found.restarts == 1
-    assert found.ends == ["ended without a word (killed, or its node was lost)"] * 2
+    assert found.ends == ["ended without a record (killed, or its node was lost)"] * 2
 
 
 def test_counts(run_dir: Path) -> None:
@@ -167,7 +167,7 @@ def test_counts(run_dir: Path) -> None:
         append_event(run_dir, event, step=3, why="x")
     found = status(run_dir)
     assert (found.skips, found.rollbacks, found.failed_saves) == (2, 1, 1)
-    assert "2, 1 back" in plain_table([found])[1] and "1 checkpoint could not be written" in remarks([found])[-1]
+    assert "2, 1 back" in table([found])[1] and "1 checkpoint could not be written" in remarks([found])[-1]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -199,13 +199,26 @@ def test_damaged_files_are_one_word_in_their_cell(run_dir: Path) -> None:
         (run_dir / name).write_bytes(b"\x00\xff garbage {")
     found = status(run_dir)
     assert found.damaged == dict.fromkeys(("lock.json", "config.yaml", "metrics.jsonl"), "damaged")
-    assert plain_table([found])[1].split()[:4] == [str(run_dir), "stopped", "damaged", "damaged"]
+    assert table([found])[1].split()[:4] == [str(run_dir), "stopped", "damaged", "damaged"]
 
 
 def test_a_torn_last_line_is_passed_over(run_dir: Path) -> None:
     with open(run_dir / "metrics.jsonl", "a") as handle:
         handle.write('{"step": 21, "lo')
     assert status(run_dir).step == 20
+
+
+def test_files_that_never_end_are_not_waited_for(run_dir: Path) -> None:
+    started(run_dir)
+    for name in ("metrics.jsonl", "config.yaml", LOCK_NAME, HISTORY_NAME, "successor.json"):
+        (run_dir / name).unlink(missing_ok=True)
+        os.mkfifo(run_dir / name)
+    (run_dir / "attempts" / ATTEMPT).mkdir(parents=True)
+    os.mkfifo(run_dir / "attempts" / ATTEMPT / "start.json")
+    os.mkfifo(run_dir / "attempts" / ATTEMPT / "rank-00000.json")
+    assert status(run_dir).damaged == {
+        "lock.json": "not a regular file", "config.yaml": "unreadable", "metrics.jsonl": "not a regular file"
+    }  # fmt: skip
 
 
 def test_any_damage(tmp_path: Path) -> None:
@@ -304,7 +317,8 @@ def test_the_tool(tmp_path: Path) -> None:
     assert len(call(tmp_path / "runs").splitlines()) == 5
     (only,) = json.loads(call(tmp_path / "runs" / "a", tmp_path / "runs" / "a", "--json"))
     assert only["step"] == 20 and only["state"] == "failed"
-    assert "no such folder" in call(tmp_path / "none", status=2)
+    missing = call(tmp_path / "none", status=2)
+    assert missing.startswith(f"{tmp_path / 'none'}: no such folder; give a run directory") and missing.count("\n") == 1
     assert call("--help").startswith("usage: run_status.py")
 
 
@@ -321,9 +335,10 @@ def test_the_tool_needs_no_library_that_trains(tmp_path: Path) -> None:
 
 
 def test_a_narrow_terminal_keeps_what_matters(run_dir: Path) -> None:
-    found = [status(run_dir)]
-    wide = headings_that_fit(found, 300)
+    rows = [cells(status(run_dir))]
+    wide = headings_that_fit(rows, 300)
     assert "job" in wide and len(wide) == 10
-    narrow = headings_that_fit(found, 40)
+    narrow = headings_that_fit(rows, 40)
     assert narrow == ["run", "state", "step", "loss", "checkpoint"]
-    assert [column.header for column in rich_table(found, 40).columns] == narrow
+    headings, row = table([status(run_dir)], 40)
+    assert headings.split() == narrow and "  \033[0mstopped\033[0m" in row

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from ctxlm_ds.cluster.attempts import CANCELLED, begin, finish
-from ctxlm_ds.cluster.context import JobContext
-from ctxlm_ds.cluster.decide import Ended, Outcome
 from ctxlm_ds.cluster.job import Action, Endings
-from ctxlm_ds.cluster.ranks import RankStart, prepare
-from ctxlm_ds.cluster.run_files import Attempt
+from ctxlm_ds.cluster.job_context import JobContext
+from ctxlm_ds.cluster.rank_start import RankStart, prepare
+from ctxlm_ds.cluster.restart_policy import Ended, Outcome
+from ctxlm_ds.cluster.run_files import StartRecord
 from ctxlm_ds.cluster.settings import read_settings
+from ctxlm_ds.cluster.start_records import CANCELLED, begin, finish
 from ctxlm_ds.cluster.status_view import details, remarks
 from ctxlm_ds.process.run_history import END, FAILURE, append_event
 from ctxlm_ds.process.run_lock import RunLock
@@ -32,8 +32,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 def begun(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str = ATTEMPT, log: str | None = "/logs/7.log"
-) -> Attempt:
-    monkeypatch.setattr("ctxlm_ds.cluster.attempts.job_log", lambda: log)
+) -> StartRecord:
+    monkeypatch.setattr("ctxlm_ds.cluster.start_records.job_log", lambda: log)
     job_id = name.split("-")[1]
     return begin(run_dir, name, job_id, job_id, "n[1-2]")
 
@@ -41,7 +41,7 @@ def begun(
 # Cancelled
 
 
-def cancel(run_dir: Path, attempt: Attempt, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+def cancel(run_dir: Path, attempt: StartRecord, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's own end after scancel."""
     job = SimpleNamespace(restarts=0)
     monkeypatch.setattr("ctxlm_ds.cluster.job.show_job", lambda job_id: job)

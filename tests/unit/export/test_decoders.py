@@ -23,7 +23,7 @@ from transformers import (
     pipeline,
 )
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import Rows
 from ctxlm_ds.export.huggingface import from_hf, to_hf
@@ -86,7 +86,7 @@ def test_hugging_face_to_ours_and_back_is_bitwise(kind: str, tokenizer_folder: P
     configs = [AutoConfig.from_pretrained(folder).to_dict() for folder in (original, tmp_path / "back")]
     for config in configs:
         del config["_name_or_path"]
-    assert configs[0] | {"n_inner": 128} == configs[1] | {"n_inner": 128}
+    assert configs[0] == configs[1]
     recipe = load_config(tmp_path / "ours" / "config.yaml")
     assert recipe.model.family == kind and find_problems(recipe) == []
 
@@ -172,9 +172,9 @@ def test_a_file_as_openais_own_is_imported(tokenizer_folder: Path, tmp_path: Pat
     [
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
-        ("gpt2", {"activation_function": "silu"}, "activation_function 'silu' is none of"),
+        ("gpt2", {"activation_function": "silu"}, "activation_function 'silu' is not one of"),
         ("gpt2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ("gpt1", {"afn": "silu"}, "afn 'silu' is none of gelu, relu"),
+        ("gpt1", {"afn": "silu"}, "afn 'silu' is not one of gelu, relu"),
     ],
 )
 def test_what_ours_cannot_compute_is_refused(

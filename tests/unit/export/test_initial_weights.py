@@ -105,7 +105,7 @@ def test_every_difference_is_named_before_any_value(bert: Source, settings: dict
 
 
 def test_no_such_folder(tmp_path: Path, bert: Source) -> None:
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         load(tmp_path / "none", bert.config)
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="no checkpoint yet"):

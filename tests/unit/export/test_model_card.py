@@ -20,7 +20,7 @@ def facts(config: RunConfig, **values: object) -> CardFacts:
         "config": config, "text": EXPORT.card(outputs_of(config), "[MASK]"), "hf_class": "BertForPreTraining",
         "dtype": "bf16", "num_parameters": 12_345_678,
         "train_state": {"step": 1200, "tokens": 34_000_000, "seconds": 3700.0},
-        "evaluation": {"eval/wiki_dev/masked_lm_loss": 2.34567}, "datasets": {},
+        "evaluation": {"eval/wiki_dev/masked_lm_loss": 2.34567}, "datasets": {}, "trained_length": 40,
     }  # fmt: skip
     return CardFacts(**{**defaults, **values})  # type: ignore[arg-type]
 
@@ -34,7 +34,7 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     paths = [str(prefix), str(gone)]
     data = data_section(train=[TrainSource(path=path) for path in paths], seq_length=64)
     config = config.model_copy(update={"initialize_from": "runs/phase1", "data": data})
-    card = write_model_card(facts(config, datasets=read_dataset_metadata(paths)))
+    card = write_model_card(facts(config, datasets=read_dataset_metadata(paths), trained_length=32))
 
     _, header, body = card.split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "transformers"
@@ -46,6 +46,7 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     assert "| optimizer.learning_rate | 0.0003 |" in body and "| optimizer.betas | 0.9, 0.98 |" in body
     assert "| data.packing | no |" in body and "| objective.mask_prob | 0.15 |" in body
     assert "data.reset_at_documents" not in body and "large [MASK]." in body
+    assert "trained on sequences of 32 tokens; later positions have random weights" in body
     assert "12,345,678 parameters, stored in bf16" in body
     assert "BertForPreTraining.from_pretrained" in body and "`runs/phase1`" in body
 
@@ -54,7 +55,7 @@ def test_imported_weights_claim_no_training(tmp_path: Path) -> None:
     card = write_model_card(facts(make_config("bert", tmp_path, 60), train_state={}, evaluation={},
                                   hf_class="BertForMaskedLM"))  # fmt: skip
     assert "imported with ctxlm_ds" in card and "pretrained with" not in card
-    assert "learning_rate" not in card and "None were recorded" in card
+    assert "learning_rate" not in card and "None were recorded" in card and "random weights" not in card
 
 
 def test_figures_are_the_last_at_or_before_the_step(tmp_path: Path) -> None:

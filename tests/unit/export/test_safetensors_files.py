@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.safetensors_files import TensorSpec, parse_size, plan_shards, write_model

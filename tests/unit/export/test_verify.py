@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxlm_ds.checkpoint.layout_free import CheckpointReader
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CtxlmError, ExportError
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.export.verify import Comparison, build_inputs, verify_folder

@@ -9,7 +9,7 @@ import torch
 
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import AttentionSpec, ReferenceAttention, SdpaAttention, why_varlen_cannot_run
-from ctxlm_ds.kernels.bias_gelu import CompiledBiasGelu, ReferenceBiasGelu, why_compiled_cannot_run
+from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import OPERATIONS, choose_kernels
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
@@ -56,7 +56,6 @@ def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
     emulated = bf16_is_emulated("cpu")
     assert kernels.linear is (float32_linear if emulated else torch_linear)
     assert kernels.attention(SINGLE) == SdpaAttention(SINGLE, in_float32=emulated)
-    assert kernels.bias_gelu.linear is kernels.linear  # type: ignore[attr-defined]
     assert not bf16_is_emulated("cuda")
 
 
@@ -64,7 +63,7 @@ def test_references_by_name() -> None:
     config = KernelsConfig(attention="reference", layer_norm="reference", bias_gelu="reference", linear="float32")
     kernels = choose_kernels(config, "cpu", torch.float32)
     assert kernels.attention(PACKED) == ReferenceAttention(PACKED) and kernels.layer_norm is reference_layer_norm
-    assert isinstance(kernels.bias_gelu, ReferenceBiasGelu) and kernels.linear is float32_linear
+    assert kernels.bias_gelu is reference_bias_gelu and kernels.linear is float32_linear
     assert kernels.rms_norm is reference_rms_norm
     assert kernels.describe() == (
         "attention reference, layer_norm reference, bias_gelu reference, linear float32, dropout torch"
@@ -78,7 +77,7 @@ def test_rms_norm_goes_with_layer_norm() -> None:
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_by_name() -> None:
     kernels = choose_kernels(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
-    assert isinstance(kernels.bias_gelu, CompiledBiasGelu)
+    assert kernels.bias_gelu is compiled_bias_gelu
 
 
 def test_attention_asked_for_by_name_that_cannot_run_is_an_error() -> None:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ctxlm_ds.models.carried import CarriedStates
 from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence, Tensors, run_layer
-from ctxlm_ds.models.parts.taps import tap
-from ctxlm_ds.models.parts.teacher import teacher_layers
+from ctxlm_ds.models.parts.distillation import tap, teacher_layers
 from ctxlm_ds.parallel.parameters import ONES, ParameterFacts, collect_facts, declare
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.training.pipeline import _pack, _unpack

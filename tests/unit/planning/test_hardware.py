@@ -58,8 +58,8 @@ def test_a_wrong_description_is_told_whole(tmp_path: Path) -> None:
     for words in (
         "memory_gb: unknown; did you mean memory_gib?",
         "memory_gib: missing",
-        'memory_gb_per_s: "fast": expected a number',
-        "matrix_efficiency: 2: expected at most 1",
+        'memory_gb_per_s: "fast": Input should be a valid number',
+        "matrix_efficiency: 2: Input should be less than or equal to 1",
     ):
         assert words in message
 

@@ -46,6 +46,17 @@ def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
         live.wait()
 
 
+@pytest.mark.skipif(not build_locks._sees_all_processes(), reason="a container: only old locks are removed")
+def test_a_folder_in_which_compilers_still_work_is_waited_for(tmp_path: Path) -> None:
+    lock = tmp_path / "py311_cpu" / "op" / "lock"
+    killed = hold(lock)
+    compiler = subprocess.Popen(["sleep", "3"], cwd=lock.parent)
+    killed.kill()
+    killed.wait()
+    assert clear_stale_build_locks(tmp_path) == [lock]
+    assert compiler.poll() is not None or compiler.wait(1) == 0
+
+
 def test_a_container_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
     """In there the live holder is not to be seen."""
     lock = tmp_path / "py311_cpu" / "live_op" / "lock"

@@ -183,11 +183,11 @@ def test_only_known_noise_is_dropped(capsys: pytest.CaptureFixture[str]) -> None
 RANK_SCRIPT = """
 import os, sys, time
 from ctxlm_ds.process.launch import StopSignal, discover_ranks, prepare_process
-from ctxlm_ds.process import launch
+from ctxlm_ds.process import launcher
 stop = StopSignal().install()
 ranks = discover_ranks()
 if ranks.launcher in ("deepspeed", "torchrun"):
-    launch.die_with_launcher(ranks.launcher == "deepspeed" and ranks.local_rank == 0)
+    launcher.die_with_launcher(ranks.launcher == "deepspeed" and ranks.local_rank == 0)
 folder = sys.argv[-1]
 with open(f"{folder}/rank-{ranks.rank}.new", "w") as handle:
     handle.write(f"{os.getpid()} {ranks.launcher} {ranks.world_size}")

@@ -56,8 +56,8 @@ def test_the_one_elsewhere_comes_first() -> None:
     texts = {rank: text(rank, WAITING, "File b, line 1 in step") for rank in range(4)}
     texts[2] = text(2, "File c, line 9 in read", "File b, line 1 in step")
     joined = join_stacks(texts, 4)
-    assert joined.startswith("=== rank 2 stands here, most recent call first:\n  File c, line 9 in read")
-    assert "=== ranks 0-1, 3 stand here (waiting for other ranks)" in joined
+    assert joined.startswith("=== rank 2 is here, most recent call first:\n  File c, line 9 in read")
+    assert "=== ranks 0-1, 3 are here (waiting for other ranks)" in joined
     assert likely_culprits(texts, 4) == [2]
 
 
@@ -74,7 +74,7 @@ def test_silent_ranks_come_before_all() -> None:
     assert join_stacks(texts, 4).startswith("=== ranks 1-2 left no stacks")
     assert likely_culprits(texts, 4) == [1, 2]
     stopped = {**texts, 1: "rank 1 of 4 (state T (stopped)): none of its threads answers\n\n"}
-    assert "rank 1 could not tell where\nrank 1 of 4 (state T" in join_stacks(stopped, 4)
+    assert "rank 1 could not write a stack of Python\nrank 1 of 4 (state T" in join_stacks(stopped, 4)
 
 
 def test_all_at_one_place_accuse_nobody() -> None:

@@ -69,7 +69,7 @@ def start(folder: Path, limits: Any, *whats: str) -> Run:
 
 
 SCENARIOS: dict[str, tuple[Any, ...]] = {
-    "elsewhere": (SHORT, "hang", "hang_elsewhere", "hang"),
+    "elsewhere": ({**SHORT, "start_minutes": 0.3}, "hang", "hang_elsewhere", "hang"),
     "at start": (SHORT, "hang_at_start"),
     "limits": (LONGER, "go_on"),
     "no limits": (NONE, "go_on"),
@@ -77,6 +77,8 @@ SCENARIOS: dict[str, tuple[Any, ...]] = {
     "paused": (SHORT, "pause"),
     "holds": (SHORT, "hold"),
     "one stopped": ({**SHORT, "start_minutes": 0.1, "step_minutes": 0.1}, "wait", "wait"),
+    "rank 0 stopped": ({**SHORT, "start_minutes": 0.1, "step_minutes": 0.1}, "wait", "wait"),
+    "compiles": (NONE, "compile"),
     "killed": (NONE, "wait", "wait"),
     "crash": (SHORT, "crash"),
     "asked": ({**NONE, "save_minutes": 0.02}, "wait"),
@@ -101,6 +103,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         os.kill(pid, signal.SIGSTOP)
     started["one stopped"].wait_until_ready(1)
     started["one stopped"].ranks[1].send_signal(signal.SIGSTOP)
+    started["rank 0 stopped"].wait_until_ready(0)
+    started["rank 0 stopped"].ranks[0].send_signal(signal.SIGSTOP)
     time.sleep(4.0)  # more than three times the limit
     for pid in family:
         os.kill(pid, signal.SIGCONT)
@@ -123,8 +127,8 @@ def test_the_rank_that_stands_elsewhere_is_named_first(runs: dict[str, Run]) -> 
     run = runs["elsewhere"]
     ended = [run.end(rank) for rank in range(3)]
     assert [status for status, _ in ended] == [EXIT_HANG] * 3
-    assert run.text().startswith("=== rank 1 stands here")
-    assert "in stand_elsewhere" in run.text().partition("=== ranks 0, 2 stand here")[0]
+    assert run.text().startswith("=== rank 1 is here")
+    assert "in stand_elsewhere" in run.text().partition("=== ranks 0, 2 are here")[0]
     assert "training, after step 1, no progress for" in run.text()
     assert {path.name for path in run.evidence.glob("stacks-*")} == {f"stacks-0000{rank}.txt" for rank in range(3)}
     assert (run.record().error, run.record().exit_status) == ("Hang", EXIT_HANG)
@@ -164,8 +168,27 @@ def test_one_stopped_rank_of_two(runs: dict[str, Run]) -> None:
     """The other collects what the guard can tell of it; then the guard ends it, stopped as it is."""
     run = runs["one stopped"]
     assert [run.end(rank)[0] for rank in range(2)] == [EXIT_HANG, -signal.SIGKILL]
-    assert run.text().startswith("=== rank 1 could not tell where\nrank 1 of 2 on")
+    assert run.text().startswith("=== rank 1 could not write a stack of Python\nrank 1 of 2 on")
     assert "state T (stopped)" in run.text()
+
+
+def test_rank_0_stopped_of_two(runs: dict[str, Run]) -> None:
+    """The lowest rank that lives joins the stacks, reports the hang and records it."""
+    run = runs["rank 0 stopped"]
+    status, said = run.end(1)
+    assert status == EXIT_HANG and "hang: training, after step 1" in said and "look at rank 0 first" in said
+    assert run.end(0)[0] == -signal.SIGKILL
+    assert run.text().startswith("=== rank 0 could not write a stack of Python\nrank 0 of 2 on")
+    assert read_failures(run.evidence)[0].rank == 1
+
+
+def test_a_killed_ranks_compilers_end_with_it(runs: dict[str, Run]) -> None:
+    run = runs["compiles"]
+    run.wait_until_ready()
+    compiler = int((run.folder / "ready-0").read_text())
+    run.ranks[0].kill()
+    run.end(0)
+    until(lambda: not Path(f"/proc/{compiler}").exists() or "(Z" in Path(f"/proc/{compiler}/status").read_text())
 
 
 def test_a_killed_rank_has_a_record(runs: dict[str, Run]) -> None:

@@ -29,14 +29,14 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"data": {"seq_length": 513}}, "data.seq_length", ["513", "max_position_embeddings 512"]),
     ({"data": {"seq_length": 4}}, "data.seq_length", ["3 positions are special", "at least 5"]),
     ({"data": {"packing": True, "max_sequences_per_row": 1}}, "data.max_sequences_per_row", ["packs nothing"]),
-    ({"data": {"train": ["corpus.bin"]}}, "data.train[0]", ["without the ending: corpus"]),
+    ({"data": {"train": ["corpus.bin"]}}, "data.train[0]", ["without the extension: corpus"]),
     (
         {"data": {"validation": [{"name": "a", "path": "p"}, {"name": "a", "path": "q"}]}},
         "data.validation",
         ['2 sources are named "a"'],
     ),
-    ({"data": {"validation": [{"name": "a", "path": "p.idx"}]}}, "data.validation[0].path", ["ending: p"]),
-    ({"data": {"train": ["a", "b/../a"]}}, "data.train", ["a stands there 2 times", "epochs"]),
+    ({"data": {"validation": [{"name": "a", "path": "p.idx"}]}}, "data.validation[0].path", ["extension: p"]),
+    ({"data": {"train": ["a", "b/../a"]}}, "data.train", ["a is listed 2 times", "epochs"]),
     (
         {"data": {"train": [{"path": "a", "name": "x"}, {"path": "b", "name": "x"}]}},
         "data.train",
@@ -113,7 +113,7 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {"training": {"global_batch_size": 100, "micro_batch_size": 8}},
         "training.global_batch_size",
-        ["100", "micro_batch_size 8", "96 or 104", "micro_batch_size to 5"],
+        ["100", "micro_batch_size 8", "a multiple of 8 x the data-parallel ranks", "micro_batch_size to 5"],
     ),
 ]
 

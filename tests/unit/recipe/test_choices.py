@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.recipe.describe import render_reference
 from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
+from tools.write_config_docs import render_reference
 
 GPT2 = {
     "model": {"family": "gpt2", "hidden_size": 48, "num_attention_heads": 4},

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, deepspeed_keys, find_deepspeed_json, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, find_deepspeed_json, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.misspelling import misspell
 
@@ -174,14 +175,14 @@ def test_owned_keys_may_be_repeated() -> None:
             {"data_efficiency": {"data_sampling": {"curriculum_learning": {"enabled": True}}}},
             ["curriculum_learning.enabled", "changes the shape of the batches"],
         ),
-        ({"data_efficiency": {"enabled": True}}, ["data_efficiency.enabled", "own loader"]),
+        ({"data_efficiency": {"enabled": True}}, ["data_efficiency.enabled", "loader of ctxlm_ds"]),
         ({"sparse_attention": {"mode": "fixed"}}, ["sparse_attention: DeepSpeed Sparse Attention has been removed"]),
         ({"zero_optimization": {"stage": 3, "mics_shard_size": 2}}, ["mics_shard_size", "has been removed"]),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ["stage 0 keeps", "use stage 1, 2 or 3"]),
         ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, ["stage 2 does not partition"]),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            ["offload_optimizer.ratio: 0.5", "optimizer of its own"],
+            ["offload_optimizer.ratio: 0.5", "nor a checkpoint reaches the optimizer"],
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
@@ -234,7 +235,7 @@ def test_stage_0_trains_in_fp32_only(precision: str, accumulation: str) -> None:
     config = config_of(training={"precision": precision, "grad_accum_dtype": accumulation})
     for user_json in ({}, {"zero_optimization": {"stage": 0}}):
         line = problems_of(config, user_json)[0]
-        assert line.startswith(f"zero_optimization.stage: 0 does not go with training.precision {precision}")
+        assert line.startswith(f"zero_optimization.stage: 0 does not work with training.precision {precision}")
         assert ("NotImplementedError" in line) == (accumulation != precision)
         assert "stage 1" in line
     build_deepspeed_config(config, {"zero_optimization": {"stage": 1}}, 1)
@@ -245,7 +246,8 @@ def test_a_pipeline_takes_stages_0_and_1_only(stage: int) -> None:
     config = config_of(parallel={"pipeline_parallel_size": 2})
     problems = problems_of(config, {"zero_optimization": {"stage": stage}}, world_size=2)
     assert len(problems) == 1
-    assert problems[0].startswith(f"zero_optimization.stage: {stage} does not go with parallel.pipeline_parallel_size")
+    words = f"zero_optimization.stage: {stage} does not work with parallel.pipeline_parallel_size"
+    assert problems[0].startswith(words)
     assert "use stage 1" in problems[0]
     build_deepspeed_config(config, {"zero_optimization": {"stage": 1}}, 2)
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, deepspeed_keys, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.deepspeed_rules import ELEMENTWISE_OPTIMIZERS, REFUSED, REFUSED_OPTIMIZERS
+from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "deepspeed.md"

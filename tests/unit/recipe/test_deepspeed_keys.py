@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.recipe.deepspeed import deepspeed_keys
+from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from tests.deepspeed_source import READ_BY_INITIALIZE, installed_keys, read_keys
 
 
@@ -86,7 +86,7 @@ def test_removed_keys_come_with_deepspeed_s_reason() -> None:
 def test_neither_deepspeed_nor_torch_is_imported() -> None:
     script = (
         "import sys\n"
-        "from ctxlm_ds.recipe.deepspeed import deepspeed_keys\n"
+        "from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys\n"
         "assert 'zero_optimization' in deepspeed_keys().top_level\n"
         "assert deepspeed_keys().nested\n"
         "assert not {'torch', 'deepspeed'} & set(sys.modules)\n"

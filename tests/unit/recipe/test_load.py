@@ -68,8 +68,8 @@ def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "path", "expected"),
     [
-        ('training.max_steps="12"', "training.max_steps", ["12", "whole number above 0", "without quotes"]),
-        ("training.max_steps=1.5", "training.max_steps", ["1.5", "whole number above 0"]),
+        ('training.max_steps="12"', "training.max_steps", ["12", "whole number from 1 to", "without quotes"]),
+        ("training.max_steps=1.5", "training.max_steps", ["1.5", "whole number from 1 to"]),
         ("training.max_steps=true", "training.max_steps", ["true", "whole number"]),
         ("training.seed=-1", "training.seed", ["-1", "of at least 0"]),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate", ['"fast"', "a number above 0"]),
@@ -97,7 +97,7 @@ def test_wrong_types(tmp_path: Path, override: str, path: str, expected: list[st
 
 def test_the_section_of_an_earlier_version_is_refused_with_what_replaces_it(tmp_path: Path) -> None:
     (problem,) = problems_of(write(tmp_path / "r.yaml", "pipeline: {shards: 64}"))
-    assert "pipeline: unknown setting" in problem and "slurm/pipeline.sh" in problem and "docs/route.md" in problem
+    assert "pipeline: unknown setting" in problem and "slurm/route.sh" in problem and "docs/route.md" in problem
 
 
 def test_text_settings_need_no_second_pair_of_quotes_on_the_command_line(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_merge_keys_and_anchors_work_but_must_not_hold_themselves(tmp_path: Path
         "data:\n  validation:\n  - &one {name: a, path: p}\n  - {<<: *one, name: b}\n",
     )
     assert [(source.name, source.path) for source in load_config(recipe).data.validation] == [("a", "p"), ("b", "p")]
-    assert "holds itself" in problems_of(write(tmp_path / "loop.yaml", "data: {train: &x [*x]}\n"))[0]
+    assert "contains itself" in problems_of(write(tmp_path / "loop.yaml", "data: {train: &x [*x]}\n"))[0]
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_merge_keys_and_anchors_work_but_must_not_hold_themselves(tmp_path: Path
     [
         ("model: {hidden_size: 3\n", ["line 2", "not valid YAML"]),
         ("- a\n- b\n", ["a recipe is a section of settings"]),
-        ("model: !!python/object:os.system {}\n", ["model", "has no place in a recipe"]),
+        ("model: !!python/object:os.system {}\n", ["model", "is not allowed in a recipe"]),
         ("a: 1\n---\nb: 2\n", ["not valid YAML"]),
-        ("? [a, b]\n: 3\n", ["a key must be a word"]),
+        ("? [a, b]\n: 3\n", ["a key must be text"]),
     ],
 )
 def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -253,13 +253,13 @@ def test_a_recipe_may_extend_a_shipped_one(tmp_path: Path) -> None:
 def test_extends_that_goes_nowhere(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "extends: b.yaml\n")
     write(tmp_path / "b.yaml", "extends: a.yaml\n")
-    with pytest.raises(ConfigError, match="goes round in a circle.*a.yaml -> .*b.yaml -> .*a.yaml"):
+    with pytest.raises(ConfigError, match="forms a circle.*a.yaml -> .*b.yaml -> .*a.yaml"):
         load_config(tmp_path / "a.yaml")
     with pytest.raises(ConfigError, match="extends: .*missing.yaml: no such file"):
         load_config(write(tmp_path / "c.yaml", "extends: missing.yaml\n"))
     with pytest.raises(ConfigError, match="expected one path or shipped name"):
         load_config(write(tmp_path / "d.yaml", "extends: [a, b]\n"))
-    with pytest.raises(ConfigError, match="belongs in a recipe"):
+    with pytest.raises(ConfigError, match="is for recipe files"):
         load_config(write(tmp_path / "e.yaml", ""), ["extends=a.yaml"])
 
 

@@ -62,7 +62,7 @@ def test_missing_tokenizer_json(folder: Path) -> None:
 @pytest.mark.parametrize("content", ["{", '{"model": 3}', "[]", ""])
 def test_damaged_tokenizer_json(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match="not a readable tokenizer.json"):
+    with pytest.raises(TokenizerError, match="tokenizer.json"):
         load_tokenizer(folder)
 
 

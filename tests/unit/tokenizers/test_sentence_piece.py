@@ -120,7 +120,9 @@ def test_sentinels_are_in_t5s_order_and_codes_in_mbarts(trained: tuple[str, Path
         assert [tokenizer.id_to_token(number) for number in range(3)] == ["<pad>", "</s>", "<unk>"]
     elif name == "mbart":
         assert [tokenizer.id_to_token(600 - 26 + number) for number in range(26)] == [*MBART_CODES, "<mask>"]
-    (ids,) = tokenizer.encode_batch(["</s> <pad> <mask> <extra_id_0> en_XX <0x0A>"])
+    names = "</s> <pad> <mask> <extra_id_0> en_XX <0x0A>"
+    assert tokenizer.encode_batch(["a", names]) == loaded(["a", names], add_special_tokens=False)["input_ids"]
+    (ids,) = load_tokenizer(folder, split_special_tokens=True).encode_batch([names])
     assert not set(ids) & (tokenizer.special_ids - {tokenizer.unk_id})  # names in a text are text
 
 

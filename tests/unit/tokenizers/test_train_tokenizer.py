@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
+import resource
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.byte_bpe import cut_long_words
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, TOKENIZER_TYPES, is_trained, train_tokenizer
 from tests.text import make_documents
@@ -89,8 +96,10 @@ def test_gpt2_has_the_bytes_the_merges_and_the_end_of_text_last(gpt2: tuple[Path
     assert tokenizer.vocab_size == 600 and tokenizer.special_ids == {599} and tokenizer.sep_id == 599
     assert tokenizer.id_to_token(599) == "<|endoftext|>" and not tokenizer.double_separator
     assert len((folder / "merges.txt").read_text().splitlines()) == 1 + 600 - 256 - 1
-    (ids,) = tokenizer.encode_batch(["a <|endoftext|> b"])
+    (ids,) = load_tokenizer(folder, split_special_tokens=True).encode_batch(["a <|endoftext|> b"])
     assert 599 not in ids and tokenizer.decode(ids) == "a <|endoftext|> b"
+    (ids,) = tokenizer.encode_batch(["a <|endoftext|> b"])
+    assert 599 in ids and tokenizer.decode(ids) == "a <|endoftext|> b"
 
 
 def test_gpt2_is_transformers_gpt2_tokenizer(gpt2: tuple[Path, Tokenizer], tmp_path: Path) -> None:
@@ -131,10 +140,34 @@ def test_case(tmp_path: Path) -> None:
     assert cased.encode_batch(["Chapter"]) != cased.encode_batch(["chapter"])
 
 
-def test_names_of_special_tokens_inside_text_are_text(trained: tuple[str, Path, Tokenizer]) -> None:
-    _, _, tokenizer = trained
-    (ids,) = tokenizer.encode_batch(["a [MASK] or <mask>, [SEP] or </s> and <s> in a text"])
+NAMED = "an [MASK] or <mask>, [SEP]or</s> and <s> in <unk> text [UNK] <|endoftext|> [mask]"
+
+
+def test_names_of_special_tokens_inside_text_are_what_transformers_makes_of_them(
+    trained: tuple[str, Path, Tokenizer],
+) -> None:
+    from transformers import AutoTokenizer
+
+    _, folder, tokenizer = trained
+    loaded = AutoTokenizer.from_pretrained(folder)
+    (ids,) = tokenizer.encode_batch([NAMED])
+    assert {tokenizer.mask_id, tokenizer.sep_id, tokenizer.unk_id} <= set(ids)
+    assert loaded(NAMED, add_special_tokens=False)["input_ids"] == ids
+    split = load_tokenizer(folder, split_special_tokens=True)
+    (ids,) = split.encode_batch([NAMED])
     assert not {tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id, tokenizer.pad_id} & set(ids)
+    assert loaded(NAMED, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ids
+
+
+def test_a_folder_that_splits_special_tokens_keeps_it(trained: tuple[str, Path, Tokenizer], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    load_tokenizer(trained[1], split_special_tokens=True).save(tmp_path / "split")
+    again = load_tokenizer(tmp_path / "split")
+    assert again.split_special_tokens and again.fingerprint == trained[2].fingerprint
+    (ids,) = again.encode_batch([NAMED])
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "split")
+    assert loaded(NAMED, add_special_tokens=False)["input_ids"] == ids
 
 
 def test_decode_and_word_starts(trained: tuple[str, Path, Tokenizer]) -> None:
@@ -178,14 +211,14 @@ def test_merge_score_and_settings_are_recorded(tmp_path: Path) -> None:
 
 
 def test_default_vocabulary_sizes(tmp_path: Path) -> None:
-    for kind, size in (("wordpiece", 30_522), ("bpe", 50_265)):
+    for kind, size in (("wordpiece", 30_522), ("bpe", 50_265), ("gpt1", 40_478)):
         train_tokenizer(kind, TEXTS, None, tmp_path / kind)
         record = json.loads((tmp_path / kind / "ctxlm_tokenizer.json").read_text())
         assert record["requested_vocab_size"] == size
 
 
 def test_impossible_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, unigram"):
+    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, gpt1"):
         train_tokenizer("wordlevel", TEXTS, 500, tmp_path / "a")
     with pytest.raises(ConfigError, match="lowercase is no setting of bpe, which has add_prefix_space, min_frequency"):
         train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", lowercase=True)
@@ -196,11 +229,13 @@ def test_impossible_settings(tmp_path: Path) -> None:
         train_tokenizer("gpt2", TEXTS, 500, tmp_path / "a", normalization="lower")
     with pytest.raises(ConfigError, match="a sample of 0 bytes"):
         train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", max_sample_bytes=0)
-    with pytest.raises(ConfigError, match="at least 261"):
-        train_tokenizer("bpe", TEXTS, 200, tmp_path / "a")
+    for size in (200, 999_999_999_999):
+        with pytest.raises(ConfigError, match=f"--vocab-size {size}: bpe needs at least 261 tokens, at most 10,"):
+            train_tokenizer("bpe", TEXTS, size, tmp_path / "a")
     for setting in ("min_frequency", "limit_alphabet"):
-        with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} 0: .* at least 1"):
-            train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", **{setting: 0})
+        for value in (0, 10**20):
+            with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} {value}: a number from 1 to "):
+                train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", **{setting: value})
     with pytest.raises(TokenizerError, match="no text"):
         train_tokenizer("bpe", ["", "  "], 500, tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -238,8 +273,10 @@ def test_further_special_tokens_have_ids_of_their_own(tmp_path: Path, kind: str,
     tokenizer = train_tokenizer(kind, TEXTS, 600, tmp_path / "t", special_tokens=["[E1]", "<speaker>"])
     assert tokenizer.vocab_size == 600 and tokenizer.special_ids >= set(ids)
     assert [tokenizer.id_to_token(number) for number in ids] == ["[E1]", "<speaker>"]
+    split = load_tokenizer(tmp_path / "t", split_special_tokens=True)
+    assert not set(split.encode_batch(["an [E1] of the <speaker>"])[0]) & set(ids)
     (text_ids,) = tokenizer.encode_batch(["an [E1] of the <speaker>"])
-    assert not set(text_ids) & set(ids)
+    assert [token for token in text_ids if token in ids] == ids
     loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
     assert [token for token in loaded("[E1] the <speaker>")["input_ids"] if token in ids] == ids
     assert [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == tokenizer.encode_batch(TEXTS)
@@ -265,6 +302,99 @@ def test_a_text_with_a_nul_is_one_text(tmp_path: Path) -> None:
         assert tokenizer.encode_batch(["the quiet"])[0]
 
 
+def test_of_several_processes_with_one_folder_the_first_wins(tmp_path: Path) -> None:
+    """The same command finds its result; another one is refused and replaces nothing."""
+    folder, source = tmp_path / "made", {"input": "abc"}
+
+    def texts(size: int) -> Iterator[str]:
+        yield from TEXTS
+        if not folder.exists():
+            train_tokenizer("bpe", TEXTS, size, folder, source=source)
+
+    with pytest.raises(TokenizerError, match="made differently: vocab_size 500 -> 600"):
+        train_tokenizer("bpe", texts(500), 600, folder, source=source)
+    assert load_tokenizer(folder).vocab_size == 500
+    shutil.rmtree(folder)
+    assert train_tokenizer("bpe", texts(600), 600, folder, source=source).vocab_size == 600
+    shutil.rmtree(folder)
+    with pytest.raises(TokenizerError, match="exists already; choose another --output-dir"):
+        train_tokenizer("bpe", texts(600), 600, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize("sample", [None, 10**9])
+def test_a_full_disk_is_reported(tmp_path: Path, sample: int | None) -> None:
+    texts = [f"{number} " * 50_000 for number in range(400)] if sample else TEXTS
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(TokenizerError, match="File too large; nothing was kept, free some space"):
+            train_tokenizer("bpe", texts, 600, tmp_path / "t", max_sample_bytes=sample)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["bpe", "gpt2", "gpt1"])
+def test_long_words_are_cut_for_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each of these takes minutes if the trainer sees it complete."""
+    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
+    rng = random.Random(0)
+    longs = ["".join(rng.choices("acgt1", k=300_000)), "0123456789" * 30_000, "-=*+" * 75_000, " \t" * 150_000]
+    start_s = time.monotonic()
+    tokenizer = train_tokenizer(kind, [*TEXTS, *(f"{long} end." for long in longs)], 600, tmp_path / "t")
+    assert time.monotonic() - start_s < 60
+    assert "words of over 1000 characters were cut for the training" in caplog.text
+    assert max(map(len, tokenizer.backend.get_vocab())) <= 1000 + len("</w>")
+
+
+def test_cut_words_are_those_over_the_limit() -> None:
+    words = ["a" * 1000, "a" * 999, "b" * 2500, "word " * 500, "好" * 1500, "12" * 600, " " * 3000 + "x"]
+    cut = list(cut_long_words(words))
+    assert [len(text) - len(word) for word, text in zip(words, cut, strict=True)] == [1, 0, 2, 0, 1, 1, -2000]
+    assert cut[2].split("\n") == ["b" * 1000, "b" * 1000, "b" * 500]
+
+
+def test_gpt1_is_transformers_openai_gpt_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, OpenAIGPTTokenizer
+
+    folder = tmp_path / "gpt1"
+    tokenizer = train_tokenizer("gpt1", TEXTS, 600, folder, special_tokens=["_start_"])
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.has_mask) == ("character_bpe", 600, False)
+    assert (tokenizer.unk_id, tokenizer.sep_id, tokenizer.pad_id) == (0, 599, 599)
+    assert [tokenizer.id_to_token(number) for number in (0, 598, 599)] == ["<unk>", "_start_", "\n</w>"]
+    texts = [*TEXTS, *MIXED, "two\nlines\n\n", "an <unk> name"]
+    vocab, merges = str(folder / "vocab.json"), str(folder / "merges.txt")
+    for loaded in (AutoTokenizer.from_pretrained(folder), OpenAIGPTTokenizer(vocab, merges)):
+        assert type(loaded).__name__ == "OpenAIGPTTokenizer"
+        assert loaded(texts)["input_ids"] == tokenizer.encode_batch(texts)
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == 599
+    assert not any(599 in ids for ids in tokenizer.encode_batch(texts))
+    assert tokenizer.decode(tokenizer.encode_batch(["The quiet harbour"])[0]).strip() == "the quiet harbour"
+    tokenizer.save(tmp_path / "ours")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
+    for copy in ("ours", "theirs"):
+        again = load_tokenizer(tmp_path / copy)
+        assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, "character_bpe")
+
+
+def test_the_released_gpt1_folder_ends_documents_with_its_line_end(tmp_path: Path) -> None:
+    """It names no special token but <unk>."""
+    tokenizer = train_tokenizer("gpt1", TEXTS, 600, tmp_path / "gpt1")
+    content = json.loads((tmp_path / "gpt1/tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] == "<unk>"]
+    (tmp_path / "released").mkdir()
+    (tmp_path / "released/tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "released/tokenizer_config.json").write_text('{"unk_token": "<unk>"}')
+    released = load_tokenizer(tmp_path / "released")
+    assert (released.kind, released.sep_id, released.unk_id) == ("character_bpe", tokenizer.sep_id, 0)
+    assert released.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+
+
 def test_a_finished_folder_is_recognised_and_another_is_refused_by_name(tmp_path: Path) -> None:
     folder, source = tmp_path / "made", {"json_keys": ["text"], "input": "abc"}
     assert not is_trained("wordpiece", 600, folder, source)
@@ -281,7 +411,7 @@ def test_a_finished_folder_is_recognised_and_another_is_refused_by_name(tmp_path
         with pytest.raises(TokenizerError, match=told):
             is_trained(*asked)
     train_tokenizer("wordpiece", TEXTS, 600, tmp_path / "unsaid")
-    with pytest.raises(TokenizerError, match="does not say what it was made of"):
+    with pytest.raises(TokenizerError, match="already exists without a record of how it was made"):
         is_trained("wordpiece", 600, tmp_path / "unsaid", source)
 
 
@@ -302,5 +432,5 @@ def test_the_same_command_again_is_done_at_once(tmp_path: Path) -> None:
     other = run("--cased")
     assert other.returncode == 2 and "lowercase true -> false" in other.stderr
     corpus.write_text("another text\n" * 50)
-    assert "made otherwise: input" in run().stderr
+    assert "made differently: input" in run().stderr
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before

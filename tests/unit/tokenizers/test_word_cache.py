@@ -25,12 +25,14 @@ KINDS = {
     "bpe": ("bpe", {}),
     "bpe_prefix": ("bpe", {"add_prefix_space": True}),
     "gpt2": ("gpt2", {}),
+    "gpt1": ("gpt1", {}),
 }
 # Every class of white space, control, combining, ideograph, digit, letter and punctuation that a rule tells apart.
 ALPHABET = [
     *" " * 12, *"\n\t\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u2028\u2029\u3000\u200b\u200d\ufeff\x00\x07\ufffd\U0010fffe",
     *"''''.,;:!?-(){}[]<>/\\|_`~^$#@&*+=%\"", *"abcdesStTvVlLmMrRE0123", *"éÉßΣσςİıǅſẛﬁ中文字㐀豈٣½²₂ⅣＡ𝟙😀“”’—…≠≮;",
-    "\u0301", "\u0300", "\u0338", "\u0e33", "[MASK]", "</s>", "<|endoftext|>", "'s", "'re", " 'll", "the", " The", " ,",
+    "\u0301", "\u0300", "\u0338", "\u0e33", "[MASK]", "</s>", "<|endoftext|>", "<mask>", "<unk>",
+    "'s", "'re", " 'll", "the", " The", " ,",
 ]  # fmt: skip
 
 
@@ -58,11 +60,12 @@ def _expect(encode: Callable[[Sequence[str]], FlatIds], tokenizer: FastTokenizer
         assert tokens[start:end].tolist() == ids, repr(text)
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_ids_equal_the_library(folders: dict[str, Path], name: str) -> None:
-    tokenizer = load_tokenizer(folders[name])
+def test_ids_equal_the_library(folders: dict[str, Path], name: str, split: bool) -> None:
+    tokenizer = load_tokenizer(folders[name], split_special_tokens=split)
     encode = flat_encoder(tokenizer)
-    assert isinstance(encode, BertWords if KINDS[name][0] == "wordpiece" else ByteLevelWords)
+    assert isinstance(encode, BertWords if KINDS[name][0] in ("wordpiece", "gpt1") else ByteLevelWords)
     for seed in (1, 2):  # the second time most words are known
         _expect(encode, tokenizer, seed)
 

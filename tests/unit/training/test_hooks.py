@@ -20,7 +20,7 @@ from torch.profiler import record_function
 
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training.hooks import GuardedHook, Hook, RunEnd, RunStart, StepMetrics, build_hooks
+from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics, build_hooks
 from ctxlm_ds.training.profiler import ProfilerHook
 from ctxlm_ds.training.status import SummaryHook, TimeLeft, figures_line
 from tests.unit.training.test_metrics import end, metrics_of, start
@@ -65,7 +65,7 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
         "  5 steps (5 since this start), 500 tokens in 0:02 of training (200 tokens/s)",
         "  last training loss 2.0000",
         "  held out: wiki loss 3.2100, masked_lm_accuracy 0.5000",
-        f"  checkpoints, metrics.jsonl and tensorboard are in {tmp_path}/a run",
+        f"  checkpoints and metrics.jsonl are in {tmp_path}/a run",
         f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint '{tmp_path}/a run' "
         f"--output '{tmp_path}/a run/hf'",
     ]
@@ -77,7 +77,7 @@ def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
     hook.on_run_start(start(40))
     hook.on_run_end(end(57, completed=False))
     text = log.getvalue()
-    assert "57 steps (17 since this start)" in text and "to go on: the same command again" in text
+    assert "57 steps (17 since this start)" in text and "to resume: the same command again" in text
     assert "to-hf --checkpoint runs/bert --output runs/bert/hf" in text
 
 
@@ -249,7 +249,18 @@ class Failing(Hook):
 
 
 def test_a_failing_disk_silences_a_hook_and_not_the_run(log: io.StringIO) -> None:
-    hook = GuardedHook(Failing())
+    steps: list[int] = []
+
+    class Recorder(Hook):
+        def on_step_end(self, metrics: StepMetrics) -> None:
+            steps.append(metrics.step)
+
+    failing = Failing()
+    failing.may_fail = True
+    hooks = Hooks([failing, Recorder()])
     for step in (1, 2):
-        hook.on_step_end(metrics_of(step))
+        hooks.call("on_step_end", metrics_of(step))
+    assert steps == [1, 2]
     assert log.getvalue().count("Failing stops writing") == 1
+    with pytest.raises(OSError, match="Input/output error"):
+        Hooks([Failing()]).call("on_step_end", metrics_of(1))

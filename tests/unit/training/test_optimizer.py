@@ -15,7 +15,6 @@ from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
-from ctxlm_ds.training.cpu_adam import round_alike
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.optimizer import (
     OptimizerPlace,
@@ -23,6 +22,7 @@ from ctxlm_ds.training.optimizer import (
     completed_updates,
     parameter_groups,
     restore_state,
+    use_full_vectors,
 )
 from ctxlm_ds.training.runtime import deepspeed_adam
 
@@ -42,9 +42,9 @@ def facts_of(named: list[tuple[str, nn.Parameter]]) -> dict[str, ParameterFacts]
     return {name: ParameterFacts(ZEROS, decays=parameter.dim() > 1) for name, parameter in named}
 
 
-def groups() -> list[dict[str, Any]]:
+def groups(config: OptimizerConfig = CONFIG) -> list[dict[str, Any]]:
     named = named_parameters()
-    return parameter_groups(named, facts_of(named), CONFIG.weight_decay)
+    return parameter_groups(named, facts_of(named), config)
 
 
 def no_adam(offloaded: bool) -> Any:
@@ -64,24 +64,62 @@ def torch_adam(offloaded: bool) -> Any:
 
 def test_what_is_declared_to_decay_is_decayed() -> None:
     named = named_parameters()
-    decayed, plain = parameter_groups(named, facts_of(named), 0.3)
+    decayed, plain = parameter_groups(named, facts_of(named), CONFIG)
     names = {id(parameter): name for name, parameter in named}
     assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "2.weight"]
     assert [names[id(p)] for p in plain["params"]] == ["0.bias", "1.weight", "1.bias"]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
 
 
+def test_decay_of_biases_is_a_setting() -> None:
+    """fairseq's RoBERTa decays every parameter."""
+    named = named_parameters()
+    everything = CONFIG.model_copy(update={"decay_biases": True})
+    assert [group["weight_decay"] for group in parameter_groups(named, facts_of(named), everything)] == [0.3, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({}, None),
+        ({"trust_ratio": "all"}, None),
+        ({"weight_decay": 0.0}, "for exactly the parameters that are decayed"),
+        ({"weight_decay": 0.0, "trust_ratio": "all"}, None),
+        ({"decay_biases": True}, "for exactly the parameters that are decayed"),
+    ],
+)
+def test_apex_lamb_takes_the_ratios_that_it_can(
+    settings: dict[str, Any], refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FusedLAMB takes ratios for groups with weight decay, with `use_nvlamb` for all."""
+    seen: list[dict[str, Any]] = []
+
+    class Fused(torch.optim.SGD):
+        def __init__(self, groups: Any, **given: Any) -> None:
+            seen.append(given)
+            super().__init__(groups, lr=given["lr"])
+
+    monkeypatch.setattr("ctxlm_ds.training.optimizer._apex_optimizer", lambda name: Fused)
+    config = CONFIG.model_copy(update={"name": "lamb", **settings})
+    if refused:
+        with pytest.raises(ConfigError, match=refused):
+            build_optimizer(config, "apex", groups(config), CPU, no_adam)
+        return
+    build_optimizer(config, "apex", groups(config), CPU, no_adam)
+    assert seen[0]["use_nvlamb"] == (config.trust_ratio == "all")
+
+
 def test_the_shape_of_a_partitioned_parameter_does_not_matter() -> None:
     matrix, bias = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
     facts = {"w": ParameterFacts(ZEROS, decays=True), "b": ParameterFacts(ZEROS, decays=False)}
-    decayed, plain = parameter_groups([("w", matrix), ("b", bias)], facts, 0.1)
+    decayed, plain = parameter_groups([("w", matrix), ("b", bias)], facts, CONFIG)
     assert decayed["params"][0] is matrix
     assert plain["params"][0] is bias
 
 
 def test_a_group_without_parameters_is_left_out() -> None:
     named = [("b", nn.Parameter(torch.zeros(2)))]
-    assert [group["weight_decay"] for group in parameter_groups(named, facts_of(named), 0.1)] == [0.0]
+    assert [group["weight_decay"] for group in parameter_groups(named, facts_of(named), CONFIG)] == [0.0]
 
 
 @pytest.mark.parametrize("family", FAMILIES.names())
@@ -130,7 +168,7 @@ def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], An
 def test_refusal(name: str, kernel: str, place: OptimizerPlace, error: type[Exception], words: str) -> None:
     config = CONFIG.model_copy(update={"name": name})
     with pytest.raises(error, match=words):
-        build_optimizer(config, kernel, groups(), place, no_adam)
+        build_optimizer(config, kernel, groups(config), place, no_adam)
 
 
 def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +251,7 @@ def test_restored_state_goes_on_bitwise(
 def cpu_adam_after_five_steps(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
     weight = nn.Parameter(weights.clone())
     optimizer = deepspeed_adam(True)([weight], lr=0.01, weight_decay=0.01)
-    round_alike(optimizer)
+    use_full_vectors(optimizer)
     for gradient in gradients:
         weight.grad = gradient.clone()
         optimizer.step()
@@ -236,19 +274,3 @@ def test_cpu_adam_rounds_alike_at_every_place() -> None:
 def test_a_fresh_optimizer_has_no_updates() -> None:
     assert completed_updates(torch.optim.AdamW(p for _, p in named_parameters())) == 0
 
-
-def test_lamb_steps_one_group_while_others_are_empty() -> None:
-    """ZeRO 3 hands over one group's tensor at a time; the other groups must not take part in a collective."""
-    weight, bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2))
-    optimizer = Lamb([{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}], lr=0.1)
-    summed: list[torch.Size] = []
-    optimizer.bind([], ["w", "b"], lambda tensor: summed.append(tensor.shape))
-    optimizer.param_groups[0]["params"] = []
-    bias.grad = torch.ones(2)
-    optimizer.step()
-    assert summed == []
-    assert bias.lt(1).all()
-    optimizer.param_groups[0]["params"] = [weight]
-    weight.grad = torch.ones(4)
-    optimizer.step()
-    assert summed == [torch.Size([2, 2])]

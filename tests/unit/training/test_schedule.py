@@ -60,6 +60,14 @@ def test_cosine() -> None:
     assert ours(name="cosine", warmup_steps=7)[STEPS:] == [0.0] * 10
 
 
+def test_cosine_counted_from_the_start() -> None:
+    """warmup_cosine of finetune-transformer-lm's opt.py: x / warmup up to the warmup, then (1 + cos(pi x)) / 2."""
+    found = ours(name="cosine", warmup_steps=7, decay_from="start")
+    peak = ours(name="constant")[0]
+    expected = [step / 7 if step < 7 else 0.5 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS + 1)]
+    assert found[: STEPS + 1] == pytest.approx([peak * share for share in expected], rel=1e-12, abs=1e-18)
+
+
 def test_cosine_with_a_floor() -> None:
     from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
@@ -147,6 +155,26 @@ def test_the_published_lamb_phases() -> None:
     assert schedule.at(1000) == pytest.approx(3e-3)
     assert schedule.at(2000) == pytest.approx(6e-3 * math.sqrt(1 - 2000 / 7038))
     assert schedule.at(7038) == 0.0
+
+
+def test_start_step_1_is_nvidia_s_scheduler() -> None:
+    """DeepLearningExamples, BERT/schedulers.py: PolyWarmUpScheduler steps before the optimizer, first to epoch 1."""
+    total, share, power, peak = 7038, 0.2843, 0.5, 6e-3
+
+    def nvidia(last_epoch: int) -> float:
+        progress = last_epoch / total
+        return peak * progress / share if progress < share else peak * (1.0 - progress) ** power
+
+    config = ScheduleConfig(
+        name="polynomial", power=power, warmup_fraction=share, decay_from="start", start_step=1, total_steps=total
+    )
+    schedule = LearningRateSchedule(config, peak, total)
+    found = [schedule.at(step) for step in range(total)]
+    # The warmup is rounded down to complete steps (2,000 for 2,000.9), so update 2,000 is the first of the decay.
+    expected = [nvidia(update + 1) for update in range(total)]
+    del found[1999], expected[1999]
+    assert found == pytest.approx(expected, rel=5e-4, abs=1e-18)
+    assert found[0] > 0 and found[-1] == 0
 
 
 def test_a_warmup_given_as_a_share() -> None:

@@ -16,10 +16,9 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
 from ctxlm_ds.training.anomalies import AnomalyPolicy
-from ctxlm_ds.training.anomaly_log import AnomalyLog
 from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.hooks import Hook, RunEnd, StepMetrics
-from ctxlm_ds.training.recovery import Recovery
+from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, StepMetrics
+from ctxlm_ds.training.recovery import AnomalyLog, Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
@@ -99,7 +98,7 @@ def run_trainer(
         steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
         saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
         recovery=Recovery(AnomalyPolicy(config.anomalies), AnomalyLog(Path(), None), nothing_bad, nothing_bad),
-        hooks=[recorder], topology=topology, stop_signal=stop_signal, state=state,
+        hooks=Hooks([recorder]), topology=topology, stop_signal=stop_signal, state=state,
     )  # fmt: skip
     error = None
     try:

@@ -1,16 +1,16 @@
 """Blocks for causal language models: the documents of a dataset one after another, cut into full rows.
 
-A piece is a stretch of tokens of which all but the last are inputs: each predicts the token after it, so that pieces
-cut from one text overlap by one token and every token but the text's first is predicted exactly once (Megatron's
-GPTDataset cuts its blocks of seq_length + 1 in the same way). Which text that is, `reset_at_documents` says:
+A piece is a range of tokens of which all but the last are inputs. Each input predicts the token after it, so that
+pieces of one text overlap by one token and every token but the text's first is predicted exactly once (Megatron's
+GPTDataset cuts its blocks of seq_length + 1 in the same way). `reset_at_documents` decides what the text is:
 
-- true: each document. A row holds several pieces, which never see each other; a document's end-of-document token is
-  predicted and never an input, for in its place Megatron's --reset-attention-mask, --reset-position-ids and
-  --eod-mask-loss leave an input without influence and without a label.
-- false: the whole dataset. A row is one piece; across a document's end it predicts the next document's first token.
+- true: each document. A row holds several pieces, which never see each other. An end-of-document token is predicted and
+  is never an input: Megatron's --reset-attention-mask, --reset-position-ids and --eod-mask-loss have an input without
+  influence and without a label there.
+- false: the dataset. A row is one piece; across a document's end it predicts the next document's first token.
 
 A row ends when it is full or, with `reset`, when its sequence slots are: then the next document starts the next row and
-the rest is padding. So rows follow from the documents' lengths alone.
+the rest is padding. So rows follow from the documents' lengths only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def text_bounds(
     dataset: IndexedDataset, eod_id: int, reset_at_documents: bool, documents: tuple[int, int]
 ) -> tuple[NDArray[np.int64], int]:
-    """[t + 1] bounds of the texts of documents [first, after the last) in the flat token stream, and their number.
+    """Return [t + 1] bounds of the texts of documents [first, after the last) in the token stream, and their number.
 
     Raises:
         DataError: documents do not end with the end-of-document token, or nothing can be predicted.
@@ -59,9 +59,9 @@ def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: 
     """Write rows of `seq_length` inputs in at most `max_pieces` texts until `out` is full.
 
     Args:
-        bounds: [t + 1] of the texts.
+        bounds: [t + 1] bounds of the texts.
         place: [4] int64, the text and the token where the next piece begins, the room left in the row and the pieces in
-            it; moved on. A fresh start is (0, bounds[0], seq_length, 0).
+            it; updated. The first call takes (0, bounds[0], seq_length, 0).
         out: records of the pieces; a record's length counts the inputs.
         counts: [len(out)] pieces of each finished row.
 
@@ -71,7 +71,7 @@ def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: 
     text, start, room, pieces = place[0], place[1], place[2], place[3]
     count = rows = 0
     while text < len(bounds) - 1 and count < len(out):
-        last = bounds[text + 1] - 1  # the last token is no input
+        last = bounds[text + 1] - 1  # the last token is not an input
         if start >= last:
             text += 1
             start = bounds[text]
@@ -98,7 +98,7 @@ def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: 
 def block_pieces(
     bounds: NDArray[np.int64], seq_length: int, max_pieces: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """All rows of the texts: [n] records of pieces, and [r] pieces of each row that ends among them."""
+    """Yield all rows of the texts: [n] records of pieces, and [r] pieces of each row that ends among them."""
     place = np.array([0, bounds[0], seq_length, 0], dtype=np.int64)
     while place[0] < len(bounds) - 1:
         records = np.empty(RECORDS_AT_ONCE, dtype=SAMPLE_DTYPE)

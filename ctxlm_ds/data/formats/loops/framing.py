@@ -1,7 +1,7 @@
-"""From lines of a sample index to token ids: the record's ranges with the special tokens around them.
+"""From records of a sample index to token ids: the ranges of a record with the special tokens around them.
 
 Every range and every token is checked as it is copied: a damaged file is an error, never a wrong sample. Each loop
-writes samples `numbers` [c] into the places `slots` [c] of Samples, which has their lengths, and returns WHOLE, or the
+writes samples `numbers` [c] into the places `slots` [c] of Samples, which has their lengths, and returns INTACT, or the
 place in `numbers` of the first damaged sample.
 """
 
@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+from ctxlm_ds.data.formats.base import SequenceTemplate
+from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, sentence_at, start_of
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL, Samples
 
 Numbers = NDArray[np.int64]
-WHOLE = -1
+INTACT = -1
+MOST_SEPARATORS = 2
 
 
 @compiled
 def frame_pairs(
     samples: Samples, slots: Numbers, records: Any, numbers: Numbers, tokens: NDArray[Any], template: SequenceTemplate
 ) -> int:
-    """[CLS] A [SEP] B [SEP], or with two separators between A and B."""
+    """Write [CLS] A [SEP] B [SEP], or with two separators between A and B."""
     separators = 2 if template.double_separator else 1
     for place in range(len(numbers)):
         record, slot = records[numbers[place]], slots[place]
@@ -47,46 +49,61 @@ def frame_pairs(
         special[second_begin:second_end] = False
         samples.second_starts[slot] = first_end + 1
         samples.sequence_labels[slot] = record.is_random
-    return WHOLE
+    return INTACT
 
 
 @compiled
-def frame_texts(
+def frame_sentences(
     samples: Samples,
     slots: Numbers,
     records: Any,
     numbers: Numbers,
     tokens: NDArray[Any],
-    texts: tuple[Numbers, Numbers],
+    table: SentenceTable,
     template: SequenceTemplate,
 ) -> int:
-    """[CLS] text [SEP] text ... [SEP]: the parts of the record's range that lie in each text (a document, or all)."""
-    text_starts, text_ends = texts
+    """Write [CLS] and the record's range, with a separator after each document, or after each sentence as well.
+
+    Args:
+        table: the sentences of all documents of the dataset.
+    """
     for place in range(len(numbers)):
         record, slot = records[numbers[place]], slots[place]
         ids = samples.input_ids[samples.starts[slot] : samples.starts[slot + 1]]
         special = samples.special_mask[samples.starts[slot] : samples.starts[slot + 1]]
-        ids[0], special[0], filled = template.cls_id, True, 1
-        text = max(0, np.searchsorted(text_starts, record.a_start, side="right") - 1)
-        while text < len(text_starts) and text_starts[text] < record.a_end:
-            begin, end = max(record.a_start, text_starts[text]), min(record.a_end, text_ends[text])
-            after = filled + end - begin
-            if after >= len(ids) or not copy_tokens(ids[filled:after], tokens, begin, end, template.vocab_size):
+        position, text_end, separated = record.a_start, record.a_end, record.b_start > 0
+        if not (0 <= record.b_start <= 1 + MOST_SEPARATORS and 0 <= position < text_end):
+            return place
+        ids[:], special[:] = template.sep_id, True
+        ids[0] = template.cls_id
+        after, filled = 1, max(1, record.b_start)
+        sentence = sentence_at(table, position)
+        document = np.searchsorted(table.documents, sentence, side="right") - 1
+        while position < text_end and document < len(table.document_ends):
+            end = end_of(table, sentence, document) if separated else table.document_ends[document]
+            end = min(end, text_end)
+            after = filled + end - position
+            if end < position or after > len(ids):
+                return place
+            if not copy_tokens(ids[filled:after], tokens, position, end, template.vocab_size):
                 return place
             special[filled:after] = False
-            ids[after], special[after], filled = template.sep_id, True, after + 1
-            text += 1
-        if filled != len(ids):
+            sentence = sentence + 1 if separated else table.documents[document + 1]
+            ends_document = sentence == table.documents[document + 1]
+            filled = after + 1 + (separated and ends_document)
+            document += ends_document
+            position = start_of(table, sentence) if sentence < len(table.offsets) else text_end
+        if not after + (not separated) <= len(ids) <= after + (MOST_SEPARATORS if separated else 1):
             return place
         samples.second_starts[slot], samples.sequence_labels[slot] = len(ids), NO_LABEL
-    return WHOLE
+    return INTACT
 
 
 @compiled
 def copy_blocks(
     samples: Samples, slots: Numbers, records: Any, numbers: Numbers, tokens: NDArray[Any], vocab_size: int
 ) -> int:
-    """The record's range as it is."""
+    """Write the record's range without special tokens."""
     for place in range(len(numbers)):
         record, slot = records[numbers[place]], slots[place]
         ids = samples.input_ids[samples.starts[slot] : samples.starts[slot + 1]]
@@ -94,12 +111,12 @@ def copy_blocks(
             return place
         samples.special_mask[samples.starts[slot] : samples.starts[slot + 1]] = False
         samples.second_starts[slot], samples.sequence_labels[slot] = len(ids), NO_LABEL
-    return WHOLE
+    return INTACT
 
 
 @compiled
 def copy_tokens(into: NDArray[np.int32], tokens: NDArray[Any], begin: int, end: int, vocab_size: int) -> bool:
-    """Copy tokens begin to end; False if that is no range of them or not `into`'s length, or a token is damaged."""
+    """Copy tokens begin to end; return False if the range does not exist or fit `into`, or a token is damaged."""
     if not 0 <= begin <= end <= len(tokens) or end - begin != len(into):
         return False
     source = tokens[begin:end]

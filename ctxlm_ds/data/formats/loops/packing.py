@@ -1,8 +1,7 @@
-"""Several short samples in one row: best fit, longest first, in windows of a keyed random order of the samples.
+"""Packing several short samples into one row: best fit, longest first, in windows of a keyed random order.
 
-In: lengths (special tokens included). Out: rows as lists of sample ids. Windows bound the work and keep rows a mixture
-of documents; the result depends on (lengths, seq_length, max_sequences, seed) alone. The order is a Permutation, so
-that memory does not grow with the corpus; windows are filled by several threads.
+Windows bound the work and keep rows a mixture of documents. The result depends on (lengths, seq_length, max_sequences,
+seed) only. The order is a Permutation, so that memory does not grow with the corpus; threads fill the windows.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.loops.ranges import in_order
-from ctxlm_ds.data.numba_random import compiled
-from ctxlm_ds.data.randomness import Permutation
+from ctxlm_ds.data.numba_random import Permutation, compiled
 
 WINDOW_SAMPLES = 1 << 16
 PURPOSE = "packing"
@@ -24,7 +22,7 @@ PURPOSE = "packing"
 def pack_samples(
     lengths: NDArray[np.integer[Any]], seq_length: int, max_sequences: int, seed: int, workers: int = 1
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Rows of each window: [samples] sample ids, row after row, and [rows] how many samples each row has."""
+    """Yield the rows of each window: [samples] sample ids, row after row, and [rows] how many samples each row has."""
     order = Permutation(len(lengths), seed, PURPOSE)
 
     def pack_window(begin: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -50,10 +48,10 @@ def fit_rows(
 
 @compiled
 def _choose_rows(lengths: Any, seq_length: int, max_sequences: int) -> tuple[Any, int]:
-    """[n] the row of each item, in the items' order, and the number of rows.
+    """Return [n] the row of each item, in the items' order, and the number of rows.
 
     `newest[r]` is the row with room for r tokens that was touched last, `below[row]` the one beneath it on that stack;
-    bit r of `rooms` says that there is one, so that finding the fullest row skips 64 rooms at once.
+    bit r of `rooms` says that there is one, so that finding the fullest row skips 64 rooms at a time.
     """
     row_of = np.empty(len(lengths), dtype=np.int64)
     counts = np.zeros(len(lengths), dtype=np.int64)
@@ -83,7 +81,7 @@ def _choose_rows(lengths: Any, seq_length: int, max_sequences: int) -> tuple[Any
 
 @compiled
 def _smallest_room(rooms: Any, least: int) -> int:
-    """The smallest number from `least` on whose bit is set, or -1."""
+    """Return the smallest number from `least` whose bit is set, or -1."""
     word = least >> 6
     bits = rooms[word] >> np.uint64(least & 63) << np.uint64(least & 63)
     while bits == 0:

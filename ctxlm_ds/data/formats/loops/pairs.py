@@ -1,11 +1,11 @@
-"""What segment pairs and sentence pairs have in common: the random next segment and truncation.
+"""Segment pairs and sentence pairs: choosing A and B, the random next segment, truncation.
 
-In three steps over a range of documents, all compiled: the format decides which sentences make A and B (of a random
-next segment only the draws: Choice); the random segments are fetched; long pairs are shortened. A document's decisions
-are the words of one stream (data/numba_random.py), numbered in the order in which the original makes them. Fetching is
-a step of its own because it goes to random places of a table larger than the processor's cache: many fetches without a
-decision between them overlap. Source: google-research/bert create_pretraining_data.py (create_instances_from_document,
-truncate_seq_pair).
+In three compiled steps over a range of documents: the format chooses the sentences of A and B (of a random next segment
+only the draws: CHOICE_DTYPE), the random segments are fetched, long pairs are shortened. A document's decisions are the
+words of one stream (data/numba_random.py), numbered in the order in which the original makes them, so they depend on
+(seed, pass, document) alone. Fetching is a separate step because it goes to random places of a table larger than the
+processor's cache: many fetches without a decision between them overlap. Source: google-research/bert
+create_pretraining_data.py (create_instances_from_document, truncate_seq_pair).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, reaching, start_of
-from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, word_at
+from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
 
+SHORTEST_TARGET = 2
+ONE_SENTENCE = 1
 TRIES_FOR_ANOTHER_DOCUMENT = 10
 COINS = 1
-"""Third integer of the streams of truncation; those of decisions have 0."""
+"""Third integer of the streams of truncation; the streams of decisions have 0."""
 CHOICE_DTYPE = np.dtype(
     [("pair", "<i8"), ("document", "<i8"), ("word", "<u8"), ("target", "<i8"), ("sentence", "<i8"), ("start", "<i8")]
 )
-"""A random next segment: of which pair, its document, the word that draws its first sentence there, and how many tokens
-it should have; then, when it is fetched, that sentence and its first token."""
+"""A random next segment: the number of its pair, its document, the word that draws its first sentence there, and how
+many tokens it should have; once it is fetched, that sentence and its first token."""
 
 
 class PairSettings(NamedTuple):
@@ -39,7 +41,7 @@ class PairSettings(NamedTuple):
     """Number of special tokens."""
     short_seq_prob: float
     key: np.uint64
-    """Of the draws: native.stream_key of the seed and the format."""
+    """Key of the draws: numba_random.stream_key of the seed and the format."""
     duplicate: int
     """Number of the pass."""
 
@@ -47,7 +49,7 @@ class PairSettings(NamedTuple):
 def make_pairs(
     choose: Callable[..., tuple[int, int]], table: SentenceTable, settings: PairSettings, documents: tuple[int, int]
 ) -> NDArray[Any]:
-    """Return the records of a range of documents, which `choose` of segment_pair.py or sentence_pair.py cuts."""
+    """Return the records of the pairs that `choose` makes of a range of documents."""
     first, after = documents
     most = int(table.documents[after] - table.documents[first])
     records, a_sentences = np.empty(most, dtype=SAMPLE_DTYPE), np.empty(most, dtype=np.int64)
@@ -58,12 +60,96 @@ def make_pairs(
     return records[:count]
 
 
+@compiled
+def choose_segment_pairs(
+    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
+) -> tuple[int, int]:
+    """Choose BERT's pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
+
+    For each document the target length is drawn once (with short_seq_prob from 2..room); sentences are gathered until
+    it is reached; A is the first 1..n-1 of them; B is the rest, or with probability 0.5 (always if the document has
+    only one sentence left) a run of sentences from another document, and then the unused sentences are put back.
+
+    Returns:
+        How many pairs there are (at most one per sentence), and how many of them have a random next segment.
+    """
+    count = num_random = 0
+    for document in range(first, after):
+        state = stream(settings.key, settings.duplicate, document, 0)
+        target, drawn = settings.room, 1
+        if uniform(word_at(state, 0)) < settings.short_seq_prob:
+            target = SHORTEST_TARGET + below(word_at(state, 1), settings.room - SHORTEST_TARGET + 1)
+            drawn = 2
+        sentence, end = table.documents[document], table.documents[document + 1]
+        while sentence < end:
+            start, a_sentences[count] = start_of(table, sentence), sentence
+            last = reaching(table, sentence, document, start + target)
+            a_last = sentence
+            if last > sentence:
+                a_last += below(word_at(state, drawn), last - sentence)
+                drawn += 1
+            is_random = last == sentence
+            if not is_random:
+                is_random = uniform(word_at(state, drawn)) < 0.5
+                drawn += 1
+            a_end, b_end = end_of(table, a_last, document), end_of(table, last, document)
+            if is_random:
+                choice = choices[num_random]
+                choice.pair, choice.target = count, target - (a_end - start)
+                drawn = choose_segment(choice, table, document, state, drawn)
+                num_random += 1
+                last = a_last
+            record = records[count]
+            record.a_start, record.a_end, record.b_start, record.b_end = start, a_end, a_end, b_end
+            record.is_random = is_random
+            sentence = last + 1
+            count += 1
+    return count, num_random
+
+
+@compiled
+def choose_sentence_pairs(
+    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
+) -> tuple[int, int]:
+    """Choose pairs of single sentences, as choose_segment_pairs does.
+
+    B is the sentence after A, or with probability 0.5 (always after a document's last) one from another document, and
+    then the sentence after A begins the next pair.
+    """
+    count = num_random = 0
+    for document in range(first, after):
+        state, drawn = stream(settings.key, settings.duplicate, document, 0), 0
+        sentence, end = table.documents[document], table.documents[document + 1]
+        while sentence < end:
+            is_random = sentence == end - 1
+            if not is_random:
+                is_random = uniform(word_at(state, drawn)) < 0.5
+                drawn += 1
+            start, a_end = start_of(table, sentence), end_of(table, sentence, document)
+            a_sentences[count] = sentence
+            b_end = a_end
+            if is_random:
+                choice = choices[num_random]
+                choice.pair, choice.target = count, ONE_SENTENCE
+                drawn = choose_segment(choice, table, document, state, drawn)
+                num_random += 1
+                sentence += 1
+            else:
+                b_end = end_of(table, sentence + 1, document)
+                sentence += 2
+            record = records[count]
+            record.a_start, record.a_end, record.b_start, record.b_end = start, a_end, a_end, b_end
+            record.is_random = is_random
+            count += 1
+    return count, num_random
+
+
 @inlined
 def choose_segment(choice: Any, table: SentenceTable, document: int, state: np.uint64, drawn: int) -> int:
-    """Draw where a segment of another document begins; the words drawn so far.
+    """Draw where a segment of another document begins; return how many words are drawn so far.
 
-    The document is drawn anew up to ten times until it is another one. The original keeps the tenth draw even if it is
-    the same document and then calls its own text random; here the next document stands in (of two documents it is
+    The document is drawn up to ten times until it is another one. The original keeps the tenth draw even if it is the
+    same document and then calls its own text random; here the next document is taken instead (of two documents it is
     needed once in a thousand pairs, of many never).
     """
     num_documents = len(table.documents) - 1
@@ -78,16 +164,6 @@ def choose_segment(choice: Any, table: SentenceTable, document: int, state: np.u
     choice.document = other
     choice.word = word_at(state, drawn)
     return drawn + 1
-
-
-@inlined
-def write_choice(record: Any, a_start: int, a_end: int, b_start: int, b_end: int, is_random: bool) -> None:
-    """Write down A, and B unless it is random."""
-    record.a_start = a_start
-    record.a_end = a_end
-    record.b_start = b_start
-    record.b_end = b_end
-    record.is_random = is_random
 
 
 @compiled

@@ -1,8 +1,7 @@
-"""Documents dealt out to threads: consecutive ranges of them, and work done range by range, in order.
+"""Ranges of documents for threads, and work done range by range.
 
-Each range is filled on its own (compiled, without Python's lock) and results are handed on in the order of the
-documents, so that they are the same for any number of threads. Memory is bounded by the ranges under way, some
-megabytes each.
+Each range is independent (compiled, without Python's lock), and results keep the order of the documents, so that they
+are the same for any number of threads. Memory is bounded by the ranges in progress, some megabytes each.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 DocumentRange = tuple[int, int]
 
-SENTENCES_A_RANGE = 1 << 15
+SENTENCES_PER_RANGE = 1 << 15
 
 
-def document_ranges(documents: NDArray[np.int64], size: int = SENTENCES_A_RANGE) -> Iterator[DocumentRange]:
+def document_ranges(documents: NDArray[np.int64], size: int = SENTENCES_PER_RANGE) -> Iterator[DocumentRange]:
     """Yield consecutive documents of about `size` sentences together, at least one document each."""
     first = 0
     while first < len(documents) - 1:

@@ -88,13 +88,16 @@ def test_damage_is_not_recorded_as_the_truth(prefix: Path) -> None:
     [
         (b"", "line 1 is not"),
         (b"\x00" * 50, "line 1 is not"),
-        (b"\xff\xfe", "not valid UTF-8"),
+        (b"\xff\xfe", "cannot be read as UTF-8"),
         (b"0" * 63 + b"  data.bin\n", "line 1 is not"),
         (b"0" * 64 + b"  data.bin\n", "not a dataset's .bin, .idx and .json"),
         (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  other.idx\n", "not a dataset's"),
         (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n" + b"1" * 64 + b"  data.txt\n", "not a dataset's"),
         (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.bin\n", "two checksums for data.bin"),
-        (b"0" * (1 << 21), "are no manifest"),
+        (b"A" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n", "not written as `sha256sum --text`"),
+        (b"0" * 64 + b" *data.bin\n" + b"1" * 64 + b"  data.idx\n", "not written as `sha256sum --text`"),
+        (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx", "not written as `sha256sum --text`"),
+        (b"0" * (1 << 21), "more than 1,048,576 bytes"),
     ],
 )
 def test_damaged_manifest(prefix: Path, content: bytes, message: str) -> None:
@@ -114,3 +117,18 @@ def test_a_copy_without_its_json_is_incomplete(prefix: Path) -> None:
     Path(f"{prefix}.json").unlink()
     with pytest.raises(DataError, match=r"data\.json: no such file, but .*data\.sha256 lists it"):
         IndexedDataset(prefix)
+
+
+def test_opening_sees_every_changed_byte_of_the_json_and_of_the_manifest(prefix: Path) -> None:
+    for extension in ("json", "sha256"):
+        path = Path(f"{prefix}.{extension}")
+        content = path.read_bytes()
+        flipped = [content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :] for i in range(len(content))]
+        upper = [content[:i] + content[i : i + 1].swapcase() + content[i + 1 :] for i in range(len(content))]
+        for changed in [*flipped, *upper, *(content[:length] for length in range(len(content)))]:
+            if changed != content:
+                path.write_bytes(changed)
+                with pytest.raises(DataError, match=r"data\.(json|sha256)"):
+                    IndexedDataset(prefix)
+        path.write_bytes(content)
+    IndexedDataset(prefix)

@@ -13,7 +13,7 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
-from tests.sample_data import write_dataset
+from tests.sample_data import ends_of, starts_of, write_dataset
 
 Documents = list[list[list[int]]]
 DOCUMENTS: Documents = [[[5, 6, 7], [8]], [], [[9, 10]], [[11, 12, 13, 14], [15], [16, 17]]]
@@ -85,9 +85,7 @@ def test_reads_as_any_other_dataset(tmp_path: Path, dtype: str) -> None:
     dataset = IndexedDataset(_write(tmp_path / "old", DOCUMENTS, dtype))
     assert dataset.dtype == np.dtype(dtype)
     assert _read(dataset) == DOCUMENTS
-    assert dataset.sequence_lengths.tolist() == [3, 1, 2, 4, 1, 2]
-    assert dataset.sequence_lengths.dtype == np.int32
-    assert dataset.sequence_starts.tolist() == [0, 3, 4, 6, 10, 11, 13]
+    assert dataset.lengths(0, 6).tolist() == [3, 1, 2, 4, 1, 2]
     assert dataset.document_indices.tolist() == [0, 2, 2, 3, 6]
     assert dataset.document_sizes(1, 4)[1].tolist() == [0, 2, 7]
     assert dataset.tokens.tolist() == list(range(5, 18))
@@ -106,12 +104,12 @@ def test_samples_are_made_from_it(tmp_path: Path) -> None:
     write_dataset(tmp_path / "new", DOCUMENTS)
     table = sentence_table(IndexedDataset(_write(tmp_path / "old", DOCUMENTS)), 3)
     expected = sentence_table(IndexedDataset(tmp_path / "new"), 3)
-    assert table.starts.tolist() == expected.starts.tolist()
-    assert table.ends.tolist() == expected.ends.tolist()
+    assert starts_of(table).tolist() == starts_of(expected).tolist()
+    assert ends_of(table).tolist() == ends_of(expected).tolist()
 
 
 def test_fairseqs_original_is_named(tmp_path: Path) -> None:
-    _expect(_write(tmp_path / "old", DOCUMENTS, document_index=False), "fairseq's old dataset format")
+    _expect(_write(tmp_path / "old", DOCUMENTS, document_index=False), "fairseq's dataset format")
 
 
 def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
         (8, 2, "version 2"),
         (16, 7, "float32 values"),
         (16, 77, "dtype code 77"),
-        (24, 2, "tokens of 2 bytes where int32 has 4"),
+        (24, 2, "tokens of 2 bytes, int32 has 4"),
         (32, 2**62, "header asks for"),
         (32, -1, "header asks for"),
         (40, 2**40, "header asks for"),
@@ -157,4 +155,4 @@ def test_cut_index(tmp_path: Path, size: int) -> None:
 def test_cut_tokens(tmp_path: Path) -> None:
     prefix = _write(tmp_path / "old", DOCUMENTS)
     Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-4])
-    _expect(prefix, "48 bytes where the index asks for 52")
+    _expect(prefix, "48 bytes, but the index asks for 52")

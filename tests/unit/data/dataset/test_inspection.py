@@ -35,7 +35,7 @@ def test_documents_come_back_as_text_sentence_by_sentence(made: tuple[IndexedDat
     sentences = split_sentences(documents[3])
     assert lines[1] == f"document 3: {len(sentences)} sequences"
     for number, (line, sentence) in enumerate(zip(lines[2:], sentences, strict=False), start=1):
-        length = dataset.sequence_lengths[dataset.document_indices[3] + number - 1]
+        length = len(dataset.sequence(dataset.document_indices[3] + number - 1))
         assert line == f"  [{number}] ({length}) {sentence}"
     assert sum(line.startswith("document ") for line in lines) == 2
     with pytest.raises(DataError, match="has documents 0 to 39, not 40"):
@@ -72,7 +72,18 @@ def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
         writer.end_document()
         writer.finalize({})
     last = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))[-1]
-    assert last.endswith("… (5,904 more tokens)")
+    assert last.endswith("… (9,800 more tokens)")
+
+
+def test_long_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+        for _ in range(3_000):
+            writer.add_sequence([5, 6, 7])
+        writer.end_document()
+        writer.finalize({})
+    lines = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))
+    assert len(lines) == 23 and lines[1] == "document 0: 3000 sequences"
+    assert lines[-1] == "  … (2,980 more sequences, 8,940 tokens)"
 
 
 def test_a_missing_or_other_tokenizer(made: tuple[IndexedDataset, list[str]], tmp_path: Path) -> None:

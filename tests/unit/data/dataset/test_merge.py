@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.run_lock import RunLock
 from tests.sample_data import random_documents, write_dataset
 
 TOOL = Path(__file__).parents[4] / "tools" / "merge_datasets.py"
@@ -122,7 +124,13 @@ def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("tokenizer_fingerprint", "another"), ("split_sentences", False), ("append_eod", True), ("vocab_size", 999)],
+    [
+        ("tokenizer_fingerprint", "another"),
+        ("split_sentences", False),
+        ("sentence_splitter", 1),
+        ("append_eod", True),
+        ("vocab_size", 999),
+    ],
 )
 def test_parts_made_otherwise_are_refused(parts: list[str], tmp_path: Path, key: str, value: object) -> None:
     other = write_dataset(tmp_path / "other", PIECES[0], metadata={"vocab_size": 1000} | {key: value})
@@ -200,14 +208,14 @@ def test_shards_of_different_inputs_are_refused(tmp_path: Path, change: dict[str
 def test_nothing_is_joined_twice(parts: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "parts"
     merge_datasets(parts, folder / "whole")
-    _fails(r"whole: was joined from .*/p0, which is named as well", [str(folder)], tmp_path / "joined")
-    _fails(r"whole: was joined from .*/p4, which", [str(folder / "whole"), parts[4]], tmp_path / "joined")
+    _fails(r"whole: holds tokens that .*/p0 holds too", [str(folder)], tmp_path / "joined")
+    _fails(r"p4: holds tokens that .*/whole holds too", [str(folder / "whole"), parts[4]], tmp_path / "joined")
     for extension in ("bin", "idx", "json"):
         shutil.copy(f"{parts[4]}.{extension}", tmp_path / f"copy.{extension}")
-    _fails(r"copy: holds the same tokens as .*/p4", [*parts, str(tmp_path / "copy")], tmp_path / "joined")
+    _fails(r"copy: holds tokens that .*/p4 holds too", [*parts, str(tmp_path / "copy")], tmp_path / "joined")
     merge_datasets([parts[0], parts[2]], tmp_path / "some")
     merge_datasets([parts[4], parts[2]], tmp_path / "others")
-    _fails("others: holds the same tokens as .*some, or both were joined from one", [
+    _fails("others: holds tokens that .*some holds too: .* or both were joined from one", [
         str(tmp_path / "some"), str(tmp_path / "others")], tmp_path / "joined")  # fmt: skip
     twice = [str(write_dataset(tmp_path / f"c_shard0000{number}-of-00002", PIECES[0], metadata={
         "source_signature": "a", "shard": [number, 2]})) for number in range(2)]  # fmt: skip
@@ -309,6 +317,39 @@ def test_kill_9_leaves_nothing_that_is_accepted(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--overwrite"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert _is_nothing_or_whole(output.parent)
+    assert not list(output.parent.glob("*.partial*"))
+
+
+def _hold(folder: Path) -> None:
+    RunLock(folder).acquire()
+    (folder / "held").touch()
+    time.sleep(60)
+
+
+def test_what_a_killed_join_left_is_removed_and_a_living_one_is_not_disturbed(
+    parts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "joined.partial-merge"
+    folder.mkdir()
+    (folder / "joined.bin.part").write_bytes(b"x" * 1000)
+    (folder / "joined.idx.part").write_bytes(b"x")
+    holder = multiprocessing.get_context("fork").Process(target=_hold, args=(folder,), daemon=True)
+    holder.start()
+    while not (folder / "held").exists():
+        time.sleep(0.01)
+    with pytest.raises(DataError, match=r"partial-merge .*choose another --output-prefix"):
+        merge_datasets(parts, tmp_path / "joined")
+    holder.kill()
+    holder.join()
+    assert (folder / "joined.bin.part").exists()
+    with caplog.at_level(logging.INFO, logger="ctxlm_ds"):
+        merge_datasets(parts, tmp_path / "joined")
+    assert "removed what an interrupted join left" in caplog.text
+    assert not folder.exists()
+    folder.mkdir()  # killed after the last rename
+    assert merge_datasets(parts, tmp_path / "joined").complete_already
+    assert not folder.exists()
+    verify_dataset(IndexedDataset(tmp_path / "joined"))
 
 
 def test_sigterm_and_a_full_disk_leave_nothing(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_same_bytes_as_megatron_core_and_each_reads_the_other(tmp_path: Path, vo
     megatron = MegatronDataset(str(tmp_path / "ours"))
     assert [megatron[i].tolist() for i in range(len(megatron))] == [s for document in documents for s in document]
     assert np.array_equal(megatron.document_indices, ours.document_indices)
-    assert np.array_equal(megatron.sequence_lengths, ours.sequence_lengths)
+    assert np.array_equal(megatron.sequence_lengths, ours.lengths(0, len(ours)))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
@@ -99,11 +99,9 @@ def test_arrays(prefix: Path) -> None:
     flat = [token for document in documents for sequence in document for token in sequence]
     lengths = [len(sequence) for document in documents for sequence in document]
     assert dataset.tokens.tolist() == flat
-    assert dataset.sequence_lengths.tolist() == lengths
-    assert dataset.sequence_starts.tolist() == [0, *np.cumsum(lengths).tolist()]
+    assert dataset.lengths(0, len(dataset)).tolist() == lengths
     assert (dataset.num_documents, dataset.num_sequences, dataset.num_tokens) == (40, len(lengths), len(flat))
-    for array in (dataset.sequence_lengths, dataset.sequence_starts, dataset.document_indices):
-        assert array.flags.aligned
+    assert dataset.document_indices.flags.aligned
     again = pickle.loads(pickle.dumps(dataset))
     assert again.fingerprint == dataset.fingerprint
     assert again.tokens.tolist() == flat
@@ -122,7 +120,7 @@ def test_bulk_writing_gives_the_same_bytes(prefix: Path, tmp_path: Path) -> None
 
 def test_empty_dataset(tmp_path: Path) -> None:
     dataset = _write(tmp_path / "data", [])
-    assert (dataset.num_documents, dataset.num_tokens, len(dataset.sequence_starts)) == (0, 0, 1)
+    assert (dataset.num_documents, dataset.num_tokens, len(dataset)) == (0, 0, 0)
 
 
 def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
@@ -143,7 +141,7 @@ def test_missing_file(prefix: Path, extension: str) -> None:
 
 
 def test_missing_dataset_names_what_is_there(prefix: Path) -> None:
-    with pytest.raises(DataError, match="datasets there: data"):
+    with pytest.raises(DataError, match="datasets in that folder: data"):
         IndexedDataset(prefix.with_name("dat"))
     with pytest.raises(DataError, match="without its extension"):
         IndexedDataset(f"{prefix}.idx")
@@ -164,7 +162,7 @@ def test_index_shorter_than_its_header(prefix: Path, size: int) -> None:
 
 def test_extra_bytes(prefix: Path) -> None:
     _edit(Path(f"{prefix}.bin"), lambda data: data + b"\0\0\0\0\0\0")
-    _expect(prefix, "where the index asks for")
+    _expect(prefix, "but the index asks for")
 
 
 def _pack(layout: str, offset: int, value: int) -> Callable[[bytearray], bytearray]:
@@ -282,10 +280,10 @@ def test_megatron_deepspeed_end_tokens_missing_from_the_lengths(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ('{"format": ' + "9" * 5000 + "}", "not valid JSON"),
-        ("[]", "does not describe"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ('{"format": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+        ("[]", "expected an object"),
         ('{"format": "other"}', "does not describe"),
     ],
 )

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.loops import blocks
-from ctxlm_ds.data.index.build import build_rows, build_sample_index
-from ctxlm_ds.data.index.location import open_rows
+from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
@@ -139,7 +138,7 @@ def test_the_two_kinds_of_blocks_have_indexes_of_their_own(tmp_path: Path) -> No
     built = [build_sample_index(prefix, TOKENIZER, config) for config in configs]
     assert len({index.directory for index in built}) == 3
     assert built[2].directory == built[3].directory
-    assert open_rows([prefix], TOKENIZER, config_of(4)).indexes[0].directory == built[0].directory
+    assert IndexPlace.of(prefix, TOKENIZER, config_of(4)).directory == built[0].directory
 
 
 def test_documents_without_an_end_are_refused_with_the_remedy(tmp_path: Path) -> None:

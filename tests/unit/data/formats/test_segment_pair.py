@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
-from tests.sample_data import numbered_documents, random_documents, table_of
+from tests.sample_data import ends_of, numbered_documents, random_documents, table_of
 from tests.unit.data.formats.bert_reference import create_instances
 from tests.unit.data.formats.pairs import KernelCoins, KernelDraws, Record, segment_pairs
 
@@ -124,7 +124,7 @@ def test_every_sentence_is_used_in_every_pass() -> None:
     documents = random_documents(200, sentences=8, tokens=5, seed=2)
     table = table_of(documents)
     for duplicate in range(2):
-        used = np.zeros(int(table.ends[-1]), dtype=int)
+        used = np.zeros(int(ends_of(table)[-1]), dtype=int)
         for a0, a1, b0, b1, _, is_random in segment_pairs(table, 10_000, SPECIALS, 0.3, 1, duplicate):
             used[a0:a1] += 1
             if not is_random:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.sample_data import Documents, numbered_documents, random_documents, table_of
+from tests.sample_data import Documents, ends_of, numbered_documents, random_documents, starts_of, table_of
 from tests.unit.data.formats.pairs import KernelCoins, KernelDraws, Record, sentence_pairs
 
 
@@ -51,7 +51,7 @@ def test_same_draws_give_the_same_pairs_as_the_plain_definition() -> None:
 
 def test_each_side_is_one_sentence() -> None:
     table = table_of(random_documents(100, tokens=10, seed=1))
-    sentences = set(zip(table.starts.tolist(), table.ends.tolist(), strict=True))
+    sentences = set(zip(starts_of(table).tolist(), ends_of(table).tolist(), strict=True))
     for a0, a1, b0, b1, length, _ in sentence_pairs(table, 10_000, 3, 1, 0):
         assert (a0, a1) in sentences and (b0, b1) in sentences
         assert length == a1 - a0 + b1 - b0 + 3
@@ -70,7 +70,7 @@ def test_share_of_random_next_and_coverage() -> None:
     records = np.array(list(sentence_pairs(table, 100, 3, 1, 0)))
     labels = records[:, 5]
     assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels)) + 30 / len(labels)
-    used = np.zeros(int(table.ends[-1]), dtype=int)
+    used = np.zeros(int(ends_of(table)[-1]), dtype=int)
     for a0, a1, b0, b1, _, is_random in records.tolist():
         used[a0:a1] += 1
         used[b0:b1] += not is_random

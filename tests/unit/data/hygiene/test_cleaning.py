@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxlm_ds.data.hygiene.cleaning import RULES, clean
 from ctxlm_ds.data.hygiene.corpora import CleaningRule
-from ctxlm_ds.data.hygiene.stages import RULES, clean
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Exact duplicates and held-out n-grams against plain sets, near duplicates against exact Jaccard similarities."""
+"""Fingerprints, held-out n-grams against plain sets, near duplicates against exact Jaccard similarities."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.hygiene import duplicates
-from ctxlm_ds.data.hygiene.duplicates import ExactIndex, NearIndex, band_rows, fingerprint, signatures
-from ctxlm_ds.data.hygiene.held_out import build_held_out_table, open_held_out_table, shares_ngram
+from ctxlm_ds.data.hygiene.duplicates import NearIndex, band_rows, fingerprint, shares_ngram, signatures, write_held_out
 from ctxlm_ds.data.hygiene.words import word_hashes
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents
@@ -41,19 +39,6 @@ def test_fingerprints_see_words_and_only_words() -> None:
     assert len({*same, *others}) == 6
 
 
-def test_exact_index_is_a_set() -> None:
-    rng = random.Random(0)
-    prints = [rng.randrange(4000).to_bytes(16, "little") for _ in range(9000)]
-    prints += [bytes(8) + rng.randrange(900).to_bytes(8, "little") for _ in range(3000)]
-    seen: set[bytes] = set()
-    index = ExactIndex()
-    # The lowest bit of the second word marks a filled slot, so that prints that differ there alone count as one.
-    for value in prints:
-        key = value[:8] + bytes([value[8] | 1]) + value[9:]
-        assert index.seen(value) == (key in seen)
-        seen.add(key)
-
-
 def test_signatures_estimate_the_similarity_of_the_sets() -> None:
     """Of 512 slots the share that agrees is within four standard deviations (0.088) of the exact Jaccard similarity."""
     texts = make_documents(24, seed=2)
@@ -74,24 +59,29 @@ def test_bands_find_nineteen_of_twenty_at_the_threshold(threshold: float, slots:
     assert recall[0] >= 0.95 and all(less < 0.95 for less in recall[1:])
 
 
-def test_near_duplicates_are_those_of_exact_similarity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """120 originals and mutations of known similarity; blocks of 32 signatures, so that most are read from the file."""
-    monkeypatch.setattr(duplicates, "_BLOCK_ROWS", 32)
+def _add(index: NearIndex, rows: np.ndarray) -> list[int | None]:
+    """Look each signature up; add it if it is new."""
+    found = []
+    for row in rows:
+        found.append(index.find(row))
+        if found[-1] is None:
+            index.add(row)
+    return found
+
+
+def test_near_duplicates_are_those_of_exact_similarity(tmp_path: Path) -> None:
+    """120 originals and mutations of known similarity."""
     rng = random.Random(7)
     originals = [[f"w{rng.randrange(10**6)}" for _ in range(200)] for _ in range(120)]
-    index = NearIndex(tmp_path / "signatures", 0.8, 128)
-    for number, signature in enumerate(signatures([_words(" ".join(words)) for words in originals], 5, 128)):
-        assert index.duplicate_of(signature) is None, number
+    index = NearIndex(tmp_path / "signatures", 0.8)
+    assert _add(index, signatures([_words(" ".join(words)) for words in originals])) == [None] * 120
     found = {1: 0, 30: 0}
     for changes in found:
         for number, words in enumerate(originals):
             text = _mutated(words, changes, rng)
             similarity = _jaccard(" ".join(words), text)
             assert (similarity > 0.93) if changes == 1 else (similarity < 0.45)
-            candidate = index._keep  # a query must not insert
-            monkeypatch.setattr(index, "_keep", lambda signature, keys: None)
-            original = index.duplicate_of(signatures([_words(text)], 5, 128)[0])
-            monkeypatch.setattr(index, "_keep", candidate)
+            original = index.find(signatures([_words(text)])[0])
             found[changes] += original == number
             assert original in (None, number)
     assert found == {1: 120, 30: 0}
@@ -103,19 +93,19 @@ def test_the_index_grows_and_remembers_everything(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows = rng.integers(0, 1 << 32, (3000, 16), dtype=np.uint32)
     index = NearIndex(tmp_path / "signatures", 0.9, 16)
-    assert [index.duplicate_of(row) for row in rows] == [None] * 3000
-    assert [index.duplicate_of(row) for row in rows[::7]] == list(range(0, 3000, 7))
+    assert _add(index, rows) == [None] * 3000
+    assert [index.find(row) for row in rows[::7]] == list(range(0, 3000, 7))
     index.close()
 
 
-def test_a_band_that_everybody_shares_stays_small(tmp_path: Path) -> None:
-    """Documents alike in one band only are no duplicates, and the first of them is still found by its other bands."""
+def test_a_band_that_everybody_shares_hides_no_duplicate(tmp_path: Path) -> None:
+    """Documents with one common band are no duplicates, and each is still found by its other bands."""
     rng = np.random.default_rng(2)
     rows = rng.integers(0, 1 << 32, (2000, 128), dtype=np.uint32)
     rows[:, :7] = 5
-    index = NearIndex(tmp_path / "signatures", 0.8, 128)
-    assert [index.duplicate_of(row) for row in rows] == [None] * 2000
-    assert [index.duplicate_of(row) for row in rows[-50:]] == list(range(1950, 2000))
+    index = NearIndex(tmp_path / "signatures", 0.8)
+    assert _add(index, rows) == [None] * 2000
+    assert [index.find(row) for row in rows[-50:]] == list(range(1950, 2000))
     index.close()
 
 
@@ -123,11 +113,11 @@ def test_held_out_ngrams_are_found_and_no_others(tmp_path: Path) -> None:
     held_out = make_documents(30, seed=11, max_sentences=8)
     lines = [json.dumps({"text": text}) + "\n" for text in [*held_out, "too short"]]
     (tmp_path / "held.jsonl").write_text("".join(lines))
-    counts = build_held_out_table([str(tmp_path / "held.jsonl")], ("text",), 6, tmp_path / "table.npy")
-    assert (counts.documents, counts.too_short > 0) == (31, True)
-    table = open_held_out_table(tmp_path / "table.npy")
+    counts = write_held_out([str(tmp_path / "held.jsonl")], 6, tmp_path / "grams.npy")
+    assert (counts["documents"], counts["too_short"] > 0) == (31, True)
+    table = np.load(tmp_path / "grams.npy", mmap_mode="r")
     known = {tuple(_words(text)[i : i + 6].tolist()) for text in held_out for i in range(len(_words(text)) - 5)}
-    assert counts.ngrams == len(known)
+    assert counts["ngrams"] == len(known)
     verdicts = []
     for text in [*make_documents(60, seed=12, max_sentences=5), *held_out]:
         words = _words(text)
@@ -140,12 +130,12 @@ def test_held_out_ngrams_are_found_and_no_others(tmp_path: Path) -> None:
 
 def test_an_empty_held_out_file_finds_nothing(tmp_path: Path) -> None:
     (tmp_path / "held.txt").write_text("")
-    counts = build_held_out_table([str(tmp_path / "held.txt")], ("text",), 13, tmp_path / "table.npy")
-    assert counts.ngrams == 0
-    assert not shares_ngram(_words(make_documents(1)[0]), 13, open_held_out_table(tmp_path / "table.npy"))
+    counts = write_held_out([str(tmp_path / "held.txt")], 13, tmp_path / "grams.npy")
+    assert counts["ngrams"] == 0
+    assert not shares_ngram(_words(make_documents(1)[0]), 13, np.load(tmp_path / "grams.npy", mmap_mode="r"))
 
 
 def test_a_damaged_held_out_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "held.jsonl").write_text('{"text": "fine"}\n{"text": \n')
-    with pytest.raises(DataError, match="held-out files must be read whole"):
-        build_held_out_table([str(tmp_path / "held.jsonl")], ("text",), 13, tmp_path / "table.npy")
+    with pytest.raises(DataError, match="held-out files must be read completely"):
+        write_held_out([str(tmp_path / "held.jsonl")], 13, tmp_path / "grams.npy")

@@ -10,7 +10,6 @@ from ctxlm_ds.data.hygiene.quality import (
     c4_reason,
     character_reason,
     gopher_reason,
-    language_reason,
     length_reason,
     script_of,
 )
@@ -104,13 +103,14 @@ def test_c4(text: str, reason: str | None) -> None:
 
 
 def test_languages_are_told_apart() -> None:
-    identifier = LanguageIdentifier(list(LANGUAGES))
+    identifier = LanguageIdentifier(FilterConfig(languages=list(LANGUAGES)))
     assert {code: identifier(text)[0] for code, text in LANGUAGES.items()} == {code: code for code in LANGUAGES}
-    assert language_reason(LANGUAGES["de"], identifier, ["en"], 0.0) == "language de"
-    assert language_reason(LANGUAGES["de"], identifier, ["en", "de"], 0.9) is None
-    assert language_reason("ok", identifier, [], 0.99) == "language under 99% certain"
+    assert LanguageIdentifier(FilterConfig(languages=["en"])).reason(LANGUAGES["de"]) == "language de"
+    both = FilterConfig(languages=["en", "de"], min_language_confidence=0.9)
+    assert LanguageIdentifier(both).reason(LANGUAGES["de"]) is None
+    assert LanguageIdentifier(FilterConfig(min_language_confidence=0.99)).reason("ok") == "language under 99% certain"
 
 
 def test_an_unknown_language_is_named() -> None:
     with pytest.raises(DataError, match="--languages english: not known to py3langid; choose among"):
-        LanguageIdentifier(["en", "english"])
+        LanguageIdentifier(FilterConfig(languages=["en", "english"]))

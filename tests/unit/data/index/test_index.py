@@ -7,18 +7,19 @@ import multiprocessing
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from ctxlm_ds.data.index.build import build_rows, build_sample_index
-from ctxlm_ds.data.index.excerpt import excerpt
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index, excerpt
 from ctxlm_ds.data.index.index import SampleIndex
-from ctxlm_ds.data.index.location import open_rows, open_sample_index
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
-from ctxlm_ds.data.index.summary import summary_lines
 from ctxlm_ds.data.sample import NO_LABEL, Example, Sample
+from ctxlm_ds.data.stream.plan_table import summary_lines
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
@@ -34,7 +35,7 @@ def config_of(sample_format: str, seq_length: int = 64, **data: object) -> RunCo
 
 
 def ids_of(index: SampleIndex) -> list[list[int]]:
-    return [index.sample(number).input_ids.tolist() for number in range(index.num_samples)]
+    return [index.sample(number).input_ids.tolist() for number in range(len(index.records))]
 
 
 def forget_record(prefix: Path) -> None:
@@ -48,7 +49,7 @@ def test_pairs_are_framed_for_both_families(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", documents)
     for tokenizer, middle in ((BERT, [SEP]), (ROBERTA, [SEP, SEP])):
         index = build_sample_index(prefix, tokenizer, config_of("segment_pair"))
-        for number in range(index.num_samples):
+        for number in range(len(index.records)):
             sample = index.sample(number)
             record = index.records[number]
             ids = sample.input_ids.tolist()
@@ -62,9 +63,9 @@ def test_pairs_are_framed_for_both_families(tmp_path: Path) -> None:
         shutil.rmtree(index.directory)
 
 
-def test_full_sentences_have_separators_between_documents(tmp_path: Path) -> None:
+def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2, 2], [4]]))
-    index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12))
+    index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12, separate_sentences=False))
     assert ids_of(index) == [[CLS, 5, 6, 7, SEP, 8, 9, 10, 11, SEP], [CLS, 12, 13, 14, 15, SEP]]
     sample = index.sample(0)
     assert np.flatnonzero(sample.special_mask).tolist() == [0, 4, 9]
@@ -74,9 +75,7 @@ def test_full_sentences_have_separators_between_documents(tmp_path: Path) -> Non
 @pytest.mark.parametrize("sample_format", ["full_sentences", "doc_sentences"])
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("eod_id", [SEP, 999])
-def test_end_of_document_tokens_are_never_doubled(
-    tmp_path: Path, sample_format: str, split: bool, eod_id: int
-) -> None:
+def test_end_of_document_tokens_are_never_doubled(tmp_path: Path, sample_format: str, split: bool, eod_id: int) -> None:
     documents = random_documents(30, sentences=5, tokens=12, seed=1, vocab_size=900)
     config = config_of(sample_format, 32)
     plain = build_sample_index(write_dataset(tmp_path / "plain", documents, split), BERT, config)
@@ -100,12 +99,12 @@ def test_a_dataset_without_our_record_is_read_by_what_it_holds(tmp_path: Path, e
     bare = write_dataset(tmp_path / "bare", documents, eod_id=eod_id)
     forget_record(bare)
     assert ids_of(build_sample_index(bare, BERT, config)) == ids_of(recorded)
-    assert build_sample_index(bare, BERT, config_of("segment_pair")).num_samples > 100
+    assert len(build_sample_index(bare, BERT, config_of("segment_pair")).records) > 100
 
 
 def test_unsplit_documents_are_cut_at_block_borders(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[25], [10]]), split_sentences=False)
-    index = build_sample_index(prefix, BERT, config_of("full_sentences", 12))
+    index = build_sample_index(prefix, BERT, config_of("full_sentences", 12, separate_sentences=False))
     text = [[token for token in ids[1:-1]] for ids in ids_of(index)]
     assert [len(part) for part in text] == [10, 10, 10, 6]
     assert sum(text, []) == [*range(5, 30), SEP, *range(30, 40)]
@@ -127,15 +126,13 @@ def test_pairs_need_sentences_and_two_documents(tmp_path: Path, sample_format: s
 
 def test_short_sequences_empty_data_and_foreign_tokenizers_are_refused(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
-    with pytest.raises(ConfigError, match=r"seq_length 4 leaves 1 tokens beside 3 special"):
+    with pytest.raises(ConfigError, match=r"seq_length 4 leaves 1 tokens next to 3 special"):
         build_sample_index(prefix, BERT, config_of("segment_pair", 4))
     with pytest.raises(DataError, match="made with another tokenizer"):
         build_sample_index(prefix, FakeTokenizer(fingerprint="other"), config_of("segment_pair"))
     empty = write_dataset(tmp_path / "empty", [[], []])
     with pytest.raises(DataError, match="no text"):
         build_sample_index(empty, BERT, config_of("full_sentences"))
-    with pytest.raises(DataError, match=r"data\.train"):
-        open_rows([], BERT, config_of("full_sentences"))
 
 
 def test_empty_documents_and_sentences_vanish(tmp_path: Path) -> None:
@@ -191,8 +188,8 @@ def test_packed_rows(tmp_path: Path) -> None:
     config = config_of("sentence_pair", 64, packing=True, max_sequences_per_row=4)
     index = build_sample_index(prefix, BERT, config)
     rows = [index.row_samples(row) for row in range(len(index))]
-    assert sorted(sum(rows, [])) == list(range(index.num_samples))
-    assert len(index) < 0.7 * index.num_samples
+    assert sorted(sum(rows, [])) == list(range(len(index.records)))
+    assert len(index) < 0.7 * len(index.records)
     for row in range(len(index)):
         samples = index.row(row)
         assert all(isinstance(sample, Sample) for sample in samples) and len(samples) <= 4
@@ -210,7 +207,7 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
         build_sample_index(prefix, BERT, config)
     index = build_sample_index(prefix, BERT, config, objective)
     single = build_sample_index(prefix, BERT, run_config(data={"packing": packing}))
-    assert abs(index.num_samples / single.num_samples - 3) < 0.5
+    assert abs(len(index.records) / len(single.records) - 3) < 0.5
     masks = set()
     for row in range(len(index)):
         for number, example in zip(index.row_samples(row), index.row(row), strict=True):
@@ -223,8 +220,8 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
             assert example.sequence_label == sample.sequence_label
             assert len(example.prediction_positions) >= 1
             masks.add((len(sample.input_ids), tuple(example.prediction_positions.tolist())))
-    assert len(masks) > 0.5 * index.num_samples
-    again = open_sample_index(prefix, BERT, config)
+    assert len(masks) > 0.5 * len(index.records)
+    again = IndexPlace.of(prefix, BERT, config).open(BERT)
     assert np.array_equal(again.example(5).input_ids, index.example(5).input_ids)
 
 
@@ -237,13 +234,51 @@ def test_rows_of_several_datasets_are_one_space(tmp_path: Path) -> None:
     expected = [(index, number) for index in rows.indexes for number in range(len(index))]
     assert located == expected
     assert len({index.random_key for index in rows.indexes}) == 3
-    assert len(open_rows(prefixes, BERT, config)) == len(rows)
+
+
+def test_an_index_that_cannot_fit_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = write_dataset(tmp_path / "d", random_documents(200))
+    dynamic = run_config(data={"num_duplicates": 900})
+    static = run_config(data={"num_duplicates": 900}, objective={"masking": "static"})
+    tokens = IndexedDataset(prefix).num_tokens * 900
+    for config, least in ((dynamic, tokens * 37 // 64), (static, tokens * 37 // 64 + tokens * 2)):
+        free = SimpleNamespace(free=least - 1000)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: free)
+        with pytest.raises(DataError, match=r"needs at least .* GB \(data.num_duplicates 900\), the disk has"):
+            build_sample_index(prefix, BERT, config, build_objective(config.objective, BERT))
+    assert not list(tmp_path.glob("*.samples-*"))
+    with pytest.raises(ValidationError, match="less than or equal to 1000"):
+        run_config(data={"num_duplicates": 10**9})
+
+
+def test_every_pass_draws_other_pairs(tmp_path: Path) -> None:
+    prefix = write_dataset(tmp_path / "d", random_documents(60))
+    for sample_format in ("segment_pair", "sentence_pair"):
+        one = build_sample_index(prefix, BERT, config_of(sample_format))
+        two = build_sample_index(prefix, BERT, config_of(sample_format, num_duplicates=2))
+        passes = ids_of(two)[: len(one.records)], ids_of(two)[len(one.records) :]
+        assert passes[0] == ids_of(one)
+        shared = {tuple(ids) for ids in passes[0]} & {tuple(ids) for ids in passes[1]}
+        assert len(shared) < 0.6 * len(one.records)
+
+
+def test_static_masks_differ_between_samples_of_one_length(tmp_path: Path) -> None:
+    documents = [[list(range(5, 35)), list(range(5, 36))] for _ in range(100)]
+    prefix = write_dataset(tmp_path / "d", documents)
+    config = run_config(data={"sample_format": "sentence_pair"}, objective={"masking": "static"})
+    index = build_sample_index(prefix, BERT, config, build_objective(config.objective, BERT))
+    examples = [index.example(number) for number in range(len(index.records))]
+    for length in {len(example.input_ids) for example in examples}:
+        masks = [tuple(e.prediction_positions.tolist()) for e in examples if len(e.input_ids) == length]
+        assert len(set(masks)) == len(masks)
 
 
 def test_opening_what_was_not_built_names_the_command(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
     with pytest.raises(DataError, match="build_samples"):
-        open_sample_index(prefix, BERT, config_of("full_sentences"))
+        IndexPlace.of(prefix, BERT, config_of("full_sentences")).open(BERT)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -254,13 +289,13 @@ def test_damage_is_named(tmp_path: Path) -> None:
     whole = samples.read_bytes()
     samples.write_bytes(whole[:-5])
     with pytest.raises(DataError, match=rf"samples\.npy: has {len(whole) - 5} bytes instead of {len(whole)}"):
-        open_sample_index(prefix, BERT, config)
+        IndexPlace.of(prefix, BERT, config).open(BERT)
     samples.unlink()
     with pytest.raises(DataError, match="is missing"):
-        open_sample_index(prefix, BERT, config)
+        IndexPlace.of(prefix, BERT, config).open(BERT)
     (directory / "meta.json").write_text("{")
     with pytest.raises(DataError, match=r"meta\.json"):
-        open_sample_index(prefix, BERT, config)
+        IndexPlace.of(prefix, BERT, config).open(BERT)
     samples.write_bytes(b"not an array" * 10)
     with pytest.raises(DataError, match="not readable"):
         open_array(directory, "samples")
@@ -286,13 +321,12 @@ def test_a_renamed_index_is_refused(tmp_path: Path) -> None:
     one, other = (build_sample_index(prefix, BERT, config).directory for config in (short, long))
     shutil.rmtree(one)
     other.rename(one)
-    for read in (build_sample_index, open_sample_index):
-        with pytest.raises(DataError, match=r"meta\.json: this is the index with the key .*renamed"):
-            read(prefix, BERT, short)
+    with pytest.raises(DataError, match=r"meta\.json: this is the index with the key .*renamed"):
+        build_sample_index(prefix, BERT, short)
     meta = json.loads((one / "meta.json").read_text())
     (one / "meta.json").write_text(json.dumps(meta | {"files": {"samples.npy": 5}}))
-    with pytest.raises(DataError, match="not what a sample index says of itself"):
-        open_sample_index(prefix, BERT, short)
+    with pytest.raises(DataError, match="not the description of a sample index"):
+        IndexPlace.of(prefix, BERT, short).open(BERT)
 
 
 def test_a_summary_has_a_row_for_each_index_and_fits_a_terminal(tmp_path: Path) -> None:
@@ -306,8 +340,8 @@ def test_a_summary_has_a_row_for_each_index_and_fits_a_terminal(tmp_path: Path) 
     table, folders = lines[:6], lines[6:]
     assert max(map(len, table)) <= 100
     for name, index, row in zip(indexes, indexes.values(), table[1:5], strict=True):
-        assert row.strip().startswith(name) and f" {index.num_samples} (1 pass) " in row
-        middle = np.sort(index.records["num_tokens"])[(index.num_samples + 1) // 2 - 1]
+        assert row.strip().startswith(name) and f" {len(index.records)} (1 pass) " in row
+        middle = np.sort(index.records["num_tokens"])[(len(index.records) + 1) // 2 - 1]
         assert row.split()[-2] == str(middle)
         assert any(str(index.directory) in line for line in folders)
 
@@ -318,7 +352,7 @@ def test_an_excerpt_leaves_nothing_and_says_what_it_is_of(tmp_path: Path) -> Non
     before = sorted(tmp_path.iterdir())
     with excerpt(str(prefix), BERT, config, objective, 2) as (rows, told):
         assert rows.indexes[0].meta["dataset"]["documents"] == [0, 300]
-        assert "first 300 of 320 documents alone" in told
+        assert "only the first 300 of 320 documents" in told
         expected = build_sample_index(SourcePart(str(prefix), (0, 300)), BERT, config)
         assert rows.indexes[0].records.tobytes() == expected.records.tobytes()
         folder = rows.indexes[0].directory
@@ -366,4 +400,4 @@ def test_meta_tells_what_was_built(tmp_path: Path) -> None:
     meta = json.loads((index.directory / "meta.json").read_text())
     assert meta["documents"] == 10 and meta["sentences"] == sum(map(len, documents))
     assert meta["tokens"] == sum(len(ids) for ids in ids_of(index))
-    assert meta["samples"] == meta["rows"] == index.num_samples == len(index)
+    assert meta["samples"] == meta["rows"] == len(index.records) == len(index)

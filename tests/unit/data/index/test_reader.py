@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.index.build import build_rows, build_sample_index
+from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, ranges
-from ctxlm_ds.data.index.location import open_sample_index
 from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.errors import DataError
@@ -109,7 +108,7 @@ def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Pa
                 continue
             records[field][3] = value
             del records
-            opened = open_sample_index(prefix, TOKENIZER, config_of(sample_format))
+            opened = IndexPlace.of(prefix, TOKENIZER, config_of(sample_format)).open(TOKENIZER)
             try:
                 sample = opened.sample(3)
             except DataError as error:
@@ -147,7 +146,7 @@ def test_damaged_masked_copies_are_named(tmp_path: Path, name: str) -> None:
     values[:] = np.iinfo(values.dtype).max
     del values
     with pytest.raises(DataError, match=r"the masked copy of sample 5 is damaged; delete the folder"):
-        open_sample_index(prefix, TOKENIZER, config).example(5)
+        IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER).example(5)
 
 
 def test_damaged_rows_are_named(tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ def test_damaged_rows_are_named(tmp_path: Path) -> None:
         values = np.lib.format.open_memmap(path, mode="r+")
         values[2:] = value
         del values
-        opened = open_sample_index(prefix, TOKENIZER, config)
+        opened = IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER)
         with pytest.raises(DataError, match=message):
             RowSource([opened]).samples(np.array([1, 2]), np.zeros(2, dtype=np.int64))
         path.write_bytes(whole)

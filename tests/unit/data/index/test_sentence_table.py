@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.base import Making
-from ctxlm_ds.data.formats.loops import blocks, full_sentences, ranges
-from ctxlm_ds.data.formats.loops.template import SequenceTemplate
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
+from ctxlm_ds.data.formats.loops import blocks, ranges, sentences
 from ctxlm_ds.data.index.build import build_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, SourcePart
-from ctxlm_ds.data.index.sentence_table import document_token_bounds, sentence_table
+from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS as REGISTERED
-from tests.sample_data import FakeTokenizer, random_documents, run_config, table_of, write_dataset
+from tests.sample_data import FakeTokenizer, ends_of, random_documents, run_config, starts_of, table_of, write_dataset
 
 TOKENIZER = FakeTokenizer()
 SEP = TOKENIZER.sep_id
@@ -61,16 +60,12 @@ def test_table_is_what_a_plain_reading_finds(
             sentence_table(dataset, SEP, (first, after))
         return
     table = sentence_table(dataset, SEP, (first, after))
-    assert table.starts.tolist() == starts and table.ends.tolist() == ends
+    assert starts_of(table).tolist() == starts and ends_of(table).tolist() == ends
     assert table.documents.tolist() == documents
-    if (first, after) == (0, len(shape)):
-        token_starts, token_ends = document_token_bounds(dataset, SEP)
-        assert token_starts.tolist() == [starts[k] for k in documents[:-1]]
-        assert token_ends.tolist() == [ends[k - 1] for k in documents[1:]]
 
 
 def tokens_of(index: SampleIndex) -> list[list[int]]:
-    return [index.sample(number).input_ids.tolist() for number in range(index.num_samples)]
+    return [index.sample(number).input_ids.tolist() for number in range(len(index.records))]
 
 
 @pytest.mark.parametrize("sample_format", [*FORMATS, "blocks"])
@@ -116,7 +111,7 @@ def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPat
     expected = records_of(table, sample_format, 1)
     assert expected == records_of(table, sample_format, 3)
     monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=17))
-    monkeypatch.setattr(full_sentences, "RECORDS_AT_ONCE", 3)
+    monkeypatch.setattr(sentences, "RECORDS_AT_ONCE", 3)
     assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)
 
 

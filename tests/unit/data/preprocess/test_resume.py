@@ -20,7 +20,7 @@ from ctxlm_ds.data.preprocess import job as preprocess_module
 from ctxlm_ds.data.preprocess.config import parse_max_bad_records
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
 from ctxlm_ds.data.preprocess.records import MAX_SAMPLED
-from ctxlm_ds.data.sources.reading import InputShard
+from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -130,10 +130,18 @@ def test_a_piece_is_not_read_twice(
 
 @pytest.mark.parametrize(
     "change",
-    ["settings", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths", "bit of documents"],
+    [
+        "settings", "splitter", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths",
+        "bit of documents",
+    ],  # fmt: skip
 )
 def test_progress_of_something_else_is_not_gone_on_with(
-    corpus: list[Path], tokenizer: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+    corpus: list[Path],
+    tokenizer: Path,
+    tmp_path: Path,
+    change: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prefix, folder = tmp_path / "data", tmp_path / "data_text_sentence.partial"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(_Killed):
@@ -142,6 +150,8 @@ def test_progress_of_something_else_is_not_gone_on_with(
     settings = {}
     if change == "settings":
         settings["append_eod"] = True
+    elif change == "splitter":
+        monkeypatch.setattr("ctxlm_ds.data.preprocess.config.SPLITTER_VERSION", 1)
     elif change == "source":
         with open(corpus[0], "a") as file:
             file.write('{"text": "One more."}\n')
@@ -162,7 +172,7 @@ def test_progress_of_something_else_is_not_gone_on_with(
         path.write_bytes(content)
     caplog.clear()
     result = _run(corpus, tokenizer, prefix, **settings)
-    assert "starting anew" in caplog.text
+    assert "starting again" in caplog.text
     assert _contents(result.prefix) == _contents(_run(corpus, tokenizer, tmp_path / "b" / "data", **settings).prefix)
 
 
@@ -180,8 +190,8 @@ def test_overwrite_goes_on_with_progress_of_its_own_build(
     caplog.clear()
     with caplog.at_level("INFO", logger="ctxlm_ds"):
         again = _run(corpus, tokenizer, tmp_path / "data", overwrite=True)
-    assert ("going on after" in caplog.text) != other_build
-    assert ("another input, tokenizer or setting; starting anew" in caplog.text) == other_build
+    assert ("resuming after" in caplog.text) != other_build
+    assert ("another input, tokenizer or setting; starting again" in caplog.text) == other_build
     assert _contents(again.prefix) == _contents(whole.prefix)
 
 
@@ -243,7 +253,7 @@ def test_shards_add_up_to_the_whole(corpus: list[Path], tokenizer: Path, tmp_pat
     parts = [IndexedDataset(result.prefix) for result in results]
     bins = [Path(f"{part.prefix}.bin").read_bytes() for part in parts]
     assert b"".join(bins) == Path(f"{whole.prefix}.bin").read_bytes()
-    assert np.concatenate([part.sequence_lengths for part in parts]).tolist() == whole.sequence_lengths.tolist()
+    assert np.concatenate([part.arrays.lengths for part in parts]).tolist() == whole.arrays.lengths.tolist()
     assert sum(part.num_documents for part in parts) == whole.num_documents
     assert sum(result.metadata["input_bytes"] for result in results) == sum(path.stat().st_size for path in corpus)
     assert sum(result.metadata["bad_records"] for result in results) == 2

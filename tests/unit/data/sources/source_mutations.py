@@ -24,15 +24,9 @@ import zstandard
 from pyarrow import ipc, parquet
 
 from ctxlm_ds.data.sources import compression, reading
-from ctxlm_ds.data.sources.reading import (
-    BadRecord,
-    Chunk,
-    InputShard,
-    find_sources,
-    parse_chunk,
-    read_chunks,
-    source_signature,
-)
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard
 from ctxlm_ds.errors import DataError
 
 ROOM_BYTES = 1 << 30
@@ -87,8 +81,23 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 EXTREMES = [bytes(8), b"\xff" * 8, b"\xff" * 3, b"\xff\xff\xff\x7f", b"\x80" + bytes(7), bytes(7) + b"\x40"]
 INSERTS = [
-    b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\0" * 50, b"\n" * 30, b"x" * 30_000, b"[" * 5_000, b"9" * 6_000, b"\r",
-    b'"\\ud800"', b"</doc>\n", b'<doc id="', b"{", b"\xef\xbb\xbf", b"\x85", b"\x1f\x8b\x08", b"NaN",
+    b"\xff\xfe",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\0" * 50,
+    b"\n" * 30,
+    b"x" * 30_000,
+    b"[" * 5_000,
+    b"9" * 6_000,
+    b"\r",
+    b'"\\ud800"',
+    b"</doc>\n",
+    b'<doc id="',
+    b"{",
+    b"\xef\xbb\xbf",
+    b"\x85",
+    b"\x1f\x8b\x08",
+    b"NaN",
 ]
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from ctxlm_ds.data.sources import reading
 from ctxlm_ds.data.sources.corpus import Corpus
-from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks, total_bytes
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, total_bytes
+from ctxlm_ds.data.sources.types import BadRecord
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents, write_corpus
 
@@ -185,7 +187,7 @@ def test_wrong_inputs(tmp_path: Path) -> None:
         (tmp_path / name).touch()
         with pytest.raises(DataError, match="unpack it"):
             find_sources([str(tmp_path / name)])
-    with pytest.raises(DataError, match="a parquet file is read as it is; decompress it first"):
+    with pytest.raises(DataError, match="a parquet file cannot be read compressed; decompress it first"):
         write_corpus(tmp_path / "corpus.parquet.gz", 3)
         find_sources([str(tmp_path / "corpus.parquet.gz")])
     with pytest.raises(DataError, match="no input"):
@@ -223,7 +225,7 @@ def test_bad_records_name_file_line_and_reason(tmp_path: Path) -> None:
     expected = [
         ("line 2", "not valid JSON"),
         ("line 4", "has no key 'text' (its keys: title; see --json-keys)"),
-        ("line 5", "not a JSON object (a list where one with 'text' is expected)"),
+        ("line 5", "not a JSON object (a list, an object with 'text' is expected)"),
         ("line 6", "the value of 'text' is not text (a number)"),
         ("line 8", "not valid UTF-8 (byte 0xe9 at 13)"),
         ("line 9", "nested too deeply"),
@@ -248,7 +250,7 @@ def test_several_keys(tmp_path: Path) -> None:
     items = _parsed(tmp_path / "corpus.jsonl", "title", "text")
     assert [list(item) for item in items if isinstance(item, dict)] == [["title", "text"]] * 3
     (tmp_path / "corpus.txt").write_text("plain")
-    with pytest.raises(DataError, match="one text a document"):
+    with pytest.raises(DataError, match="one text per document"):
         Corpus([str(tmp_path / "corpus.txt")], ["title", "text"])
     with pytest.raises(DataError, match="each key once"):
         Corpus([str(tmp_path / "corpus.jsonl")], ["text", "text"])

@@ -17,7 +17,9 @@ REPOSITORY = Path(__file__).parents[4]
 LONG_LINES = """
 import resource, sys
 from pathlib import Path
-from ctxlm_ds.data.sources.reading import BadRecord, find_sources, parse_chunk, read_chunks
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks
+from ctxlm_ds.data.sources.types import BadRecord
 virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (virtual + 1_200_000_000,) * 2)
 items = [item for chunk in read_chunks(find_sources(sys.argv[1:])) for item in parse_chunk(chunk, ["text"])]

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,9 @@ import pytest
 import zstandard
 
 from ctxlm_ds.data.sources import compression, reading
-from ctxlm_ds.data.sources.reading import (
-    BadRecord,
-    Chunk,
-    InputShard,
-    Position,
-    find_sources,
-    parse_chunk,
-    read_chunks,
-    source_signature,
-    total_bytes,
-)
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard, Position
 from ctxlm_ds.errors import DataError
 from tests.text import write_corpus
 
@@ -92,7 +85,7 @@ def test_reading_goes_on_with_the_same_chunks(tmp_path: Path, formats: list[str]
     chunks = list(read_chunks(found, shard=shard))
     assert len(chunks) > 2
     for number, chunk in enumerate(chunks):
-        after = Position.from_json(json.loads(json.dumps(chunk.position.to_json())))
+        after = Position.from_json(json.loads(json.dumps(asdict(chunk.position))))
         assert list(read_chunks(found, shard=shard, after=after)) == chunks[number + 1 :]
 
 

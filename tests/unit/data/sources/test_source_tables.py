@@ -15,7 +15,9 @@ from pyarrow import parquet
 
 from ctxlm_ds.data.sources import reading
 from ctxlm_ds.data.sources.corpus import Corpus
-from ctxlm_ds.data.sources.reading import BadRecord, InputShard, find_sources, parse_chunk, read_chunks
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks
+from ctxlm_ds.data.sources.types import BadRecord, InputShard
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents, write_corpus
 
@@ -107,7 +109,10 @@ def test_strings_of_every_arrow_type_and_undecodable_ones(tmp_path: Path) -> Non
             assert [isinstance(item, BadRecord) for item in items] == [False, True, False, False]
             assert str(items[1]).endswith("row 2: not valid UTF-8 (byte 0xff at 0)")
         assert [getattr(item, "reason", "") for item in _parsed(tmp_path / f"corpus.{name}", "list")] == [
-            "the value of 'list' is not text", "the value of 'list' is not text", "", "the value of 'list' is not text"
+            "the value of 'list' is not text",
+            "the value of 'list' is not text",
+            "",
+            "the value of 'list' is not text",
         ]
 
 
@@ -144,7 +149,7 @@ def test_wikiextractor_output(tmp_path: Path) -> None:
     ]
     assert [(item.position, item.reason, item.excerpt[:9]) for item in items if isinstance(item, BadRecord)] == [
         (13, "outside of <doc> ... </doc>", b"stray lin"),
-        (14, "no </doc> at the end", b"<doc id=\""),
+        (14, "no </doc> at the end", b'<doc id="'),
     ]
     (tmp_path / "wiki_08").write_text('{"id": "12", "text": "as JSON"}\n')
     (tmp_path / "wiki_09.gz").write_bytes(gzip.compress(b'{"id": "13", "text": "packed JSON"}\n'))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.stream.blend import stream_shares, train_stream
-from ctxlm_ds.data.stream.blend_orders import WeightedOrder, cycle_length, quotas_of
+from ctxlm_ds.data.stream.blend import WeightedOrder, cycle_length, quotas_of, stream_shares, train_stream
 from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, RowStream, TrainSampler
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.stream.blend import train_stream
-from ctxlm_ds.data.stream.loader import Step, TrainLoader
-from ctxlm_ds.data.stream.no_data_loader import IdleTrainLoader
+from ctxlm_ds.data.stream.loader import IdleTrainLoader, Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.stream.blend_orders import MegatronOrder, megatron_weights
-from ctxlm_ds.data.stream.splits import split_documents
+from ctxlm_ds.data.stream.blend import MegatronOrder, megatron_weights
+from ctxlm_ds.data.stream.run_datasets import split_documents
 from ctxlm_ds.recipe.source_rules import split_shares
 
 with warnings.catch_warnings():

@@ -19,8 +19,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
 from ctxlm_ds.data.stream import loader as loader_module
-from ctxlm_ds.data.stream.loader import EvalLoader, Step, TrainLoader
-from ctxlm_ds.data.stream.no_data_loader import IdleEvalLoader, IdleTrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, Step, TrainLoader
 from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, TrainSampler
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import Objective
@@ -64,6 +63,22 @@ def global_rows(parts: list[list[Step]]) -> list[list[bytes]]:
         micro_batches = itertools.chain.from_iterable(zip(*(rank.micro_batches for rank in step), strict=True))
         steps.append([row for batch in micro_batches for row in rows_of_batch(batch)])
     return steps
+
+
+def test_training_masks_follow_the_seed(tmp_path: Path) -> None:
+    """The one row of a dataset in eight epochs, under two seeds and an index that does not change with them."""
+    prefix = write_dataset(tmp_path / "d", [[list(range(5, 60))]])
+    config = run_config(data={"sample_format": "full_sentences"}, objective={"name": "masked_lm"})
+    objective = build_objective(config.objective, TOKENIZER)
+    rows = build_rows([prefix], TOKENIZER, config, objective)
+    masks = []
+    for seed in (7, 7, 8):
+        training = config.training.model_copy(update={"seed": seed})
+        (step,) = steps_of((rows, objective, config.model_copy(update={"training": training})), 1)
+        positions = [batch.fields["prediction_positions"] for batch in step.micro_batches]
+        masks.append({tuple(row) for batch in positions for row in batch.tolist()})
+    assert masks[0] == masks[1] and len(masks[0]) == 8
+    assert not masks[0] & masks[2]
 
 
 def test_workers_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
@@ -168,8 +183,7 @@ def test_micro_batches_are_page_locked_for_a_gpu_alone(
 
 def test_static_masks_never_change(tmp_path: Path) -> None:
     made = setup(
-        tmp_path, documents=8, objective={"masking": "static"},
-        training={"global_batch_size": 1, "micro_batch_size": 1},
+        tmp_path, documents=8, objective={"masking": "static"}, training={"global_batch_size": 1, "micro_batch_size": 1}
     )
     count = len(made[0])
     rows = sum(global_rows([steps_of(made, 2 * count)]), [])

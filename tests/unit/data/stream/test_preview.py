@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from ctxlm_ds.data.formats.segment_pair import SegmentPair
+from ctxlm_ds.data.formats.pairs import SegmentPair
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.stream.loader import TrainLoader

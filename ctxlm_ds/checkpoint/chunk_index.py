@@ -1,0 +1,187 @@
+"""index.json: which chunk of which file holds which flat range of a parameter, or of a tensor-parallel shard of it.
+
+In: every rank's list of chunks (chunk_writer.py), or the index of a checkpoint. Out: chunks in order by shard, or a
+CheckpointError that names what is missing, double or outside. On disk a chunk is called a piece.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.parallel.shards import Shard
+
+INDEX_NAME = "index.json"
+WEIGHT_KIND = "weight"
+CARRIED_KIND = "carried"
+"""What layers carry from step to step, named `NAME.MICROBATCH`; such an entry is no parameter and has no weight."""
+MAX_SIZE = 1 << 48
+"""No dimension of a parameter is longer; a larger number in an index is damage."""
+
+ParameterChunks = dict[str, dict[str, Any]]
+ChunkEntry = dict[str, Any]
+
+
+def merge_index(
+    directory: Path, chunks_by_rank: Iterable[ParameterChunks], scalars: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write index.json from every rank's chunks; rank 0 calls this.
+
+    Args:
+        directory: the checkpoint's folder.
+        chunks_by_rank: the value of each rank's ChunkWriter.write().
+        scalars: JSON values that belong to no parameter (such as the optimizer's step).
+
+    Raises:
+        CheckpointError: ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
+    """
+    parameters: ParameterChunks = {}
+    for rank, chunks in enumerate(chunks_by_rank):
+        for name, found in chunks.items():
+            parameter = parameters.setdefault(name, {"shape": found["shape"], "pieces": {}})
+            if parameter["shape"] != found["shape"]:
+                raise CheckpointError(
+                    f"{name}: shape {tuple(found['shape'])} on rank {rank}, {tuple(parameter['shape'])} before"
+                )
+            for kind, listed in found["pieces"].items():
+                parameter["pieces"].setdefault(kind, []).extend(listed)
+    for name, parameter in parameters.items():
+        shape = check_shape(name, parameter["shape"])
+        for kind, listed in parameter["pieces"].items():
+            groups = group_chunks(f"{name} ({kind})", shape, listed)
+            parameter["pieces"][kind] = [chunk for group in groups for chunk in group.chunks]
+        if not {WEIGHT_KIND, CARRIED_KIND} & parameter["pieces"].keys() and Shard.whole(shape).num_elements:
+            raise CheckpointError(f"{name}: no rank wrote its weight")
+    index = {"parameters": dict(sorted(parameters.items())), "scalars": dict(scalars)}
+    write_text(directory / INDEX_NAME, json.dumps(index, separators=(",", ":")) + "\n")
+    return index
+
+
+@dataclass(frozen=True)
+class ShardChunks:
+    """The chunks of one shard, in ascending order and without gaps."""
+
+    shard: Shard
+    chunks: list[ChunkEntry]
+    starts: list[int]
+
+    def overlapping(self, first: int, last: int) -> Iterator[ChunkEntry]:
+        """Yield the chunks that hold any of elements first..last of the shard's local order."""
+        if first < last:
+            low = bisect_right(self.starts, first) - 1
+            yield from self.chunks[max(low, 0) : bisect_left(self.starts, last)]
+
+    def local_range(self, row_start: int, row_stop: int) -> tuple[int, int]:
+        """Return the range of local elements that are in these rows of the full matrix."""
+        width = self.shard.num_columns
+        return self._rows_before(row_start) * width, self._rows_before(row_stop) * width
+
+    def _rows_before(self, row: int) -> int:
+        return sum(min(stop, row) - start for start, stop in self.shard.rows if start < row)
+
+
+def check_shape(where: str, shape: Any) -> tuple[int, ...]:
+    """Return a shape of an index as a tuple; raise CheckpointError if it is not a shape."""
+    if not isinstance(shape, (list, tuple)) or not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape):
+        raise CheckpointError(f"{where}: {shape!r} is not a shape")
+    return tuple(shape)
+
+
+def group_chunks(where: str, shape: Sequence[int], chunks: Sequence[ChunkEntry]) -> list[ShardChunks]:
+    """Return the chunks of one kind of one parameter by shard.
+
+    Args:
+        where: for messages.
+        shape: of the full parameter.
+        chunks: in any order.
+
+    Raises:
+        CheckpointError: they do not cover the parameter exactly once.
+    """
+    by_shard: dict[Shard, list[ChunkEntry]] = {}
+    shards: dict[str, Shard] = {}
+    for chunk in chunks:
+        described = chunk.get("shard")
+        key = "" if described is None else repr(described)
+        if key not in shards:
+            try:
+                shards[key] = Shard.from_json(shape, described)
+            except ValueError as error:
+                raise CheckpointError(f"{where}: {error} ({chunk.get('file')})") from None
+        by_shard.setdefault(shards[key], []).append(chunk)
+    whole = Shard.whole(shape)
+    if whole.num_elements == 0 or not by_shard:
+        by_shard.setdefault(whole, [])
+    groups = [_in_order(where, shard, listed) for shard, listed in by_shard.items()]
+    groups.sort(key=lambda group: (group.shard.rows, group.shard.columns))
+    problem = _cover_problem(whole.shape, tuple(group.shard for group in groups))
+    if problem:
+        raise CheckpointError(f"{where}: {problem}")
+    return groups
+
+
+def _in_order(where: str, shard: Shard, chunks: list[ChunkEntry]) -> ShardChunks:
+    """Sort the chunks of one shard, which must cover its local order exactly once."""
+    at = where if shard.is_whole else f"{where}, {_describe(shard)}"
+    for chunk in chunks:
+        if type(chunk["start"]) is not int or type(chunk["length"]) is not int:
+            raise CheckpointError(f"{at}: a chunk starts at {chunk['start']!r} and has {chunk['length']!r} elements")
+    ordered = sorted(chunks, key=lambda chunk: chunk["start"])
+    end = 0
+    for chunk in ordered:
+        start, length = chunk["start"], chunk["length"]
+        if length <= 0 or start < end:
+            raise CheckpointError(f"{at}: chunks overlap at element {start} ({chunk['file']})")
+        if start > end:
+            raise CheckpointError(f"{at}: elements {end}..{start} are in no chunk")
+        end = start + length
+    total = shard.num_elements
+    if end != total:
+        outside = "its shape" if shard.is_whole else "the shard"
+        problem = "are in no chunk" if end < total else f"are outside {outside}"
+        raise CheckpointError(f"{at}: elements {min(end, total)}..{max(end, total)} {problem}")
+    return ShardChunks(shard, ordered, [chunk["start"] for chunk in ordered])
+
+
+def _describe(shard: Shard) -> str:
+    rows = " and ".join(f"{start}..{stop}" for start, stop in shard.rows) or "none"
+    return f"rows {rows} of columns {shard.columns[0]}..{shard.columns[1]}"
+
+
+@lru_cache(maxsize=4096)
+def _cover_problem(shape: tuple[int, ...], shards: tuple[Shard, ...]) -> str | None:
+    """Describe what is double or missing if shards do not make up a matrix.
+
+    Between two rows at which a block begins or ends, the columns of the open blocks must follow each other. Results are
+    cached because the same few layouts occur in every layer.
+    """
+    num_rows, num_columns = Shard.whole(shape).matrix_shape
+    if num_rows == 0 or num_columns == 0:
+        return None
+    events: dict[int, list[tuple[bool, tuple[int, int]]]] = {0: [], num_rows: []}
+    for shard in shards:
+        for start, stop in shard.rows if shard.num_columns else ():
+            events.setdefault(start, []).append((True, shard.columns))
+            events.setdefault(stop, []).append((False, shard.columns))
+    opened: list[tuple[int, int]] = []
+    bounds = sorted(events)
+    for row, next_row in zip(bounds, bounds[1:], strict=False):
+        for begins, columns in sorted(events[row], key=lambda event: event[0]):
+            (opened.append if begins else opened.remove)(columns)
+        end = 0
+        for first, last in sorted(opened):
+            if first < end:
+                return f"chunks overlap at row {row}, column {first}"
+            if first > end:
+                return f"rows {row}..{next_row} of columns {end}..{first} are in no chunk"
+            end = last
+        if end < num_columns:
+            return f"rows {row}..{next_row} of columns {end}..{num_columns} are in no chunk"
+    return None

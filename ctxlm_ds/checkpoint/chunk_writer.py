@@ -1,0 +1,132 @@
+"""The writer of one rank's files of a checkpoint: chunks of weights, of moments, and of carried tensors.
+
+In: flat fp32 ranges of parameters or of tensor-parallel shards. Out: safetensors files with their checksums, and this
+rank's part of index.json (chunk_index.py). Not here: which rank owns which range (training/fragments.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, ParameterChunks
+from ctxlm_ds.checkpoint.manifest import FileEntry
+from ctxlm_ds.checkpoint.tensor_file import LazyTensor, TensorFileWriter
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.parallel.shards import Shard
+
+if TYPE_CHECKING:
+    import torch
+
+FILE_STEMS = {WEIGHT_KIND: "weights", CARRIED_KIND: "carried"}
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """A rank's files, flushed to the disk and hashed, and what rank 0 needs of them."""
+
+    value: Any
+    files: Mapping[str, FileEntry]
+
+
+class ChunkWriter:
+    """Writer of weights-RRRRR.safetensors, moments-RRRRR and carried-RRRRR in `directory`.
+
+    Args:
+        directory: an existing folder, the same for all ranks.
+        rank: names the files.
+    """
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._files: dict[str, TensorFileWriter] = {}
+        self._parameters: ParameterChunks = {}
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        shape: Sequence[int],
+        start: int,
+        values: torch.Tensor | LazyTensor,
+        shard: Shard | None = None,
+    ) -> None:
+        """List one chunk, which `write` writes; an empty one is left out.
+
+        Args:
+            name: the parameter's full name.
+            kind: `weight`, `carried`, or a moment such as `exp_avg` and `exp_avg_sq`.
+            shape: of the full parameter.
+            start: offset of the chunk in the shard's flat local order (of a full parameter: row-major).
+            values: 1-D fp32, on any device.
+            shard: what the chunk is a range of; None for the full parameter.
+
+        Raises:
+            CheckpointError: the chunk does not fit the parameter, or is not flat fp32.
+        """
+        where = f"{name} ({kind})"
+        if not isinstance(values, LazyTensor):
+            values = _flat(where, values)
+        shard = shard or Shard.whole(shape)
+        if shard.shape != tuple(shape):
+            raise CheckpointError(f"{where}: a shard of shape {shard.shape}, the parameter has {tuple(shape)}")
+        if start < 0 or start + values.length > shard.num_elements:
+            of = f"its shape {tuple(shape)}" if shard.is_whole else f"its shard of {shard.num_elements}"
+            raise CheckpointError(f"{where}: elements {start}..{start + values.length} are outside {of}")
+        parameter = self._parameters.setdefault(name, {"shape": list(shape), "pieces": {}})
+        if parameter["shape"] != list(shape):
+            raise CheckpointError(f"{where}: shape {tuple(shape)}, before it was {tuple(parameter['shape'])}")
+        if values.length == 0:
+            return
+        file = self._file(FILE_STEMS.get(kind, "moments"))
+        key = _free_key(file, name if kind == WEIGHT_KIND else f"{name}#{kind}", start)
+        file.add(key, (values.length,), _as_saved(values))
+        chunk = {"file": file.path.name, "key": key, "start": start, "length": values.length}
+        described = shard.to_json()
+        if described is not None:
+            chunk["shard"] = described
+        parameter["pieces"].setdefault(kind, []).append(chunk)
+
+    def write(self, check: Callable[[], None] = lambda: None) -> WrittenFiles:
+        """Write, flush and hash the files, with one chunk in memory at a time.
+
+        Args:
+            check: called every few megabytes; what it raises ends the writing.
+
+        Returns:
+            The files with this rank's part of the index: {name: {"shape", "pieces": {kind: [chunk]}}}.
+        """
+        files = {file.path.name: file.write(check) for file in self._files.values()}
+        return WrittenFiles(self._parameters, files)
+
+    def _file(self, stem: str) -> TensorFileWriter:
+        if stem not in self._files:
+            self._files[stem] = TensorFileWriter(self._directory / f"{stem}-{self._rank:05d}.safetensors")
+        return self._files[stem]
+
+
+def _flat(where: str, values: torch.Tensor) -> LazyTensor:
+    import torch
+
+    if values.dtype != torch.float32 or values.dim() != 1:
+        raise CheckpointError(f"{where}: a chunk is 1-D float32, got {values.dim()}-D {values.dtype}")
+    return LazyTensor(values.numel(), lambda: values)
+
+
+def _as_saved(values: LazyTensor) -> Callable[[], torch.Tensor]:
+    return lambda: values.read().detach().cpu().float()
+
+
+def _free_key(file: TensorFileWriter, key: str, start: int) -> str:
+    """Return the parameter's name, with the start for a second chunk and a number if shards share that start."""
+    if key in file:
+        key = f"{key}@{start}"
+    number = 2
+    numbered = key
+    while numbered in file:
+        numbered = f"{key}+{number}"
+        number += 1
+    return numbered

@@ -1,0 +1,209 @@
+"""Slurm's commands: run, parsed, and explained if they fail.
+
+Out: Job (as Slurm shows it), the states of nodes, requeue, submit, cancel; the nodes that a run avoids
+(RUN/excluded_nodes.json), in the words of scontrol, sbatch and srun. Not here: when to do which (job.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.errors import ClusterError, ConfigError
+from ctxlm_ds.process.slurm import expand_hostlist
+
+TIMEOUT_S = 120.0
+PATIENCE_S = 600.0
+RETRY_DELAY_S = 5.0
+DISABLED = "disabled"
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
+# Their values may look like fields: a command's arguments, for example.
+_WHOLE_LINES = ("Command", "WorkDir", "Comment", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
+# sinfo's states of a node that runs nothing. The flag * means that it does not answer.
+_BROKEN = ("down", "unk", "inval", "err", "boot", "pow")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as `scontrol show job` describes it."""
+
+    job_id: str
+    fields: Mapping[str, str]
+
+    @property
+    def state(self) -> str:
+        """RUNNING, COMPLETING, PENDING, CANCELLED, ..."""
+        return self.fields.get("JobState", "")
+
+    @property
+    def restarts(self) -> int:
+        """How often Slurm has put the job back into the queue."""
+        return int(self.fields.get("Restarts", "0"))
+
+    @property
+    def may_requeue(self) -> bool:
+        """Whether Slurm would requeue it."""
+        return self.fields.get("Requeue", "1") == "1"
+
+    def given(self, name: str) -> str:
+        """Return a field, empty if Slurm has no value for it."""
+        value = self.fields.get(name, "")
+        return "" if value in ("(null)", "N/A", "None", "UNLIMITED") else value
+
+
+def call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """Run a command of Slurm and return its output. Raises ClusterError if it is missing, fails or does not answer."""
+    try:
+        done = subprocess.run(
+            list(words), capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+            env=None if environ is None else dict(environ),
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ClusterError(f"{words[0]}: not found; Slurm's commands must be in PATH on the compute nodes") from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{' '.join(words)}: no answer within {TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0:
+        message = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise ClusterError(f"{' '.join(words)}: status {done.returncode}: {message}")
+    return done.stdout
+
+
+def insist(words: Sequence[str], patience_s: float = PATIENCE_S) -> str:
+    """Repeat call() while Slurm's controller does not answer, for `patience_s`. Raises ClusterError as call()."""
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return call(words)
+        except ClusterError as error:
+            if not _is_passing(str(error)) or time.monotonic() > end_s:
+                raise
+        time.sleep(RETRY_DELAY_S)
+
+
+def _is_passing(message: str) -> bool:
+    text = message.lower()
+    return any(sign in text for sign in ("unable to contact", "timed out", "no answer", "connect", "temporarily"))
+
+
+def show_job(job_id: str, patience_s: float = PATIENCE_S) -> Job:
+    """Return Slurm's record of a job. Raises ClusterError if it has none (any more), or does not answer."""
+    return Job(job_id, parse_fields(insist(["scontrol", "show", "job", job_id], patience_s)))
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """Parse lines of `A=1 B=x y C=`; a value may hold spaces, the first field of a name counts."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        found = list(_FIELD.finditer(line))
+        if found and found[0][1] in _WHOLE_LINES:
+            found = found[:1]
+        ends = [following.start() for following in found[1:]] + [len(line)]
+        for match, end in zip(found, ends):  # noqa: B905 (outside of containers Python 3.9 runs this)
+            fields.setdefault(match[1], line[match.end() : end].strip())
+    return fields
+
+
+def broken_nodes(nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that are down or do not answer, each with its state."""
+    lines = insist(["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %t"]).splitlines()
+    states = dict(line.split() for line in lines if len(line.split()) == 2)
+    broken = ((node, state) for node, state in sorted(states.items()) if "*" in state or state.startswith(_BROKEN))
+    return [f"{node} ({state})" for node, state in broken]
+
+
+def requeue(job_id: str) -> None:
+    """Put a running job back into the queue; Slurm then ends its processes.
+
+    Raises:
+        ClusterError: refused; the message contains `disabled` if this job or cluster allows no requeue.
+    """
+    insist(["scontrol", "requeue", job_id])
+
+
+def cancel(job_id: str) -> None:
+    """Cancel a job, if it still exists."""
+    try:
+        insist(["scancel", job_id])
+    except ClusterError as error:
+        if "invalid job id" not in str(error).lower():
+            raise
+
+
+def cancel_steps(job_id: str) -> None:
+    """End the steps of a job whose srun has ended; the batch script continues."""
+    shown = insist(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"])
+    steps = [step for step in shown.split() if step.rpartition(".")[2].isdigit()]
+    for step in steps:
+        cancel(step)
+
+
+def node_address(node: str) -> str:
+    """Return Slurm's address of a node, a name or a number."""
+    return parse_fields(insist(["scontrol", "show", "node", node])).get("NodeAddr", "") or node
+
+
+EXCLUDED_NAME = "excluded_nodes.json"
+# Slurm takes a new list of excluded nodes for pending jobs alone. A job that has just requeued itself counts as one,
+# but its processes are sent SIGTERM immediately, so the command that does both ignores that signal (Slurm 22.05).
+_REQUEUE = """trap '' TERM USR1
+scontrol requeue "$1" || exit
+for _ in 1 2 3 4 5; do scontrol update JobId="$1" ExcNodeList="$2" && exit; sleep 0.5; done
+exit 1"""
+
+
+def excluded_nodes(run_dir: Path) -> dict[str, str]:
+    """Read the excluded nodes and reasons; empty without a readable file. Removing the file admits all again."""
+    entries = read_object(run_dir / EXCLUDED_NAME) or {}
+    return {node: str(entry.get("why")) for node, entry in entries.items() if isinstance(entry, dict)}
+
+
+def remember_excluded(run_dir: Path, bad: Mapping[str, str], attempt: str) -> None:
+    """Add nodes to RUN/excluded_nodes.json; known ones keep their first reason. Raises OSError."""
+    known = read_object(run_dir / EXCLUDED_NAME) or {}
+    added = {node: {"why": why, "attempt": attempt, "time_unix_s": round(time.time(), 3)} for node, why in bad.items()}
+    write_text(run_dir / EXCLUDED_NAME, json.dumps({**added, **known}, indent=1) + "\n")
+
+
+def requeue_command(job_id: int | str, exclude: Iterable[str]) -> list[str]:
+    """Return a command that requeues this job without these nodes (a plain requeue if there are none)."""
+    nodes = ",".join(sorted(set(exclude)))
+    return ["sh", "-c", _REQUEUE, "requeue", str(job_id), nodes] if nodes else ["scontrol", "requeue", str(job_id)]
+
+
+def sbatch_words(exclude: Iterable[str]) -> list[str]:
+    """Return sbatch's option to avoid the nodes, if there are any."""
+    nodes = ",".join(sorted(set(exclude)))
+    return [f"--exclude={nodes}"] if nodes else []
+
+
+def srun_words(tasks: Mapping[str, int], without: Iterable[str]) -> list[str]:
+    """Return srun's options to leave nodes out of an allocation of `tasks` by node, if it has any of them."""
+    left_out = [node for node in tasks if node in set(without)]
+    counts = [count for node, count in tasks.items() if node not in left_out]
+    if not left_out:
+        return []
+    words = [f"--nodes={len(counts)}", f"--ntasks={sum(counts)}", f"--exclude={','.join(left_out)}"]
+    return [*words, f"--ntasks-per-node={counts[0]}"] if len(set(counts)) == 1 else words
+
+
+def partition_nodes(partition: str | None) -> list[str]:
+    """Return the names of a partition's nodes (without a name: of all); empty if Slurm does not answer."""
+    options = [] if partition is None else ["--partition", partition]
+    with contextlib.suppress(ClusterError, ConfigError):
+        lines = call(["sinfo", "--noheader", *options, "--format=%N"]).split()
+        return sorted({node for line in lines for node in expand_hostlist(line)})
+    return []
+
+
+def job_exclusions(job_id: str) -> list[str]:
+    """Return the nodes that the job was submitted to avoid; empty if Slurm does not answer."""
+    with contextlib.suppress(ClusterError, ConfigError):
+        return expand_hostlist(show_job(job_id, patience_s=0).given("ExcNodeList"))
+    return []

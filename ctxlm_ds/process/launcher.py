@@ -1,0 +1,167 @@
+"""Ties between a rank and the launcher that started it: torchrun, or DeepSpeed's `deepspeed` and per-node launcher.
+
+Ranks end with their launcher: otherwise kill -9 of it would leave them computing and writing with nobody in charge.
+torchrun and DeepSpeed's per-node launcher are a rank's parent: the kernel kills the rank when it dies. The `deepspeed`
+command itself is the per-node launcher's parent and has no such tie: the first rank of a node watches it and asks the
+per-node launcher to stop, which gives the ranks half a minute to save. On nodes that it started over ssh (pdsh), an
+sshd is in its place, which ends with the connection.
+
+Ctrl-C reaches every process of a terminal's foreground group. Ranks save and stop by themselves, but the `deepspeed`
+command ends with a traceback and torchrun with another, so that the first rank of a node takes the terminal
+(take_terminal) or ends these commands in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+logger = logging.getLogger("ctxlm_ds")
+
+PR_SET_PDEATHSIG = 1
+WATCH_INTERVAL_S = 0.5
+SIBLINGS_S = 15.0
+NODE_LAUNCHER = "deepspeed.launcher.launch"
+interrupted = threading.Event()
+"""Ctrl-C has come: launchers that end now are no news."""
+
+
+def die_with_launcher(watch_grandparent: bool) -> None:
+    """Tie this process's life to its parent's (Linux).
+
+    SIGKILL, because a rank that waits in a collective for a dead peer handles no other signal, and because what it
+    leaves behind is safe: checkpoints are complete or absent and the run's lock is taken over. With
+    `watch_grandparent` the rank also ends when the `deepspeed` command above the parent ends.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        logger.warning("cannot tie this rank to its launcher: %s", os.strerror(ctypes.get_errno()))
+    elif os.getppid() != parent:
+        # It died before the kernel knew of the tie.
+        os.kill(os.getpid(), signal.SIGKILL)
+    ties = launcher_ties(parent) if watch_grandparent else []
+    if ties:
+        threading.Thread(target=_watch, args=(parent, ties), name="launcher-watch", daemon=True).start()
+
+
+def launcher_ties(parent: int) -> list[tuple[int, int]]:
+    """Return the processes above a per-node launcher, each as (child, parent), that must stay what they are."""
+    above = parent_of(parent)
+    text = "" if above is None else command_line(above)
+    if above is None or not (_is_sshd(text) or "deepspeed" in text):
+        return []
+    ties = [(parent, above)]
+    # A shell that sshd started stays in between if it does not replace itself. A command that was started over ssh by
+    # hand is not tied to the connection: it may be meant to outlive it.
+    further = parent_of(above) if NODE_LAUNCHER in text else None
+    if further is not None and _is_sshd(command_line(further)):
+        ties.append((above, further))
+    return ties
+
+
+def _is_sshd(text: str) -> bool:
+    """Return whether a command line is a connection's (`sshd: root@notty`, since OpenSSH 9.8 `sshd-session: ...`)."""
+    return text.startswith(("sshd: ", "sshd-session: "))
+
+
+def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
+    while all(parent_of(child) == above for child, above in ties):
+        time.sleep(WATCH_INTERVAL_S)
+    if os.getppid() == parent and not interrupted.is_set():
+        logger.error("the deepspeed command, or the connection to it, has ended; its ranks stop")
+        os.kill(parent, signal.SIGTERM)
+
+
+# Ctrl-C
+
+
+def local_deepspeed_command() -> int:
+    """Return the process of the `deepspeed` command that started this rank on this machine; 0 if there is none."""
+    above = parent_of(os.getppid())
+    is_command = above is not None and "deepspeed" in command_line(above) and not _is_sshd(command_line(above))
+    return above if is_command and above is not None else 0
+
+
+def take_terminal() -> None:
+    """Make this process the foreground group of its terminal instead of the `deepspeed` command.
+
+    Only if that command is a job of the terminal's shell. Ctrl-C then reaches this rank alone: it saves with the
+    others and ends, the launchers end in order after it, and the shell takes its terminal back. Ctrl-Z has no effect.
+    """
+    command = local_deepspeed_command()
+    if not command or os.getpgrp() != command:
+        return
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        if os.tcgetpgrp(terminal) == command:
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+            os.setpgid(0, 0)
+            os.tcsetpgrp(terminal, os.getpgrp())
+    os.close(terminal)
+
+
+def end_deepspeed_command(command: int) -> None:
+    """Kill the `deepspeed` command at Ctrl-C if it was interrupted as well: it would print a traceback and end."""
+    with contextlib.suppress(OSError):
+        if command and os.getpgid(command) == os.getpgrp():
+            os.kill(command, signal.SIGKILL)
+
+
+def end_torchrun() -> None:
+    """Kill torchrun when all its ranks but this one have ended: it would print the traceback of a SignalException."""
+    parent, end_s = os.getppid(), time.monotonic() + SIBLINGS_S
+    while _live_children(parent) != [os.getpid()] and time.monotonic() < end_s:
+        time.sleep(0.05)
+    if os.getppid() == parent and "torch" in command_line(parent):
+        os.kill(parent, signal.SIGKILL)
+
+
+def _live_children(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(child) for child in children if parent_of(int(child)) == pid]
+
+
+# Processes of this machine
+
+
+def end_processes_with(variable: str, value: str) -> None:
+    """Kill every process that was started with an environment variable of this value (compilers of a dead rank)."""
+    wanted = f"{variable}={value}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if value and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process of this machine; None if it has ended or is a zombie."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZXx" else int(parent)
+
+
+def command_line(pid: int) -> str:
+    """Return a process's words with spaces between; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,202 @@
+"""slurm/route.sh on the test cluster: one route from raw text to an exported model, shared by the tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ctxlm_ds.data.preprocess.folder import FOLDER_SUFFIX, PROGRESS_NAME
+from tests.slurm.cluster import Cluster, Finished, wait_for
+from tests.slurm.runs import Runs, last_step
+from tests.text import write_corpus
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+
+STEPS = ["tokenizer", "preprocess-heldout", "preprocess", "merge", "samples", "pretrain", "samples-2", "pretrain-2",
+         "export", "after"]  # fmt: skip
+TINY = {
+    "extends": "bert-laptop",
+    "name": "tiny",
+    "model": {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+              "max_position_embeddings": 64},
+    "data": {"seq_length": 32},
+    "schedule": {"warmup_fraction": None, "warmup_steps": 2, "total_steps": 12},
+    "training": {"global_batch_size": 8, "micro_batch_size": 2, "max_steps": 8},
+    "evaluation": {"interval_steps": 4, "max_rows": 16},
+    "checkpoint": {"interval_steps": 4},
+    "logging": {"interval_steps": 1, "tensorboard": False},
+}  # fmt: skip
+SECOND = {
+    "extends": "recipe.yaml",
+    "data": {"seq_length": 64},
+    "schedule": {"start_step": 8},
+    "training": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 4},
+}
+
+
+@dataclass
+class Route:
+    """Recipes with a file of settings beside them, and the folder that the jobs fill."""
+
+    cluster: Cluster
+    recipes: tuple[Path, ...]
+    out: Path
+
+    def sh(self, *words: str, check: bool = True, **environ: str) -> Finished:
+        """slurm/route.sh RECIPES WORDS."""
+        return self.cluster.run("slurm/route.sh", *self.recipes, *words, check=check, **environ)
+
+    def submit(self, *words: str, **environ: str) -> dict[str, str]:
+        """Submit the whole route: ids by step."""
+        lines = [line.replace(",", "").split() for line in self.sh(*words, **environ).stdout.splitlines()]
+        return {line[0].rstrip(":"): line[2] for line in lines}
+
+    def wait(self, jobs: Mapping[str, str]) -> dict[str, str]:
+        """How the jobs ended."""
+        return {name: self.cluster.wait(job) for name, job in jobs.items()}
+
+    def log(self, step: str, job: str) -> str:
+        """What a job said, or the first one of an array."""
+        paths = [path for ending in ("", "_0") if (path := self.out / "logs" / f"{step}-{job}{ending}.log").exists()]
+        return paths[0].read_text(errors="replace")
+
+    def logs(self) -> str:
+        """All of them, for a failed test."""
+        paths = sorted((self.out / "logs").glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
+
+    def made(self) -> dict[str, int]:
+        """When each file of the outputs was written; the runs' own journals left out."""
+        kept = [path for name in ("tokenizer", "data", "hf") for path in (self.out / name).rglob("*") if path.is_file()]
+        kept += [path for path in self.out.glob("pretrain*/checkpoints/*/*") if path.is_file()]
+        return {str(path): path.stat().st_mtime_ns for path in kept}
+
+
+def write_route(folder: Path, cluster: Cluster, settings: Mapping[str, object], *recipes: object) -> Route:
+    """Write recipe.yaml, recipe.env and further recipes."""
+    paths = [folder / ("recipe.yaml" if index == 0 else f"phase{index + 1}.yaml") for index in range(len(recipes))]
+    for path, content in zip(paths, recipes, strict=True):
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+    given = {"OUT": folder / "out", "WORKERS": 1, "OPTIONS": "--time=30", **settings}
+    (folder / "recipe.env").write_text("".join(f"{name}='{value}'\n" for name, value in given.items()))
+    return Route(cluster, tuple(paths), folder / "out")
+
+
+@dataclass
+class First(Route):
+    """The route, and how its first submission ended."""
+
+    submitted: dict[str, str]
+    ended: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> First:
+    """From raw text to an exported model; a pretraining job is requeued while others wait; the user's command fails."""
+    folder = tmp_path_factory.mktemp("route")
+    for name, count, seed in (("train-0", 30, 1), ("train-1", 30, 2), ("heldout", 15, 3)):
+        write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
+    settings = {
+        "INPUT": folder / "train-*.jsonl",
+        "HELDOUT": folder / "heldout.jsonl",
+        "VOCAB_SIZE": 400,
+        "SHARDS": 2,
+        "PRETRAIN_OPTIONS": "--time=40",
+        "AFTER": f'test -f {folder}/allowed && ls "$HF" > "$OUT"/listed',
+    }
+    route = write_route(folder, cluster, settings, TINY, SECOND)
+    planned = route.sh("--dry-run").stdout.splitlines()
+    assert len(planned) == len(STEPS) and all(line.startswith("sbatch --parsable ") for line in planned)
+    assert not route.out.exists() and cluster.run("squeue", "-h").stdout == ""
+    submitted = route.submit()
+    assert cluster.job(submitted["merge"])["TimeLimit"] == "00:30:00"
+    assert cluster.job(submitted["pretrain"])["TimeLimit"] == "00:40:00"
+    twice = route.sh(check=False)
+    assert twice.returncode == 2 and "are in the queue" in twice.stderr and submitted["export"] in twice.stderr
+    wait_for(lambda: cluster.job(submitted["pretrain"])["JobState"] == "RUNNING", 240, "the pretraining job")
+    cluster.scontrol("requeue", submitted["pretrain"])
+    return First(cluster, route.recipes, route.out, submitted, route.wait(submitted))
+
+
+def test_raw_text_to_an_exported_model(first: First) -> None:
+    assert list(first.submitted) == STEPS
+    assert {first.ended[name] for name in STEPS[:-1]} == {"COMPLETED"}, first.logs()
+    assert first.cluster.job(first.submitted["pretrain"])["Restarts"] == "1"
+    assert f"weights taken from {first.out / 'pretrain'}" in first.log("pretrain-2", first.submitted["pretrain-2"])
+    steps = [json.loads(line)["step"] for line in (first.out / "pretrain-2" / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 4
+    shards = [json.loads(path.read_text())["shard"] for path in sorted((first.out / "data" / "shards").glob("*.json"))]
+    assert shards == [[0, 2], [1, 2]]
+
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForPreTraining.from_pretrained(first.out / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(first.out / "hf")
+    with torch.no_grad():
+        logits = model(**tokenizer("the old river", return_tensors="pt")).prediction_logits
+    assert logits.shape[-1] == 400 and bool(torch.isfinite(logits).all())
+
+
+def test_again_nothing_is_made_anew_but_what_failed(first: First) -> None:
+    assert first.ended["after"] == "FAILED"
+    before = first.made()
+    (first.out.parent / "allowed").touch()
+    again = first.submit()
+    assert list(again) == STEPS
+    assert set(first.wait(again).values()) == {"COMPLETED"}, first.logs()
+    assert first.made() == before
+    for step in ("tokenizer", "preprocess", "preprocess-heldout", "merge", "export"):
+        assert "complete already" in first.log(step, again[step]), step
+    assert "config.json" in (first.out / "listed").read_text()
+
+
+def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> None:
+    """Other settings for the same folder: the tool refuses, and nothing after it begins."""
+    before = first.made()
+    jobs = first.submit("VOCAB_SIZE=380")
+    ended = first.wait(jobs)
+    assert ended == {"tokenizer": "FAILED", **dict.fromkeys(STEPS[1:], "CANCELLED")}
+    assert "was made differently: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
+    assert first.made() == before and first.cluster.run("squeue", "-h").stdout == ""
+
+
+def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "part.jsonl", num_documents=5_000, seed=5)
+    (tmp_path / "long.jsonl").write_bytes((tmp_path / "part.jsonl").read_bytes() * 40)
+    settings = {"INPUT": tmp_path / "long.jsonl", "TOKENIZER": runs.route.tokenizer}
+    route = write_route(tmp_path, runs.cluster, settings, TINY)
+    jobs = route.submit()
+    progress = tmp_path / "out" / "data" / f"train_text_sentence{FOLDER_SUFFIX}" / PROGRESS_NAME
+    wait_for(progress.exists, 240, "progress of the preprocessing job")
+    runs.cluster.run("scancel", "--signal=KILL", "--full", jobs["preprocess"])
+    ended = route.wait(jobs)
+    assert ended.pop("preprocess") in ("FAILED", "CANCELLED") and set(ended.values()) == {"CANCELLED"}, route.logs()
+    assert not (tmp_path / "out" / "data" / "train_text_sentence.idx").exists()
+    again = route.submit()
+    assert set(route.wait(again).values()) == {"COMPLETED"}, route.logs()
+    assert "going on" in route.log("preprocess", again["preprocess"])
+
+
+@pytest.mark.soak
+def test_the_export_waits_for_the_last_of_a_line_of_successors(runs: Runs, tmp_path: Path) -> None:
+    """A run that goes on in another job: what waits for its end must neither begin nor be cancelled before that."""
+    training = {**TINY["training"], "max_steps": 150}  # type: ignore[dict-item]
+    recipe = {**TINY, "training": training, "schedule": {"warmup_fraction": None, "warmup_steps": 2}}
+    route = write_route(tmp_path, runs.cluster, {}, recipe)
+    data = [f"tokenizer.path={runs.route.tokenizer}", f"data.train=[{runs.route.train}]"]
+    cluster, jobs = route.cluster, route.submit("--set", *data, CTXLM_RESTART="successor")
+    assert list(jobs) == ["samples", "pretrain", "export"]
+    run = route.out / "pretrain"
+    wait_for(lambda: last_step(run) >= 5, 240, "step 5")
+    cluster.run("scancel", "--batch", "--signal=USR1", jobs["pretrain"])
+    assert cluster.wait(jobs["pretrain"]) == "COMPLETED", route.logs()
+    assert cluster.job(jobs["export"])["JobState"] == "PENDING" and last_step(run) < 150
+    assert "are in the queue" in route.sh("--set", *data, check=False).stderr
+    assert cluster.wait(jobs["export"]) == "COMPLETED", route.logs()
+    assert json.loads((route.out / "hf" / "exported_from.json").read_text())["checkpoint"] == "step-00000150"

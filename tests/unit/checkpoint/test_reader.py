@@ -1,0 +1,235 @@
+"""The layout-free form: any split into pieces reads back in any ranges, and broken coverings are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.manifest import hash_files, list_files
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.errors import CheckpointError
+
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
+SHAPES = {"word_embeddings.weight": (7, 5), "encoder.0.mlp.up.bias": (11,), "scale": (), "one": (1, 1, 1)}
+
+
+def _tensors(seed: int = 0) -> dict[tuple[str, str], torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {(n, k): torch.randn(s, generator=generator) for n, s in SHAPES.items() for k in KINDS}
+
+
+def _write(folder: Path, tensors: dict[tuple[str, str], torch.Tensor], ranks: int, seed: int) -> None:
+    """Cut every flat tensor at random places and deal the pieces out to ranks, as ZeRO partitions do."""
+    drawn = random.Random(seed)
+    writers = [ChunkWriter(folder, rank) for rank in range(ranks)]
+    for (name, kind), tensor in tensors.items():
+        flat = tensor.reshape(-1)
+        cuts = sorted(drawn.choices(range(flat.numel() + 1), k=drawn.randrange(4)))
+        bounds = [0, *cuts, flat.numel()]
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            drawn.choice(writers).add(name, kind, tensor.shape, start, flat[start:end])
+    merge_index(folder, [writer.write().value for writer in writers], {"optimizer_updates": 12, "loss_scale": 1.5})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_round_trip_of_any_split(tmp_path: Path, ranks: int) -> None:
+    for seed in range(8):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        tensors = _tensors(seed)
+        _write(folder, tensors, ranks, seed)
+        reader = CheckpointReader(folder)
+        assert reader.names() == sorted(SHAPES)
+        assert reader.scalars() == {"optimizer_updates": 12, "loss_scale": 1.5}
+        assert reader.moment_kinds() == ["exp_avg", "exp_avg_sq"]
+        for (name, kind), tensor in tensors.items():
+            assert reader.shape(name) == tuple(tensor.shape)
+            assert torch.equal(reader.read_full(name, kind), tensor)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_range(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("ranges")
+    tensors = _tensors()
+    _write(folder, tensors, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 1000)))
+    reader = CheckpointReader(folder)
+    name, kind = data.draw(st.sampled_from(sorted(tensors)))
+    flat = tensors[name, kind].reshape(-1)
+    start = data.draw(st.integers(0, flat.numel()))
+    length = data.draw(st.integers(0, flat.numel() - start))
+    assert torch.equal(reader.read(name, kind, start, length), flat[start : start + length])
+    assert torch.equal(reader.read(name, kind, start), flat[start:])
+
+
+def test_files_are_plain_safetensors(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 3)
+    values = torch.arange(6, dtype=torch.float32)
+    writer.add("a", "weight", (6,), 0, values[:4])
+    writer.add("a", "weight", (6,), 4, values[4:])
+    writer.add("a", "exp_avg", (6,), 0, -values)
+    result = writer.write()
+    pieces = result.value
+    assert result.files == hash_files(tmp_path, list_files(tmp_path))
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["moments-00003.safetensors", "weights-00003.safetensors"]
+    weights = load_file(tmp_path / "weights-00003.safetensors")
+    assert {key: value.tolist() for key, value in weights.items()} == {"a": [0, 1, 2, 3], "a@4": [4, 5]}
+    assert torch.equal(load_file(tmp_path / "moments-00003.safetensors")["a#exp_avg"], -values)
+    with safe_open(tmp_path / "weights-00003.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert pieces["a"]["pieces"]["weight"] == [
+        {"file": "weights-00003.safetensors", "key": "a", "start": 0, "length": 4},
+        {"file": "weights-00003.safetensors", "key": "a@4", "start": 4, "length": 2},
+    ]
+
+
+def test_a_rank_without_pieces_writes_no_file(tmp_path: Path) -> None:
+    writer = ChunkWriter(tmp_path, 1)
+    writer.add("padding", "weight", (4,), 4, torch.empty(0))
+    assert writer.write().value == {"padding": {"shape": [4], "pieces": {}}}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "values", "message"),
+    [
+        (0, torch.zeros(2, dtype=torch.bfloat16), "1-D float32, got 1-D torch.bfloat16"),
+        (0, torch.zeros(2, 2), "1-D float32, got 2-D"),
+        (3, torch.zeros(2), r"elements 3..5 are outside its shape \(2, 2\)"),
+        (-1, torch.zeros(2), "elements -1..1 are outside"),
+    ],
+)
+def test_a_piece_that_does_not_fit_is_refused(tmp_path: Path, start: int, values: torch.Tensor, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        ChunkWriter(tmp_path, 0).add("p", "weight", (2, 2), start, values)
+
+
+def _parts(*ranges: tuple[int, int], shape: tuple[int, ...] = (10,), kind: str = "weight") -> list[dict[str, Any]]:
+    """One rank a piece."""
+    return [
+        {"p": {"shape": list(shape), "pieces": {kind: [{"file": f"f{i}", "key": "p", "start": a, "length": b - a}]}}}
+        for i, (a, b) in enumerate(ranges)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (_parts((0, 4), (5, 10)), "elements 4..5 are in no chunk"),
+        (_parts((0, 4)), "elements 4..10 are in no chunk"),
+        (_parts((1, 10)), "elements 0..1 are in no chunk"),
+        (_parts((0, 6), (5, 10)), "chunks overlap at element 5"),
+        (_parts((0, 10), (0, 10)), "chunks overlap at element 0"),
+        (_parts((0, 10), (10, 12)), "elements 10..12 are outside its shape"),
+        (_parts((0, 10), kind="exp_avg"), "no rank wrote its weight"),
+        (_parts((0, 5)) + _parts((5, 10), shape=(5, 2)), r"shape \(5, 2\) on rank 1, \(10,\) before"),
+    ],
+)
+def test_a_broken_covering_is_refused(tmp_path: Path, parts: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"p.*{message}"):
+        merge_index(tmp_path, parts, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_come_in_any_order(tmp_path: Path) -> None:
+    index = merge_index(tmp_path, _parts((5, 10), (0, 2), (2, 5)), {})
+    assert [piece["start"] for piece in index["parameters"]["p"]["pieces"]["weight"]] == [0, 2, 5]
+
+
+def _edit_index(folder: Path, change: Any) -> None:
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    change(index["parameters"]["encoder.0.mlp.up.bias"])
+    path.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "index.json").unlink(), "no index.json"),
+        (lambda f: (f / "index.json").write_text("{}"), "index.json: damaged"),
+        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"].clear()), "elements 0..11 are in no chunk"),
+        (lambda f: _edit_index(f, lambda p: p.update(shape=[12])), "elements 11..12 are in no chunk"),
+        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(file="../x")), "not in the checkpoint's"),
+        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(file="x")), "x: missing"),
+        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(key="scale")), r"\[1\], the index says"),
+        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(key="none")), "cannot read none"),
+        (lambda f: os.truncate(f / "weights-00000.safetensors", 100), "weights-00000.safetensors: cannot read"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
+    writer = ChunkWriter(tmp_path, 0)
+    for (name, kind), tensor in _tensors().items():
+        writer.add(name, kind, tensor.shape, 0, tensor.reshape(-1))
+    merge_index(tmp_path, [writer.write().value], {})
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        CheckpointReader(tmp_path).read_full("encoder.0.mlp.up.bias")
+
+
+def test_wrong_questions(tmp_path: Path) -> None:
+    _write(tmp_path, _tensors(), 2, 0)
+    reader = CheckpointReader(tmp_path)
+    assert "scale" in reader and "scales" not in reader
+    assert reader.kinds("scale") == ["weight", "exp_avg", "exp_avg_sq"]
+    for question, message in [
+        (lambda: reader.read("scales"), "no parameter 'scales'"),
+        (lambda: reader.read("scale", "momentum"), "scale has no 'momentum'"),
+        (lambda: reader.read("encoder.0.mlp.up.bias", start=8, length=4), "has 11 elements, 8..12 was asked for"),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            question()
+
+
+MEMORY_PROBE = """
+import sys
+from pathlib import Path
+import torch
+from ctxlm_ds.checkpoint.chunk_index import merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.tensor_file import LazyTensor
+folder, elements = Path(sys.argv[1]), int(sys.argv[2])
+def peak_mb():  # getrusage's figure goes on from what the process that started this one held
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+values = torch.arange(elements, dtype=torch.float32)
+writer = ChunkWriter(folder, 0)
+before = peak_mb()
+for number in range(8):
+    writer.add(f"p{number}", "weight", (elements,), 0, LazyTensor(elements, lambda number=number: values + number))
+merge_index(folder, [writer.write().value], {})
+written = peak_mb() - before
+reader = CheckpointReader(folder)
+for number in range(8):
+    piece = reader.read(f"p{number}", start=elements - 1000, length=1000)
+    assert piece[-1].item() == elements - 1 + number
+print(written, peak_mb() - before)
+"""
+
+
+def test_memory_is_bounded_by_one_piece(tmp_path: Path) -> None:
+    elements = 8 << 20
+    command = [sys.executable, "-c", MEMORY_PROBE, str(tmp_path), str(elements)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    written_mb, read_mb = map(float, done.stdout.split())
+    one_mb = elements * 4 / 2**20
+    assert math.isclose(one_mb, 32)
+    # Eight pieces are 256 MB: neither writing nor reading ranges of them takes more than about two.
+    assert written_mb < 2.5 * one_mb
+    assert read_mb < 2.5 * one_mb

@@ -1,0 +1,174 @@
+"""data.split: which documents are trained on, which are held out, and that no document is both."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.index import RowSource
+from ctxlm_ds.data.index.record import SourcePart
+from ctxlm_ds.data.stream.plan_table import plan_lines
+from ctxlm_ds.data.stream.run_datasets import held_out_parts, refuse_copies, refuse_overlap, train_parts
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.schema import RunConfig
+from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+
+TOKENIZER: Any = FakeTokenizer()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "one", random_documents(40, sentences=5, seed=1), eod_id=3)
+    write_dataset(tmp_path / "two", random_documents(25, sentences=5, seed=2), eod_id=3)
+    return tmp_path
+
+
+def recipe(folder: Path, split: str | None = "80,12,8", **data: Any) -> RunConfig:
+    train = [str(folder / "one"), str(folder / "two")]
+    objective = {"name": "causal_lm" if data.get("sample_format") == "blocks" else "masked_lm"}
+    return run_config(data={"train": train, "split": split, **data}, objective=objective)
+
+
+def held_out_rows(config: RunConfig) -> dict[str, RowSource]:
+    return {name: build_rows([part], TOKENIZER, config, held_out=True) for name, part in held_out_parts(config).items()}
+
+
+def documents_of(rows: RowSource) -> dict[str, set[int]]:
+    """Documents whose tokens stand in the samples of each dataset."""
+    found: dict[str, set[int]] = {}
+    for index in rows.indexes:
+        dataset = IndexedDataset(index.meta["dataset"]["prefix"])
+        ends = np.cumsum(dataset.document_sizes(0, dataset.num_documents)[1])
+        touched = found.setdefault(Path(dataset.prefix).name, set())
+        for first, last in (("a_start", "a_end"), ("b_start", "b_end")):
+            filled = index.records[index.records[first] < index.records[last]]
+            low = np.searchsorted(ends, filled[first], side="right")
+            high = np.searchsorted(ends, filled[last] - 1, side="right")
+            for begin, end in zip(low.tolist(), high.tolist(), strict=True):
+                touched.update(range(begin, end + 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    "sample_format", ["segment_pair", "sentence_pair", "full_sentences", "doc_sentences", "blocks"]
+)
+def test_no_document_is_in_two_parts(folder: Path, sample_format: str) -> None:
+    validation = [
+        {"name": f"{name} {part}", "path": str(folder / name), "part": part}
+        for name in ("one", "two")
+        for part in ("valid", "test")
+    ]
+    config = recipe(folder, sample_format=sample_format, validation=validation)
+    train = build_rows(train_parts(config), TOKENIZER, config)
+    held_out = held_out_rows(config)
+    refuse_overlap(train, held_out, config)
+    parts = [documents_of(train), *map(documents_of, held_out.values())]
+    for name, total in (("one", 40), ("two", 25)):
+        of_dataset = [found[name] for found in parts if name in found]
+        assert sum(map(len, of_dataset)) == len(set.union(*of_dataset)) == total
+    assert documents_of(train) == {"one": set(range(32)), "two": set(range(20))}
+
+
+def test_with_a_split_alone_each_valid_part_is_held_out(folder: Path) -> None:
+    config = recipe(folder)
+    assert train_parts(config) == [
+        SourcePart(str(folder / "one"), (0, 32)), SourcePart(str(folder / "two"), (0, 20)),
+    ]  # fmt: skip
+    assert held_out_parts(config) == {
+        "one": SourcePart(str(folder / "one"), (32, 37)), "two": SourcePart(str(folder / "two"), (20, 23)),
+    }  # fmt: skip
+    assert held_out_parts(recipe(folder, "1,0,0")) == {}
+
+
+def test_without_a_split_every_document_is_trained_on(folder: Path) -> None:
+    config = recipe(folder, None, validation=[{"name": "v", "path": "else"}])
+    assert train_parts(config) == [SourcePart(str(folder / "one")), SourcePart(str(folder / "two"))]
+    assert held_out_parts(config) == {"v": SourcePart("else")}
+    assert held_out_parts(recipe(folder, None)) == {}
+
+
+def test_a_part_without_documents_is_told(folder: Path) -> None:
+    with pytest.raises(DataError, match="split 1,99 gives its train part none of its 40 documents"):
+        train_parts(recipe(folder, "1,99"))
+    named = recipe(folder, "99,0,1", validation=[{"name": "v", "path": str(folder / "one"), "part": "valid"}])
+    with pytest.raises(DataError, match="gives its valid part none"):
+        held_out_parts(named)
+
+
+def test_a_copy_under_another_name_is_still_the_same_documents(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
+    for end in ("bin", "idx", "json"):
+        shutil.copy(folder / f"one.{end}", folder / f"copy.{end}")
+    copy = {"name": "copy", "path": str(folder / "copy")}
+    for split, part, refused in (("9,1", "all", True), ("9,1", "valid", False), ("9,1", "train", False)):
+        config = recipe(folder, split, validation=[copy | {"part": part}])
+        train = build_rows(train_parts(config), TOKENIZER, config)
+        if refused:
+            with pytest.raises(DataError, match="copy has documents of the training source .*one"):
+                refuse_overlap(train, held_out_rows(config), config)
+        else:
+            refuse_overlap(train, held_out_rows(config), config)
+    assert not caplog.records
+    config = recipe(folder, None, validation=[copy])
+    refuse_overlap(build_rows(train_parts(config), TOKENIZER, config), held_out_rows(config), config)
+    assert "warning: held-out source copy" in caplog.text and "data.split keeps them apart" in caplog.text
+
+
+@pytest.mark.parametrize("has_json", [True, False])
+def test_a_training_source_named_twice_under_two_paths_is_refused(folder: Path, has_json: bool) -> None:
+    for end in ("bin", "idx", "json"):
+        shutil.copy(folder / f"one.{end}", folder / f"copy.{end}")
+    if not has_json:
+        for name in ("one.json", "one.sha256", "copy.json"):
+            (folder / name).unlink()
+    config = recipe(folder, train=[str(folder / "one"), str(folder / "copy")])
+    with pytest.raises(DataError, match=r"data\.train: .*copy is a copy of .*one: .*`epochs: 2`"):
+        refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
+    if not has_json:
+        content = bytearray((folder / "copy.bin").read_bytes())
+        content[0] ^= 1
+        (folder / "copy.bin").write_bytes(content)
+        refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
+
+
+def test_the_plan_says_what_the_run_will_read(folder: Path) -> None:
+    config = recipe(folder, blend="weighted")
+    weights = [{"path": str(folder / "one"), "weight": 1, "name": "first"}, {"path": str(folder / "two"), "weight": 3}]
+    data = config.data.model_validate(config.data.model_dump() | {"train": weights})
+    training = config.training.model_copy(update={"max_steps": 100, "max_tokens": 123456})
+    config = config.model_copy(update={"data": data, "training": training})
+    train, held_out = build_rows(train_parts(config), TOKENIZER, config), held_out_rows(config)
+    lines = plan_lines(config, train, held_out)
+    assert "100 steps of 8 rows of 64 positions: 800 rows (unless max_tokens 123,456 ends it before)" in lines[0]
+    assert "sources by weight, split 80,12,8" in lines[0]
+    cells = {line.split()[0]: line.split()[1:] for line in lines[2:5]}
+    for name, index, share in (("first", train.indexes[0], 0.25), ("two", train.indexes[1], 0.75)):
+        epochs = share * 800 / len(index)
+        tokens = index.meta["tokens"]
+        assert cells[name] == [
+            str(len(documents_of(train)["one" if name == "first" else "two"])), f"{tokens:,}", f"{len(index):,}",
+            f"{share:.2%}", f"{epochs:.2f}", f"{round(epochs * tokens):,}",
+        ]  # fmt: skip
+    assert cells["together"][0] == "52" and cells["together"][3] == "100.00%"
+    assert [line.split()[0] for line in lines[-2:]] == ["first", "two"]
+    assert lines[-2].split()[1] == "5"
+
+
+def test_the_plan_after_a_resume_counts_what_was_read(folder: Path) -> None:
+    """30 steps of 16 rows, then 70 of 8."""
+    config = recipe(folder)
+    config = config.model_copy(update={"training": config.training.model_copy(update={"max_steps": 100})})
+    train = build_rows(train_parts(config), TOKENIZER, config)
+    head, _, *table = plan_lines(config, train, {}, steps_done=30, rows_read=480)
+    assert "has read 480 rows in 30 steps and reads 70 more steps of 8 rows" in head and "1,040 rows in all" in head
+    assert table[-1].split()[-2] == f"{1040 / len(train):.2f}"
+    assert "has read 480 rows in 200 steps and reads 0 more" in plan_lines(config, train, {}, 200, 480)[0]

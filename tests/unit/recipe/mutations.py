@@ -1,0 +1,172 @@
+"""Mutated recipes and DeepSpeed files, checked in a process with little memory and a time limit for each case.
+
+`python -m tests.unit.recipe.mutations KIND START STOP FOLDER` checks the cases of these seeds and prints a summary.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.check import check_config, unused_settings
+from ctxlm_ds.recipe.deepspeed import CHECKOUT_CONFIG_DIR, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys, rules
+from ctxlm_ds.recipe.describe import all_settings
+from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config, load_saved_config, shipped_recipes
+from ctxlm_ds.recipe.schema import RunConfig
+
+MEMORY_BYTES = 2 * 10**9
+LIMIT_S = 20
+PLAUSIBLE: tuple[Any, ...] = (True, False, "x", "cpu", "auto", 1, 2, 8, 64, 512, 0.1, 0.5, 1000, 5e7, {}, ["a"])
+NASTY: tuple[Any, ...] = (
+    None, "", "null", "\x00", "\ud800", "\u2028", "é" * 300, "a/" * 3000, "$" + "{HOME}", 0, -1, 3, 7, 2**31, 2**63,
+    2**64, 10**15, 10**308, 10**310, 0.0, -0.0, 1.0, 1.5, -1.5, 1e-300, 1e300, float("inf"), float("-inf"), [],
+    float("nan"), [0], [None], [[1]], ["a", "a"], {"a": 1}, {"": None}, *PLAUSIBLE, *PLAUSIBLE,
+)  # fmt: skip
+BITES = (
+    "\x00", "\x07", "\x85", "\ufeff", "\ufffe", "\ud83d", "\t", "&a ", "*a ", "<<: ", "!!python/name:os.system ", "- ",
+    "? ", ": ", "{", "}", "[", "]", '"', "'", "|\n", "#", "%", "\n", "\r", "---\n", "...\n", "@", "`", "=",
+)  # fmt: skip
+
+
+def mutate_text(text: str, draw: random.Random) -> str:
+    """Insert, delete, repeat or replace a few short pieces of a text."""
+    for _ in range(draw.randint(1, 4)):
+        start = draw.randrange(len(text) + 1)
+        stop = min(len(text), start + draw.randint(0, 30))
+        piece = draw.choice(["", text[start:stop] * draw.choice([2, 50]), draw.choice(BITES), draw.choice(BITES) * 600])
+        text = text[:start] + piece + text[draw.choice([start, stop]) :]
+    return text
+
+
+def mutate_tree(tree: dict[str, Any], paths: list[str], draw: random.Random) -> dict[str, Any]:
+    """Set a few settings to unsuitable values."""
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        *above, name = draw.choice(paths).split(".")
+        holder = tree
+        for part in above:
+            inner = holder.get(part)
+            holder = holder.setdefault(part, {}) if inner is None or isinstance(inner, dict) else {}
+        value = draw.choice(NASTY)
+        holder[name] = {name: value} if draw.random() < 0.05 else value
+    return tree
+
+
+def bomb(draw: random.Random) -> str:
+    """Return YAML whose aliases, merge keys or nesting would expand to more than a memory holds."""
+    kind, width = draw.randrange(4), draw.randint(5, 20)
+    if kind == 0:
+        lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width) if n else '1'}]" for n in range(12)]
+        return "\n".join(lines)
+    if kind == 1:
+        lines = [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * width)}]}}" for n in range(1, 12)]
+        return "\n".join(["a0: &a0 {x: 1}", *lines])
+    if kind == 2:
+        return "model: " + "[" * draw.randint(10, 5000)
+    return "x: " + "{a: " * draw.randint(10, 3000) + "1" + "}" * draw.randint(10, 3000)
+
+
+def check_recipe(seed: int, folder: Path) -> None:
+    """Check one mutated recipe as `--check` does.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    draw = random.Random(seed)
+    path, overrides = folder / "recipe.yaml", []
+    kind = draw.randrange(8)
+    if kind == 0:
+        path.write_text(bomb(draw))
+    elif kind <= 3:
+        text = (RECIPE_DIR / f"{draw.choice(shipped_recipes())}.yaml").read_text(encoding="utf-8")
+        path.write_bytes(mutate_text(text, draw).encode(errors="surrogatepass"))
+    else:
+        settings = [setting.replace("[]", "") for setting in all_settings()]
+        tree: dict[str, Any] = mutate_tree({"extends": draw.choice(shipped_recipes())}, settings, draw)
+        if kind <= 5:
+            path.write_bytes(json.dumps(tree, ensure_ascii=False).encode(errors="surrogatepass"))
+        else:
+            path.write_text(f"extends: {draw.choice(shipped_recipes())}\n")
+            overrides = [f"{draw.choice(settings)}={draw.choice([str, json.dumps])(draw.choice(NASTY))}" for _ in "ab"]
+    ranks = draw.choice([1, 1, 2, 8, 1000])
+    config = load_config(path, overrides, ranks)
+    check_config(config, ranks)
+    unused_settings(config)
+    path.write_text(dump_config(config), encoding="utf-8")
+    if load_saved_config(path) != config:
+        raise AssertionError("the resolved recipe reads back differently")
+
+
+def check_deepspeed(seed: int, folder: Path) -> None:
+    """Check one mutated DeepSpeed file as `--check` does, and write the configuration if it is accepted.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    draw = random.Random(seed)
+    path = folder / "deepspeed.json"
+    text = draw.choice(sorted(CHECKOUT_CONFIG_DIR.glob("*.json"))).read_text(encoding="utf-8")
+    if draw.random() < 0.2:
+        path.write_bytes(mutate_text(text, draw).encode(errors="surrogatepass"))
+    else:
+        known = deepspeed_keys()
+        keys = [*rules(), *known.top_level, *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "x"))]
+        keys += [".".join((*path, name)) for path, names in known.nested.items() for name in names]
+        tree = json.loads(text)
+        if draw.random() < 0.2:
+            tree["optimizer"] = {"type": draw.choice(["AdamW", "SGD", "Lion", "Muon", "x", 5]), "params": {}}
+        text = json.dumps(mutate_tree(tree, keys, draw), ensure_ascii=False)
+        path.write_bytes(text.encode(errors="surrogatepass"))
+    training = {"global_batch_size": 64, "micro_batch_size": 8, "precision": draw.choice(["fp32", "fp32", "bf16"])}
+    optimizer = {"name": "from_ds_config" if '"optimizer": {' in text else draw.choice(["adamw", "lamb"])}
+    config = RunConfig.model_validate({"training": training, "optimizer": optimizer})
+    built = build_deepspeed_config(config, load_deepspeed_json(path), draw.choice([1, 2]))
+    with open(folder / "accepted.jsonl", "a") as handle:
+        handle.write(json.dumps(built) + "\n")
+
+
+def check_all(check: Callable[[int, Path], None], seeds: range, folder: Path) -> dict[str, Any]:
+    """Check the cases of some seeds; return counts, and the seeds that neither passed nor were refused."""
+    counts: Counter[str] = Counter()
+    failures = []
+    for seed in seeds:
+        signal.alarm(LIMIT_S)
+        try:
+            check(seed, folder)
+            counts["accepted"] += 1
+        except ConfigError as error:
+            counts["refused"] += 1
+            if len(str(error)) > 20_000:
+                failures.append([seed, "the message is longer than 20,000 characters"])
+        except BaseException:
+            failures.append([seed, traceback.format_exc()[-1500:]])
+        finally:
+            signal.alarm(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {**counts, "failures": failures, "peak_megabytes": peak // 1024}
+
+
+def _time_out(*_: object) -> None:
+    raise TimeoutError(f"no end within {LIMIT_S} s")
+
+
+def main() -> None:
+    """Check the cases named on the command line."""
+    kind, start, stop, folder = sys.argv[1:]
+    signal.signal(signal.SIGALRM, _time_out)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    check = {"recipe": check_recipe, "deepspeed": check_deepspeed}[kind]
+    print(json.dumps(check_all(check, range(int(start), int(stop)), Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""WordPiece's merges by both scores equal the plain algorithm in exact fractions and the `tokenizers` library."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.tokenizers import likelihood_merges
+from ctxlm_ds.tokenizers.base import count_words
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, _frequent_tokens, _likely_tokens
+from tests.text import make_documents
+
+TEXTS = make_documents(120, seed=11)
+
+
+def _first_names(words: dict[str, int]) -> list[str]:
+    letters = sorted(set("".join(words)))
+    return letters + [f"##{letter}" for letter in letters]
+
+
+def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
+    """The new tokens: all counted anew before each merge, scores as fractions."""
+    names = _first_names(words)
+    given = len(names)
+    split = {word: [letter if not place else f"##{letter}" for place, letter in enumerate(word)] for word in words}
+    while len(names) < given + num_new:
+        numbers = {name: number for number, name in enumerate(names)}
+        tokens: Counter[str] = Counter()
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for token in split[word]:
+                tokens[token] += count
+            for pair in zip(split[word], split[word][1:], strict=False):
+                pairs[pair] += count
+        ranked = [
+            (Fraction(count, tokens[a] * tokens[b]) if likelihood else count, count, -numbers[a], -numbers[b], (a, b))
+            for (a, b), count in pairs.items()
+            if count >= min_frequency
+        ]
+        if not ranked:
+            break
+        left, right = max(ranked)[-1]
+        result = left + right[2:]
+        for word in words:
+            parts, merged = split[word], []
+            while parts:
+                is_pair = parts[:2] == [left, right]
+                merged.append(result if is_pair else parts[0])
+                parts = parts[2:] if is_pair else parts[1:]
+            split[word] = merged
+        if result not in numbers:
+            names.append(result)
+    return names[given:]
+
+
+def _merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
+    names = _first_names(words)
+    settings = WordPieceSettings(len(names) + num_new, min_frequency=min_frequency)
+    return (_likely_tokens if likelihood else _frequent_tokens)(words, names, settings)[len(names) :]
+
+
+def _random_words(seed: int) -> dict[str, int]:
+    rng = random.Random(seed)
+    letters = "ab" if seed % 3 == 0 else "abcdef"
+    lengths = (1, 1, 2, 3, 5, 8, 13)
+    words = {"".join(rng.choices(letters, k=rng.choice(lengths))) for _ in range(60)}
+    return {word: rng.choice((1, 1, 2, 3, 50)) for word in sorted(words)}
+
+
+@pytest.mark.parametrize("likelihood", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_merges_are_those_of_the_plain_algorithm(seed: int, likelihood: bool) -> None:
+    words = _random_words(seed)
+    for min_frequency in (1, 2, 7):
+        expected = _plain_merges(words, 60, min_frequency, likelihood)
+        assert _merges(words, 60, min_frequency, likelihood) == expected
+
+
+def test_a_table_that_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = count_words(TEXTS, None, pre_tokenizers.BertPreTokenizer())
+    before = _merges(words, 300, 2, True)
+    monkeypatch.setattr(likelihood_merges, "_FIRST_CAPACITY", 64)
+    assert _merges(words, 300, 2, True) == before
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_frequency_gives_the_vocabulary_of_the_tokenizers_library(tmp_path: Path, lowercase: bool) -> None:
+    ours = train_tokenizer("wordpiece", TEXTS, 900, tmp_path / "ours", lowercase=lowercase)
+    characters = sorted(
+        {ours.id_to_token(number) for number in range(5, ours.vocab_size)} & set(map(chr, range(0x250)))
+    )
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    fixed = specials + characters + [f"##{character}" for character in characters]
+    backend = Backend(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=900, min_frequency=2, special_tokens=fixed, limit_alphabet=len(characters), show_progress=False
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    theirs = backend.get_vocab(with_added_tokens=False)
+    assert [ours.id_to_token(number) for number in range(ours.vocab_size)] == sorted(
+        theirs, key=lambda token: theirs[token]
+    )
+
+
+def test_likelihood_prefers_what_occurs_together_alone(tmp_path: Path) -> None:
+    """`qu` is rarer than `th`, but neither letter of it stands anywhere else."""
+    text = ["the then that this quick tin ten hat hen" for _ in range(20)]
+    frequent = train_tokenizer("wordpiece", text, 40, tmp_path / "f")
+    likely = train_tokenizer("wordpiece", text, 40, tmp_path / "l", merge_score="likelihood")
+    first = {
+        name: next(token for number in range(5, 40) if len(token := made.id_to_token(number).removeprefix("##")) > 1)
+        for name, made in (("frequency", frequent), ("likelihood", likely))
+    }
+    assert first["frequency"] == "th" and first["likelihood"] == "qu"
+    with pytest.raises(ConfigError, match="merge_score 'ratio' is not known; choose one of frequency, likelihood"):
+        train_tokenizer("wordpiece", text, 40, tmp_path / "r", merge_score="ratio")
+
+
+def test_words_are_counted_as_python_counts_them() -> None:
+    expected = Counter(word for text in TEXTS for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text))
+    assert count_words(TEXTS, None, pre_tokenizers.BertPreTokenizer()) == dict(sorted(expected.items()))
