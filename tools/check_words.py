@@ -1,6 +1,6 @@
 """Find antique and unclear wording in docstrings, comments, string literals and docs.
 
-Part of `make check`. Without paths, CLEAN is checked. `--all` checks the package, tools/, docs/ and README.md.
+Part of `make check`. Without paths, the package, tools/, docs/ and README.md are checked.
 """
 
 from __future__ import annotations
@@ -16,20 +16,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EVERYTHING = ("ctxlm_ds", "tools", "docs", "README.md")
-CLEAN = (
-    "ctxlm_ds/benchmark", "ctxlm_ds/checkpoint", "ctxlm_ds/cluster", "ctxlm_ds/corpora", "ctxlm_ds/export",
-    "ctxlm_ds/families", "ctxlm_ds/kernels", "ctxlm_ds/models", "ctxlm_ds/objectives", "ctxlm_ds/parallel",
-    "ctxlm_ds/process", "ctxlm_ds/recipe", "ctxlm_ds/recipes", "ctxlm_ds/__init__.py", "ctxlm_ds/api.py",
-    "ctxlm_ds/atomic.py", "ctxlm_ds/console.py", "ctxlm_ds/errors.py", "ctxlm_ds/installed.py",
-    "ctxlm_ds/pretrain.py", "ctxlm_ds/registry.py", "ctxlm_ds/run_builder.py", "ctxlm_ds/untrusted_json.py",
-    "README.md", "docs/architecture.md", "docs/benchmarks.md", "docs/blending.md", "docs/config.md",
-    "docs/corpora.md", "docs/datasets.md", "docs/deepspeed.md", "docs/howto.md", "docs/install.md",
-    "docs/preprocessing.md", "docs/python.md", "docs/reliability.md", "docs/route.md", "docs/slurm.md",
-    "docs/training.md",
-    "ctxlm_ds/data/dataset", "ctxlm_ds/data/preprocess",
-)  # fmt: skip
-"""Paths that `make check` covers."""
-
 WORDS = {
     r"anew|afresh": "again, from scratch",
     r"alike": "identically, the same",
@@ -114,10 +100,9 @@ def files_below(names: list[str]) -> Iterator[Path]:
 def main() -> None:
     """Print what is found; the exit status is 1 if there is anything."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", help="files and folders to check (default: those that are clean)")
-    parser.add_argument("--all", action="store_true", help="check the package, tools/, docs/ and README.md")
+    parser.add_argument("paths", nargs="*", help="files and folders to check (default: all)")
     arguments = parser.parse_args()
-    names = list(EVERYTHING) if arguments.all else arguments.paths or list(CLEAN)
+    names = arguments.paths or list(EVERYTHING)
     found = [line for path in files_below(names) for line in find_words(path)]
     if found:
         print("\n".join(found))

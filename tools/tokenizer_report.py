@@ -17,7 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME; best held-out text")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
     add("--language-key", metavar="KEY", help="key or column of the language; default: all is one")
-    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not tell (default: auto)")
+    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not show it (default: auto)")
     add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
     add("--max-sample-bytes", type=float, default=50e6, metavar="N", help="of the text, a keyed sample (default: 5e7)")
     add("--json", metavar="FILE", help="write the figures to a file too")

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME (docs/preprocessing.md)")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)")
-    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not tell (default: auto)")
+    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not show it (default: auto)")
     add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
     add("--output-dir", required=True, metavar="DIR", help="folder to write")
     add(
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="train on a sample of complete documents of at most N bytes (500M, 10G), the same for the same seed",
     )
     add("--sample-seed", type=int, metavar="N", help="seed of the sample (default: 0)")
-    add("--special-tokens", nargs="+", metavar="NAME", help="further tokens with ids of their own")
+    add("--special-tokens", nargs="+", metavar="NAME", help="further tokens, each with an id")
     add("--min-frequency", type=int, metavar="N", help="least occurrences of a merged pair; elmo: of a word")
     add("--merge-score", choices=["frequency", "likelihood"], help="wordpiece: what ranks the pairs (frequency)")
     add("--cased", dest="lowercase", action="store_false", default=None, help="wordpiece: keep case and accents")

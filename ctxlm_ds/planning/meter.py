@@ -78,9 +78,9 @@ class Work(NamedTuple):
     collectives: int
     """Number of tensor-parallel collectives."""
 
-    def towards(self, other: Work, part: int, whole: int) -> Work:
-        """Return the point at part / whole on the line from this work to the other."""
-        return Work(*(a + (b - a) * part // whole for a, b in zip(self, other, strict=True)))
+    def towards(self, other: Work, part: int, total: int) -> Work:
+        """Return the point at part / total on the line from this work to the other."""
+        return Work(*(a + (b - a) * part // total for a, b in zip(self, other, strict=True)))
 
 
 class Trace(NamedTuple):

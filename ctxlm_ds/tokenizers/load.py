@@ -40,7 +40,7 @@ _GPT_END_OF_TEXT = "<|endoftext|>"
 def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
     """Return the tokenizer in a local folder.
 
-    A tokenizer without a mask token (GPT) only needs an end-of-document token, which stands in for the others.
+    A tokenizer without a mask token (GPT) only needs an end-of-document token, which replaces the others.
     `split_special_tokens` as in transformers: encode the name of a special token inside a text as ordinary text, not
     as that token. None takes the folder's own setting (False if it has none).
 

@@ -182,7 +182,7 @@ def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any
 
 
 def _warn_of_bad_fit(type: str, trained: FastTokenizer, wanted_size: int) -> None:
-    """Warn of a text that is too small, and of unknown tokens, which a model cannot tell apart."""
+    """Warn of a text that is too small, and of unknown tokens, which a model cannot distinguish."""
     if trained.vocab_size < wanted_size:
         text = "the text is too small for a vocabulary of %d: it gave %d tokens"
         logger.warning(text, wanted_size, trained.vocab_size)
@@ -217,7 +217,7 @@ def _train(kind: TokenizerType, watched: _Watched, settings: Any) -> FastTokeniz
         trained = kind.train(watched, settings)
     except Exception as raised:
         error = raised
-    # What went wrong with the text comes first: the libraries wrap or swallow it, or fail for want of any.
+    # What went wrong with the text comes first: the libraries wrap or swallow it, or fail because there is none.
     if watched.error is not None:
         raise watched.error
     if watched.was_read and not watched.has_text:

@@ -88,7 +88,7 @@ class Hook:
     """Follows a run; each method does nothing unless it is overridden."""
 
     may_fail = False
-    """True if training continues without this hook once its disk is full or gone."""
+    """True if training continues without this hook once its disk is full or missing."""
 
     def on_run_start(self, start: RunStart) -> None:
         """Run before the first step, after a checkpoint was loaded."""

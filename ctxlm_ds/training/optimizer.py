@@ -113,7 +113,7 @@ def _build_lamb(
         if place.zero_stage > 0:
             raise ConfigError(
                 f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its "
-                "trust ratios from each rank's shard, not from whole parameters; set kernels.optimizer: auto"
+                "trust ratios from each rank's shard, not from complete parameters; set kernels.optimizer: auto"
             )
         all_take_ratios = all(group["trust_ratio"] for group in groups)
         if not all_take_ratios and any(group["trust_ratio"] != (group["weight_decay"] != 0.0) for group in groups):

@@ -231,7 +231,7 @@ class Saves:
             logger.warning("%s. %s", reason, count)
         elif self._failed_in_a_row <= limit:
             logger.warning(
-                "%s. %s: training goes on and tries again soon (checkpoint.max_failed_saves %d)", reason, count, limit
+                "%s. %s: training continues and tries again soon (checkpoint.max_failed_saves %d)", reason, count, limit
             )
         else:
             raise CheckpointError(

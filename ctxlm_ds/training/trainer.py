@@ -48,7 +48,7 @@ class Trainer:
     _last_evaluation_step: int = -1
     _stopped_by_signal: bool = False
     _check_every: int = 1
-    """Micro-batches between two agreements within a step; alike on every rank."""
+    """Micro-batches between two agreements within a step; the same on every rank."""
     _step_seconds: float = 0.0
     _step_micro_batches: int = 1
 
@@ -205,7 +205,7 @@ class Trainer:
         return f"training.max_hours ({limit_hours}) reached" if late_rank else None
 
     def _interrupted(self, index: int) -> bool:
-        """Return True, on every rank alike, if a rank has been asked to stop; before some micro-batches only."""
+        """Return True, on all ranks together, if a rank has been asked to stop; before some micro-batches only."""
         asked_after_last_step = index == 0 and self._step_seconds > 0.0
         if index % self._check_every or asked_after_last_step:
             return False

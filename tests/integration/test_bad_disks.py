@@ -64,7 +64,7 @@ def test_a_run_outlives_full_and_read_only_disks(bert_route: Prepared, tmp_path:
                 disk.remount("rw")
 
         def failures(why: str = "") -> list[str]:
-            told = re.findall(".* training goes on and tries again soon", log.read_text())
+            told = re.findall(".* training continues and tries again soon", log.read_text())
             return [line for line in told if why in line]
 
         process = start(words(bert_route, tmp_path, 100_000, 1, "checkpoint.max_failed_saves=1000"), log)
