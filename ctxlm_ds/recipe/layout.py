@@ -110,8 +110,10 @@ def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Proble
                 f"{config.parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes"
             )
             yield Problem("parallel", text, (TENSOR, PIPELINE))
-            return
-        ranks = world_size // together
+            # The batch must be a multiple of the micro-batch on any number of ranks.
+            world_size = None
+        else:
+            ranks = world_size // together
     unit = micro * ranks
     if rows % unit:
         below, above = rows // unit * unit, (rows // unit + 1) * unit

@@ -87,24 +87,24 @@ def test_a_kill_after_a_bad_batch_changes_nothing(
 def test_without_a_checkpoint_it_goes_back_to_the_beginning_and_then_stops(
     bert_route: Prepared, tmp_path: Path
 ) -> None:
-    """A learning rate that blows every weight up makes the second loss NaN, whatever the batch."""
-    settings = ("optimizer.learning_rate=1e30", "schedule.warmup_steps=0", "anomalies.non_finite=rollback",
-                "anomalies.max_rollbacks=1")  # fmt: skip
+    """A decay that multiplies every weight by about -1e6 per step makes the third loss NaN, whatever the batch."""
+    settings = ("optimizer.learning_rate=1000", "optimizer.weight_decay=1000", "schedule.warmup_steps=0",
+                "anomalies.non_finite=rollback", "anomalies.max_rollbacks=1")  # fmt: skip
     done = call(*words(bert_route, tmp_path, "python", 1, *settings), check=False)
     assert done.returncode == 3
     (back,) = events(tmp_path / "run", ROLLBACK)
     (stop,) = events(tmp_path / "run", ANOMALY)
-    assert (back["step"], back["to_step"], back["loss"]) == (2, 0, None)
-    assert back["passed_over"] == {"first": 0, "count": 2 * BATCH}
-    assert (stop["step"], stop["rows"]["first"], stop["rows"]["count"]) == (2, 3 * BATCH, BATCH)
-    assert "the loss of step 2 is nan" in done.stderr
+    assert (back["step"], back["to_step"], back["loss"]) == (3, 0, None)
+    assert back["passed_over"] == {"first": 0, "count": 3 * BATCH}
+    assert (stop["step"], stop["rows"]["first"], stop["rows"]["count"]) == (3, 5 * BATCH, BATCH)
+    assert "the loss of step 3 is nan" in done.stderr
     assert "the run went back 1 times before it (anomalies.max_rollbacks)" in done.stderr
-    assert "rows 24 to 31 of the training stream: train_text_sentence epoch 0 rows" in done.stderr
-    assert sorted(metrics(tmp_path / "run")) == [1]
+    assert "rows 40 to 47 of the training stream: train_text_sentence epoch 0 rows" in done.stderr
+    assert sorted(metrics(tmp_path / "run")) == [1, 2]
 
     (source,) = stop["rows"]["sources"]
-    shown = tool("show_batch.py", tmp_path / "run", "--step", 2, "--count", 3).stdout
+    shown = tool("show_batch.py", tmp_path / "run", "--step", 3, "--count", 3).stdout
     for place, row in enumerate(source["rows"][:3]):
-        assert f"position {24 + place}: train_text_sentence row {row} in epoch 0" in shown
-    assert "position 27" not in shown
+        assert f"position {40 + place}: train_text_sentence row {row} in epoch 0" in shown
+    assert "position 43" not in shown
     assert shown.count("[CLS] ") == 3

@@ -133,7 +133,7 @@ def test_mistakes_give_one_clear_line(corpus: Path, tokenizer: Path, tmp_path: P
     _fails("no such tokenizer folder", "preprocess_data", "--input", corpus, "--tokenizer", "bert-base", *output)
     _fails("has no key 'body'", "preprocess_data", "--input", corpus, "--json-keys", "body", "--tokenizer", tokenizer,
            "--workers", 2, *output)  # fmt: skip
-    _fails("exists already", "train_tokenizer", "--input", corpus, "--type", "bpe", "--output-dir", tokenizer)
+    _fails("already exists", "train_tokenizer", "--input", corpus, "--type", "bpe", "--output-dir", tokenizer)
     _fails("no such file", "inspect_dataset", tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "cut.idx").write_bytes(b"MMIDIDX")
