@@ -193,7 +193,8 @@ class Trainer:
         """Return why to stop if any rank has a signal or is past the wall-time limit; all ranks agree on it."""
         limit_hours = self.config.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
-        micro_batch_s = self._step_seconds / self._step_micro_batches
+        # A pipeline's middle stage reads no micro-batches.
+        micro_batch_s = self._step_seconds / self._step_micro_batches if self._step_micro_batches else 0.0
         own = [float(self.stop_signal.number), float(late), micro_batch_s, *self.saves.flags()]
         signal_number, late_rank, micro_batch_s, *saves = self.topology.all_reduce_max(own)
         self.saves.agree(saves)

@@ -51,3 +51,12 @@ def test_an_impossible_layout_is_refused_before_any_rank_joins(bert_route: Prepa
         assert f"parallel.{key}" in done.stderr and "training.global_batch_size" in done.stderr
         assert "Traceback" not in done.stderr
     assert not run_dir.exists()
+
+
+def test_the_middle_stage_of_a_pipeline_trains_without_reading_data(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(
+        tmp_path / "tiny.yaml", model={**NO_DROPOUT, "num_layers": 3}, schedule={"warmup_steps": 1}
+    )
+    call(*launcher("python", 1), *pretrain_words(recipe, words(tmp_path / "one", 3)))
+    call(*launcher("torchrun", 3), *pretrain_words(recipe, words(tmp_path / "split", 3, pipeline_parallel_size=3)))
+    assert metrics(tmp_path / "split", "loss") == pytest.approx(metrics(tmp_path / "one", "loss"), rel=1e-5)

@@ -180,7 +180,7 @@ def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "data" / "train_text_sentence.idx").exists()
     again = route.submit()
     assert set(route.wait(again).values()) == {"COMPLETED"}, route.logs()
-    assert "going on" in route.log("preprocess", again["preprocess"])
+    assert "resuming after" in route.log("preprocess", again["preprocess"])
 
 
 @pytest.mark.soak
