@@ -13,7 +13,6 @@ import torch
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
-from ctxlm_ds.console import format_size
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, StepStream, TrainLoader
 from ctxlm_ds.data.stream.lookup import BatchRows
@@ -22,7 +21,7 @@ from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
-from ctxlm_ds.models.build import ModelBuild, build_layer_list, describe_model
+from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.objectives.base import Objective
@@ -41,15 +40,13 @@ from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hooks, build_hooks
 from ctxlm_ds.training.recovery import AnomalyLog, Recovery
-from ctxlm_ds.training.runtime import device_type
+from ctxlm_ds.training.runtime import device_type, explain_out_of_memory
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
 from ctxlm_ds.training.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
-BYTES_PER_PARAMETER = 18
-"""Weight in 16 bits; gradient, master weight and two moments in 32 bits."""
 
 
 def build_run(
@@ -224,17 +221,8 @@ def build_engine(
         )
         return build_layer_list(config.model, build)
 
-    try:
+    with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(error):
-            raise
-        count = describe_model(config.model, objective.outputs).num_parameters
-        raise ConfigError(
-            f"not enough memory for the model: weights, gradients and optimizer states of {count:,} parameters take "
-            f"about {format_size(BYTES_PER_PARAMETER * count)} over all ranks of one copy; make the model smaller or "
-            "use more ranks (tools/plan_run.py shows layouts that fit)"
-        ) from error
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
     family, seed = FAMILIES.get(config.model.family), config.training.seed
     frozen = load_object(family.frozen)(config.model) if family.frozen else partial(fresh_value, engine, seed)

@@ -10,7 +10,7 @@ import pytest
 from ctxlm_ds.checkpoint.training import refuse_changed_data, refuse_changed_settings
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import RunConfig
+from tests.sections import changed_config
 
 SAVED = {
     "data": {
@@ -20,17 +20,9 @@ SAVED = {
 }  # fmt: skip
 
 
-def config_of(changes: dict[str, Any]) -> RunConfig:
-    settings: dict[str, Any] = {section: dict(values) for section, values in SAVED.items()}
-    for path, value in changes.items():
-        section, name = path.split(".")
-        settings.setdefault(section, {})[name] = value
-    return RunConfig.model_validate(settings)
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    (tmp_path / "config.yaml").write_text(dump_config(config_of({})), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(dump_config(changed_config(SAVED, {})), encoding="utf-8")
     return tmp_path
 
 
@@ -58,7 +50,7 @@ def checkpoint(tmp_path: Path) -> Path:
 )
 def test_another_stream_of_rows_is_refused_by_name(checkpoint: Path, changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(CheckpointError, match="cannot be continued") as caught:
-        refuse_changed_settings(checkpoint, config_of(changes))
+        refuse_changed_settings(checkpoint, changed_config(SAVED, changes))
     for word in words:
         assert word in str(caught.value)
     assert "initialize_from" in str(caught.value)
@@ -66,7 +58,7 @@ def test_another_stream_of_rows_is_refused_by_name(checkpoint: Path, changes: di
 
 def test_of_a_section_only_what_differs_is_named(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
-        refuse_changed_settings(checkpoint, config_of({"model.num_layers": 3, "objective.mask_prob": 0.3}))
+        refuse_changed_settings(checkpoint, changed_config(SAVED, {"model.num_layers": 3, "objective.mask_prob": 0.3}))
     lines = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
     assert lines == ["  model.num_layers: 12 -> 3", "  objective.mask_prob: 0.15 -> 0.3"]
 
@@ -83,7 +75,7 @@ def test_of_a_section_only_what_differs_is_named(checkpoint: Path) -> None:
     ],
 )
 def test_what_leaves_the_stream_as_it_is_may_change(checkpoint: Path, changes: dict[str, Any]) -> None:
-    refuse_changed_settings(checkpoint, config_of(changes))
+    refuse_changed_settings(checkpoint, changed_config(SAVED, changes))
 
 
 def described(*indexes: str, tokenizer: str = "t", folder: str = "data") -> dict[str, Any]:

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.changed_settings import report_resume
+from tests.sections import changed_config
 
 SAVED = {"training": {"max_steps": 300, "global_batch_size": 64}, "optimizer": {"learning_rate": 1e-3}}
-
-
-def config_of(changes: dict[str, Any]) -> RunConfig:
-    settings: dict[str, Any] = {section: dict(values) for section, values in SAVED.items()}
-    for path, value in changes.items():
-        section, name = path.split(".")
-        settings.setdefault(section, {})[name] = value
-    return RunConfig.model_validate(settings)
 
 
 @pytest.fixture
@@ -28,7 +20,7 @@ def report(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
     def run(changes: dict[str, Any], environment: list[str] | None = None) -> tuple[list[str], list[tuple[int, str]]]:
         caplog.clear()
         with caplog.at_level(logging.INFO, "ctxlm_ds"):
-            found = report_resume(config_of({}), config_of(changes), 100, environment or [])
+            found = report_resume(changed_config(SAVED, {}), changed_config(SAVED, changes), 100, environment or [])
         return found, [(record.levelno, record.getMessage()) for record in caplog.records]
 
     return run
@@ -56,8 +48,8 @@ def test_a_changed_curve_is_a_warning(report: Any, changes: dict[str, Any], word
 
 
 def test_a_longer_run_of_a_fixed_schedule_keeps_its_curve(report: Any) -> None:
-    fixed = config_of({"schedule.total_steps": 300})
-    longer = config_of({"schedule.total_steps": 300, "training.max_steps": 500})
+    fixed = changed_config(SAVED, {"schedule.total_steps": 300})
+    longer = changed_config(SAVED, {"schedule.total_steps": 300, "training.max_steps": 500})
     assert report_resume(fixed, longer, 100, []) == ["training.max_steps 300 -> 500"]
     _, lines = report({"logging.interval_steps": 1})
     assert lines == [
