@@ -92,7 +92,7 @@ def main() -> None:
         parser.error("--output-dir is needed")
     recipe, replaced = recipe_of(args)
     from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
-    from ctxlm_ds.data.preprocess.config import parse_max_bad_records
+    from ctxlm_ds.data.sources.bad_records import parse_max_bad_records
 
     options = PrepareOptions(
         workers=args.workers,

@@ -90,8 +90,8 @@ def _next_lines(results: list[PreprocessResult], config: PreprocessConfig) -> li
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.preprocess.config import parse_max_bad_records
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+    from ctxlm_ds.data.sources.bad_records import parse_max_bad_records
     from ctxlm_ds.data.sources.types import InputShard
 
     config = PreprocessConfig(

@@ -30,7 +30,7 @@ from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
 from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, active_stages, read_report
 from ctxlm_ds.data.hygiene.stages import ChunkStager, Judged, StagedChunk
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
-from ctxlm_ds.data.preprocess.records import BadRecords
+from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
 from ctxlm_ds.data.sources.types import Chunk
 from ctxlm_ds.errors import DataError

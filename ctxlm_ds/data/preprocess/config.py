@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.types import InputShard
-from ctxlm_ds.errors import DataError
 
 BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
-MIN_RECORDS_FOR_SHARE = 10_000
-"""A share of bad records is judged after this many records, and at the end."""
 _NOT_IN_KEY = ("workers", "max_bad_records", "overwrite", "shard")
 
 
@@ -45,14 +41,6 @@ class PreprocessConfig:
     """The part of the input that this dataset holds."""
     overwrite: bool = False
     """Replace datasets that exist, once the new ones are complete."""
-
-
-def parse_max_bad_records(text: str) -> int | float:
-    """`10` -> 10, `1%` -> 0.01. Raises DataError for anything else."""
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
-    if match is None or (match[2] and float(match[2]) > 100):
-        raise DataError(f"--max-bad-records {text}: a number of records (10) or a share of them (1%) is needed")
-    return int(match[1]) if match[1] else float(match[2]) / 100
 
 
 def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig) -> str:

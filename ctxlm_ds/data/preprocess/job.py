@@ -33,8 +33,8 @@ from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, bui
 from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder, encoded_prefix
 from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
-from ctxlm_ds.data.preprocess.records import BadRecords
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
+from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
 from ctxlm_ds.data.sources.types import Position, Source
 from ctxlm_ds.errors import DataError

@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from typing import IO, Any, Protocol
 
-from ctxlm_ds.errors import DataError
+import zstandard
 
 COMPRESSIONS = ("gz", "xz", "bz2", "zst")
 
@@ -74,15 +74,14 @@ class _BufferedMember:
 
 
 class _ZstdFrame:
-    def __init__(self, zstandard: Any) -> None:
-        self._error = zstandard.ZstdError
+    def __init__(self) -> None:
         self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
         self.eof = False
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
         try:
             output = self._decoder.decompress(data[:_ZSTD_INPUT_BYTES])
-        except self._error as error:
+        except zstandard.ZstdError as error:
             raise _Damaged(str(error)) from error
         self.eof = self._decoder.eof
         taken = min(len(data), _ZSTD_INPUT_BYTES) - (len(self._decoder.unused_data) if self.eof else 0)
@@ -96,14 +95,13 @@ def compression_of(path: str) -> str:
 
 
 class Decompressor(io.RawIOBase):
-    """Decompressed bytes of an open file, all members. Raises DataError if zstandard is needed and not installed."""
+    """Decompressed bytes of an open file, all members."""
 
-    def __init__(self, raw: IO[bytes], compression: str, path: str) -> None:
+    def __init__(self, raw: IO[bytes], compression: str) -> None:
         self.damage = ""
         """Description of the damage, once the part before it is read; empty for none."""
         self._raw = raw
         self._compression = compression
-        self._zstandard = _import_zstandard(path) if compression == "zst" else None
         self._decoder: _Decoder | None = None
         self._input = memoryview(b"")
         self._output = memoryview(b"")
@@ -172,15 +170,5 @@ class Decompressor(io.RawIOBase):
             return _BufferedMember(lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES))
         if self._compression == "bz2":
             return _BufferedMember(bz2.BZ2Decompressor())
-        return _ZstdFrame(self._zstandard)
+        return _ZstdFrame()
 
-
-def _import_zstandard(path: str) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise DataError(
-            f"{path}: reading zst needs the zstandard package, which is not installed here; "
-            "pip install zstandard, or decompress the file first"
-        ) from error
-    return zstandard

@@ -17,9 +17,8 @@ from ctxlm_ds.data.dataset import writer as writer_module
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess import folder as folder_module
 from ctxlm_ds.data.preprocess import job as preprocess_module
-from ctxlm_ds.data.preprocess.config import parse_max_bad_records
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
-from ctxlm_ds.data.preprocess.records import MAX_SAMPLED
+from ctxlm_ds.data.sources.bad_records import MAX_SAMPLED, parse_max_bad_records
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
