@@ -90,16 +90,16 @@ def format_duration(seconds: float) -> str:
 
 
 class ByteProgress:
-    """Progress of a job that reads `total_bytes`: speed and time left, on a terminal or as plain lines."""
+    """Progress of a job that reads `total_bytes` (0 if unknown): speed and time left, as a bar or as plain lines."""
 
     def __init__(self, title: str, total_bytes: int) -> None:
         self.title = title
-        self.total_bytes = max(1, total_bytes)
+        self.total_bytes = total_bytes
         self._done_bytes = 0
         self._start_s = time.monotonic()
         self._last_line_s = self._start_s
         self._bar = None
-        if sys.stderr.isatty():
+        if total_bytes and sys.stderr.isatty():
             from rich import progress
             from rich.console import Console
 
@@ -123,6 +123,9 @@ class ByteProgress:
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
+            if not self.total_bytes:
+                logger.info("%s: %s", self.title, note)
+                return
             if done_bytes <= 0:  # the first block of a compressed file is still being read
                 logger.info("%s: started %s", self.title, note)
                 return

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
-from ctxlm_ds.data.sources.types import InputShard
+from ctxlm_ds.data.sources.types import WHOLE_INPUT, InputShard
 
 BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
@@ -37,7 +37,7 @@ class PreprocessConfig:
     """Records that may be skipped because they are no documents; a float is a share of all records."""
     input_format: str = "auto"
     """`auto` (by file name) or a format of sources/reading.py."""
-    shard: InputShard = InputShard(0, 1)
+    shard: InputShard = WHOLE_INPUT
     """The part of the input that this dataset holds."""
     overwrite: bool = False
     """Replace datasets that exist, once the new ones are complete."""
@@ -46,16 +46,9 @@ class PreprocessConfig:
 def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig) -> str:
     """Return Megatron's name of a dataset, with the number of its shard."""
     kind = "sentence" if config.split_sentences else "document"
-    return f"{output_prefix}_{key}_{kind}{_shard_suffix(config.shard)}"
-
-
-def shard_set_prefix(prefix: str, config: PreprocessConfig) -> str:
-    """Return a shard's prefix without its number: that of the joined dataset."""
-    return prefix.removesuffix(_shard_suffix(config.shard))
-
-
-def _shard_suffix(shard: InputShard) -> str:
-    return f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
+    shard = config.shard
+    suffix = f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
+    return f"{output_prefix}_{key}_{kind}{suffix}"
 
 
 def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:

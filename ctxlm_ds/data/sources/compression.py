@@ -171,4 +171,3 @@ class Decompressor(io.RawIOBase):
         if self._compression == "bz2":
             return _BufferedMember(bz2.BZ2Decompressor())
         return _ZstdFrame()
-

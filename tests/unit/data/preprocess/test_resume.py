@@ -35,9 +35,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Three files of a dozen chunks, one of them compressed; every chunk is a piece."""
+    """Three files of a dozen chunks, one of them compressed; progress is saved after every chunk."""
     monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
-    monkeypatch.setattr(preprocess_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(preprocess_module, "SAVE_INTERVAL_BYTES", 1)
     names = ["a.jsonl", "b.jsonl.gz", "c.jsonl"]
     for seed, name in enumerate(names):
         write_corpus(tmp_path / name, 25, seed=seed, format=name.split(".", 1)[1])
@@ -130,7 +130,15 @@ def test_a_piece_is_not_read_twice(
 @pytest.mark.parametrize(
     "change",
     [
-        "settings", "splitter", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths",
+        "settings",
+        "splitter",
+        "source",
+        "tokenizer",
+        "progress",
+        "count",
+        "cut",
+        "bit of bin",
+        "bit of lengths",
         "bit of documents",
     ],  # fmt: skip
 )
