@@ -63,7 +63,6 @@ class PrepareOptions:
 class PrepareResult:
     """A prepared corpus."""
 
-    directory: Path
     report: dict[str, Any]
     seconds: float
     """0 if it was complete already."""
@@ -79,7 +78,7 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
         raise DataError(f"--workers {options.workers}: at least 1 is needed")
     run = _Run(recipe, options)
     if not options.overwrite and directory.exists():
-        return PrepareResult(directory, _finished(directory, run.facts["build_key"]), 0.0)
+        return PrepareResult(_finished(directory, run.facts["build_key"]), 0.0)
     start_s = time.monotonic()
     try:
         with stop_signals_interrupt(), output_folder(directory) as folder:
@@ -90,7 +89,7 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
         raise DataError(
             f"{directory.parent}: {error.strerror}; nothing was kept, free some space or choose another --output-dir"
         ) from error
-    return PrepareResult(directory, report, time.monotonic() - start_s)
+    return PrepareResult(report, time.monotonic() - start_s)
 
 
 def _finished(directory: Path, build_key: str) -> dict[str, Any]:

@@ -139,19 +139,15 @@ def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
         if text is None:
             text = ""
         elif isinstance(text, bytes):
-            text = _table_text(text)
+            # Strings of tables are bytes, so that invalid UTF-8 costs one row only.
+            if len(text) > MAX_RECORD_BYTES:
+                raise _Unfit(f"longer than {MAX_RECORD_BYTES:,} bytes", "")
+            text = _decoded(text)
         elif not isinstance(text, str):
             what = _JSON_TYPES.get(type(text), f"of type {type(text).__name__}")
             raise _Unfit(f"the value of {key!r} is not text", what)
         document[key] = _checked(text)
     return document
-
-
-def _table_text(text: bytes) -> str:
-    """Decode a string of a table: they are bytes, so that invalid UTF-8 costs one row only."""
-    if len(text) > MAX_RECORD_BYTES:
-        raise _Unfit(f"longer than {MAX_RECORD_BYTES:,} bytes", "")
-    return _decoded(text)
 
 
 def _checked(text: str) -> str:

@@ -67,14 +67,6 @@ class Position:
     record: int = 0
     """Lines or rows of the source already read; -1 if lines are not counted (a shard that begins inside a file)."""
 
-    @classmethod
-    def from_json(cls, value: Any) -> Position:
-        """Return the position that `asdict` gave `value` for. Raises DataError if it is not such an object."""
-        names = {"source", "offset", "record"}
-        if not isinstance(value, dict) or set(value) != names or {type(number) for number in value.values()} != {int}:
-            raise DataError(f"{value!r} is no position in a corpus; start from the beginning")
-        return cls(**value)
-
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
