@@ -14,7 +14,7 @@ from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, StepStream, TrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.lookup import BatchRows
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
@@ -159,15 +159,13 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 
 def build_loaders(
     config: RunConfig, rows: RunRows, objective: Objective, topology: Topology, start_row: int
-) -> tuple[StepStream, Mapping[str, Iterable[Batch | None]]]:
+) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
     """Return the training steps from `start_row` and the held-out batches; inner pipeline stages get no data."""
-    size = topology.data_parallel_size
-    if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
-        idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
-        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
-    ranks = (topology.data_parallel_rank, size)
-    held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
-    return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
+    idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
+    ranks = (topology.data_parallel_rank, topology.data_parallel_size)
+    loaders = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
+    held_out = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
+    return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row, idle=idle), held_out
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:
