@@ -55,7 +55,7 @@ class AnomalyLog:
         """
         if self._rows is None:
             return
-        sources = [source.to_dict() for source in self._rows.by_source(first_row, num_rows)]
+        sources = [source._asdict() for source in self._rows.by_source(first_row, num_rows)]
         # JSON has no NaN or infinity.
         loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.grad_norm))
         rows = {"first": first_row, "count": num_rows, "sources": sources}

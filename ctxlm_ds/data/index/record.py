@@ -43,6 +43,10 @@ class SourcePart:
     documents: tuple[int, int] | None = None
     """First document, and the one after the last; None means all."""
 
+    @property
+    def is_empty(self) -> bool:
+        return self.documents is not None and self.documents[0] == self.documents[1]
+
 
 Source = SourcePart | str | Path
 

@@ -1,10 +1,9 @@
-"""The sources, epochs and row numbers of a range of the training stream, for logs and to look at rows."""
+"""Names for rows of the training stream: their source, epoch and number, for logs and to look at rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from ctxlm_ds.recipe.source_rules import source_names
 SHOWN_ROWS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRows:
+class SourceRows(NamedTuple):
     """Rows of one source in one of its epochs."""
 
     source: str
@@ -26,9 +24,6 @@ class SourceRows:
     epoch: int
     rows: list[int]
     """Rows of the source's sample index; a row is a sample, or several if samples are packed (data.packing)."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class BatchRows:
@@ -45,21 +40,23 @@ class BatchRows:
 
     def titles(self, first: int, count: int) -> list[str]:
         """Return a name for the row at each of these positions."""
-        planned = self.plan(first, count)
-        sources, numbers = self._rows.sources(planned.rows)
         return [
-            f"position {first + place}: {self._names[source]} row {number} in epoch {epoch}"
-            for place, (source, number, epoch) in enumerate(zip(sources, numbers, planned.epochs, strict=True))
+            f"position {position}: {self._names[source]} row {number} in epoch {epoch}"
+            for position, (source, epoch, number) in enumerate(self._located(first, count), start=first)
         ]
 
     def by_source(self, first: int, count: int) -> list[SourceRows]:
         """Return the rows at these positions by source and epoch, in the stream's order within each."""
-        planned = self.plan(first, count)
-        sources, numbers = self._rows.sources(planned.rows)
         found: dict[tuple[int, int], list[int]] = {}
-        for source, epoch, number in zip(sources.tolist(), planned.epochs.tolist(), numbers.tolist(), strict=True):
+        for source, epoch, number in self._located(first, count):
             found.setdefault((source, epoch), []).append(number)
         return [SourceRows(self._names[source], epoch, rows) for (source, epoch), rows in sorted(found.items())]
+
+    def _located(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Return the source, its epoch and the row's number in it at each of these positions."""
+        planned = self.plan(first, count)
+        sources, numbers = self._rows.sources(planned.rows)
+        return zip(sources.tolist(), planned.epochs.tolist(), numbers.tolist(), strict=True)
 
 
 def summary(found: Sequence[SourceRows]) -> str:

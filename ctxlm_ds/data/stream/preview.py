@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 
 def preview_rows(
-    rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int, epoch: int = 0
+    rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int
 ) -> Iterator[Text]:
-    """Yield the first `count` rows that training reads in an epoch, with exactly their masks there.
+    """Yield the first `count` rows that training reads, with exactly their masks there.
 
     Rows of other sources than data.train's (a single dataset to look at) have the order of a run on them alone.
     """
-    first = epoch * len(rows)
     is_blend = len(rows.indexes) == len(config.data.train)
     stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
-    planned = stream.at(np.arange(first, first + min(count, len(rows)), dtype=np.int64))
+    planned = stream.at(np.arange(min(count, len(rows)), dtype=np.int64))
     yield from preview_planned(rows, objective, tokenizer, config, planned, [f"row {row}" for row in planned.rows])
 
 
