@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import choose_kernels
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig, RunConfig

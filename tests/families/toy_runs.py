@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds import run_builder
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels

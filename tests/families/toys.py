@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.attention import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_uniform

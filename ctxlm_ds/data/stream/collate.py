@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS, Field, Objective, Term
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, Objective, Term
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import DataError
 
 FLOAT = "float32"

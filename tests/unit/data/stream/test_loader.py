@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream import loader as loader_module
 from ctxlm_ds.data.stream.loader import EvalLoader, Step, TrainLoader
 from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, step_rows
