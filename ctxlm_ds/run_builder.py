@@ -15,8 +15,8 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
-from ctxlm_ds.data.stream.lookup import BatchRows
 from ctxlm_ds.data.stream.plan_table import plan_lines
+from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights

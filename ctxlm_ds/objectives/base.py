@@ -91,10 +91,11 @@ class Objective(ABC):
 
     @abstractmethod
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any:
-        """Make examples of samples, with the random words of each (streams of `key`).
+        """Make examples of samples, with the random words of each.
 
         Args:
             samples: c sequences of any lengths.
+            key: key of the random streams; samples.keys selects each sequence's.
             budgets: [c] most predictions of each, at least 1.
 
         Returns:
@@ -106,6 +107,7 @@ class Objective(ABC):
         """Write the examples of rows into the fields, which hold their fill values.
 
         Args:
+            examples: result of corrupt_batch.
             row_starts: [b + 1] first sequence of each row.
             arrays: [b, columns] by field, int32 or float32.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.data.stream.lookup import BatchRows, summary
+from ctxlm_ds.data.stream.preview import BatchRows, summary
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP, append_event
 from ctxlm_ds.training.anomalies import AnomalyPolicy, LossJudge

@@ -9,10 +9,8 @@ memory that could fill up), leave signals to the training process and die with i
 from __future__ import annotations
 
 import atexit
-import ctypes
 import itertools
 import signal
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +26,9 @@ from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.blend import train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
-from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, evaluation_rows, step_rows
+from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, step_rows
 from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.process.launcher import die_with_launcher
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ HELD_OUT_MASKS = "held_out_mask"
 SMALLEST_PREFETCH = 2
 POSITIONS_AT_ONCE = 1 << 14
 """Small micro-batches of a step are made together, up to this number of positions."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
@@ -226,20 +224,24 @@ class EvalLoader:
     ) -> None:
         _require_rows(rows)
         self._builder = BatchBuilder(rows, objective, config, HELD_OUT_SEED, HELD_OUT_MASKS)
-        self._micro_batch_size = micro = config.training.micro_batch_size
+        micro = config.training.micro_batch_size
         self._plan = BatchPlan(micro * data_parallel_size, micro, data_parallel_rank, data_parallel_size)
         self._order = RowOrder(len(rows), HELD_OUT_SEED)
-        self._max_rows = config.evaluation.max_rows
+        self._num_rows = min(config.evaluation.max_rows, len(rows))
         self._pin_memory = _uses_cuda()
 
     def __len__(self) -> int:
-        """Return the number of micro-batches of each rank."""
-        return -(-min(self._max_rows, self._order.num_rows) // self._plan.global_batch_size)
+        """Return the number of micro-batches, which is the same for every rank."""
+        return -(-self._num_rows // self._plan.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for planned in evaluation_rows(self._order, self._max_rows, self._plan):
-            array = self._builder(planned)
-            yield from to_batches(array, self._builder.fields, self._micro_batch_size, self._pin_memory)
+        """Yield this rank's micro-batches; empty rows follow the last row."""
+        for number in range(len(self)):
+            positions = number * self._plan.global_batch_size + self._plan.offsets()[0]
+            planned = self._order.at(positions % self._order.num_rows)
+            rows = np.where(positions < self._num_rows, planned.rows, -1)
+            array = self._builder(PlannedRows(rows, planned.epochs))
+            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._pin_memory)
 
 
 class _WorkerSide:
@@ -279,8 +281,7 @@ def _init_worker(_: int) -> None:
     torch.set_num_threads(1)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_launcher(watch_grandparent=False)
 
 
 def _require_rows(rows: RowSource) -> None:

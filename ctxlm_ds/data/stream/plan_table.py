@@ -28,9 +28,8 @@ def plan_lines(
 ) -> list[str]:
     """Return lines that say what the run reads from its first step to training.max_steps; tokens include special ones.
 
-    Args:
-        steps_done: steps of the run before this start.
-        rows_read: rows that these steps read; their global batch size may have been another.
+    Before this start the run has done `steps_done` steps and read `rows_read` rows; its global batch size may have been
+    another then.
 
     Raises:
         DataError: a source that must have a share has no row.

@@ -56,8 +56,7 @@ def build_run_rows(
 ) -> RunRows:
     """Open the sample indexes of the training and held-out sources, building missing ones with `workers` threads.
 
-    Args:
-        verify: compare the checksums of indexes that exist already.
+    With `verify` the checksums of indexes that exist already are compared.
 
     Raises:
         ConfigError: no training data is named.

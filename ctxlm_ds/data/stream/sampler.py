@@ -80,40 +80,20 @@ class RowOrder:
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows = num_rows
         self.seed = seed
-        self._orders: dict[int, Permutation] = {}
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
         epochs, within = np.divmod(positions, self.num_rows)
         rows = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            rows[chosen] = self._order(epoch)[within[chosen]]
+            rows[chosen] = Permutation(self.num_rows, self.seed, PURPOSE, epoch)[within[chosen]]
         return PlannedRows(rows, epochs)
 
     def epoch_of(self, position: int) -> int:
         return position // self.num_rows
-
-    def _order(self, epoch: int) -> Permutation:
-        if epoch not in self._orders:
-            if len(self._orders) > 1:
-                self._orders.clear()
-            self._orders[epoch] = Permutation(self.num_rows, self.seed, PURPOSE, epoch)
-        return self._orders[epoch]
 
 
 def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
     """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
     for step_start in itertools.count(start_row, plan.global_batch_size):
         yield stream.at(step_start + plan.offsets())
-
-
-def evaluation_rows(order: RowOrder, max_rows: int, plan: BatchPlan) -> Iterator[PlannedRows]:
-    """Yield one rank's micro-batches of the first `max_rows` rows of an order, always the same.
-
-    The plan's global batch has one micro-batch per rank. Every rank gets equally many; empty rows follow the last one.
-    """
-    num_rows = min(max_rows, order.num_rows)
-    for begin in range(0, num_rows, plan.global_batch_size):
-        positions = begin + plan.offsets()[0]
-        planned = order.at(positions % order.num_rows)
-        yield PlannedRows(np.where(positions < num_rows, planned.rows, -1), planned.epochs)
