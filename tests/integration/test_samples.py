@@ -92,7 +92,7 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
     dataset, template = IndexedDataset(prefix), SequenceTemplate.of(route.tokenizer)
     length, end = len(a) + len(b), len(a)
     records = np.array(
-        [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + 3, 0)],
+        [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + 3 + template.double_separator, 0)],
         dtype=SAMPLE_DTYPE,
     )
     one = SampleReader(records, dataset, template, DocSentences()).read(np.array([0])).sample(0)
