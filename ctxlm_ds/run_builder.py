@@ -20,7 +20,7 @@ from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
@@ -206,7 +206,7 @@ def build_engine(
         ConfigError: the layout or the model is impossible, or does not fit in memory.
         KernelError: a kernel that the recipe names cannot run here.
     """
-    kernels = choose_kernels(config.kernels, device_type(), DTYPES[config.training.precision])
+    kernels = KernelSet(config.kernels, device_type(), DTYPES[config.training.precision])
 
     def list_layers(parallel: ParallelContext) -> list[LayerDescription]:
         build = ModelBuild(

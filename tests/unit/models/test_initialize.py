@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model, describe_model
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
@@ -16,7 +16,7 @@ from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, tiny_model
 
-BUILD = ModelBuild(OUTPUTS, choose_kernels(KernelsConfig(), "cpu", torch.float32))
+BUILD = ModelBuild(OUTPUTS, KernelSet(KernelsConfig(), "cpu", torch.float32))
 INIT = Normal(0.2)
 
 
