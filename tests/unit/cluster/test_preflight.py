@@ -26,9 +26,7 @@ EMPTY: dict[str, Any] = {"faults": [], "gb_per_s": {}, "errors": {}}
 def records(nodes: tuple[str, ...] = NODES, **changes: dict[str, Any]) -> list[dict[str, Any]]:
     """Two ranks a node; `changes` by node, for both."""
     usual = {**EMPTY, "gpus": "2 x H100", "free_gb": {"memory": 50.0}, "sent_unix_s": 100.0, "received_unix_s": 100.01}
-    return [
-        {**usual, "node": node, "local_rank": local, **changes.get(node, {})} for node in nodes for local in (0, 1)
-    ]
+    return [{**usual, "node": node, "local_rank": local, **changes.get(node, {})} for node in nodes for local in (0, 1)]
 
 
 def judged(found: list[dict[str, Any]], nodes: tuple[str, ...] = NODES) -> dict[str, Any]:

@@ -38,9 +38,7 @@ def end(run_dir: Path, reason: str, completed: bool = False, failed: bool = Fals
         ("stopped by signal SIGINT", False, Outcome.STOPPED_FOR_GOOD),
     ],
 )
-def test_the_last_end_tells_and_not_the_status(
-    tmp_path: Path, reason: str, completed: bool, expected: Outcome
-) -> None:
+def test_the_last_end_tells_and_not_the_status(tmp_path: Path, reason: str, completed: bool, expected: Outcome) -> None:
     """A rank may still be killed while the interpreter shuts down."""
     append_event(tmp_path, START, step=0)
     end(tmp_path, reason, completed)

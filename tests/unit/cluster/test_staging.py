@@ -172,9 +172,7 @@ def test_an_interrupted_copy_is_not_taken_for_a_file(
     assert not list((tmp_path / ROOT_NAME).rglob("*partial*"))
 
 
-def test_no_room_leaves_the_data_in_its_place(
-    route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_leaves_the_data_in_its_place(route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "SPARE_BYTES", 1 << 62)
     settings, lines = stage(route, tmp_path)
     assert settings == []
