@@ -11,7 +11,6 @@ after that lock's token. Only rank 0 locks a run.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import os
