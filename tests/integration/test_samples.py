@@ -63,7 +63,10 @@ def make_route(folder: Path, kind: str) -> Route:
         return Path(made[0].prefix)
 
     return Route(
-        folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"),
+        folder,
+        tokenizer,
+        dataset("sentences", split_sentences=True),
+        dataset("documents"),
         dataset("ended", split_sentences=True, append_eod=True),
     )
 
@@ -192,11 +195,15 @@ def write_recipe(route: Route, path: Path, **sections: Any) -> Path:
     settings: dict[str, Any] = {
         "tokenizer": {"path": str(route.folder / "tokenizer")},
         "model": {
-            "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
             "max_position_embeddings": 64,
         },
         "data": {
-            "train": [str(route.sentences)], "validation": [{"name": "again", "path": str(route.sentences)}],
+            "train": [str(route.sentences)],
+            "validation": [{"name": "again", "path": str(route.sentences)}],
             "seq_length": 64,
         },
     }

@@ -29,9 +29,7 @@ def cheapest(costs: list[float], descriptions: list[LayerDescription], num_stage
     """The dearest stage of the best of all cuts before blocks, the first block's stage having what precedes it."""
     blocks = [index for index, description in enumerate(descriptions) if description.block]
     cuts = itertools.combinations(blocks[1:], num_stages - 1)
-    return min(
-        max(sum(costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(costs)])) for cut in cuts
-    )
+    return min(max(sum(costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(costs)])) for cut in cuts)
 
 
 @given(

@@ -131,7 +131,15 @@ def test_a_piece_is_not_read_twice(
 @pytest.mark.parametrize(
     "change",
     [
-        "settings", "splitter", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths",
+        "settings",
+        "splitter",
+        "source",
+        "tokenizer",
+        "progress",
+        "count",
+        "cut",
+        "bit of bin",
+        "bit of lengths",
         "bit of documents",
     ],  # fmt: skip
 )
