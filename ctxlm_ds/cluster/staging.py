@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.recipe.schema import RunConfig
 
 ROOT_NAME = "ctxlm-staged"
+NODE = os.environ.get("SLURMD_NODENAME", "this node")
 LIMIT_S = 24 * 3600.0
 SPARE_BYTES = 1 << 28  # left free on the disk
 RSYNC = ("rsync", "--recursive", "--copy-links", "--times", "--ignore-times")
@@ -80,7 +81,8 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     indexes = {place.directory: str(place.dataset.prefix) for place in places}
     missing = [folder for folder in indexes if not (folder / "meta.json").is_file()]
     copied_bytes = 0
-    for source in dict.fromkeys(one.path for one in [*config.data.train, *config.data.validation]):
+    sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
+    for source in dict.fromkeys(sources):
         digests = ChainMap(*(recorded for _, recorded in IndexedDataset(source).recorded_digests()))
         proof = manifest_text({f"{Path(source).name}.{end}": digests[end] for end in ("bin", "idx") if end in digests})
         folders = [folder for folder, prefix in indexes.items() if prefix == source and folder not in missing]
@@ -90,10 +92,9 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
         files = [file for end in ("bin", "idx", "json", "sha256") if (file := Path(f"{source}.{end}")).is_file()]
         copied_bytes += _stage(files + folders, copy_of(source, into).parent, proof)
     train = [{**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config), strict=True)]
-    held_out = [dict(one) for one in config.data.validation]
-    for values in [*train, *held_out]:
+    settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, config.data.validation))}
+    for values in settings["data.train"] + settings["data.validation"]:
         values["path"] = str(copy_of(values["path"], into))
-    settings: dict[str, Any] = {"data.train": train, "data.validation": held_out}
     if config.tokenizer.path:
         copy = copy_of(str(config.tokenizer.path), into)
         copied_bytes += _stage([Path(config.tokenizer.path)], copy.parent, "")
@@ -101,26 +102,25 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     if config.data.sample_index_dir is not None:
         settings["data.sample_index_dir"] = None
     words = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-    return {"settings": words, "copied_bytes": copied_bytes, "missing": [str(folder) for folder in missing]}
+    return {"settings": words, "copied_bytes": copied_bytes, "missing": list(map(str, missing))}
 
 
 def _stage(paths: Sequence[Path], target: Path, proof: str) -> int:
     """Copy what is new, once more if it does not match `proof`, lines of sha256sum; return the number of bytes."""
     files = [(path, file) for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
     copies = {file: target / file.relative_to(path.parent) for path, file in files if file.is_file()}
-    node, why = os.environ.get("SLURMD_NODENAME", "this node"), ""
     target.mkdir(parents=True, exist_ok=True)
     for again in (False, True):
         new = [file for file, copy in copies.items() if again or _size_and_time(file) != _size_and_time(copy)]
         needed, free = sum(file.stat().st_size for file in new), shutil.disk_usage(target).free - SPARE_BYTES
         if needed > max(0, free):
             sizes = f"{format_size(needed)} needed, {format_size(max(0, free))} free"
-            raise ClusterError(f"{node}: no room for {paths[0]} in {target}: {sizes}")
+            raise ClusterError(f"{NODE}: no room for {paths[0]} in {target}: {sizes}")
         copy = [*(RSYNC if shutil.which("rsync") else CP), *map(str, paths), f"{target}/"]
         why = (_run(copy) if new else "") or (_run(SHA256SUM, target, proof) if proof else "")
         if not why:
             return needed
-    raise ClusterError(f"{node}: {paths[0]}: {why}; if the file is damaged, restore it or make it again")
+    raise ClusterError(f"{NODE}: {paths[0]}: {why}; if the file is damaged, restore it or make it again")
 
 
 def _size_and_time(path: Path) -> tuple[int, int] | None:

@@ -52,7 +52,7 @@ JOINING_S = 5.0
 EVIDENCE_S = 30.0
 """How long leaving evidence may take in all, because the run directory may be what hangs."""
 LAST_CHANCE_S = 5.0
-"""How long a rank that was told to end may take."""
+"""How long a rank may take to end itself."""
 SUSPICION = 0.25
 """Share of its limit after which a rank follows another that has reached its."""
 DUMP_SIGNAL = signal.SIGUSR2

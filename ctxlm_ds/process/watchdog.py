@@ -1,7 +1,7 @@
 """Ends a run that makes no progress: every rank leaves its threads' stacks, one file joins them, the exit status is 4.
 
 In: limits by phase, and the trainer's events (training/history.py). Out: messages to the guard (guard.py), which counts
-the time, collects the stacks, and tells this process to end. It covers a start from before torch is imported.
+the time, collects the stacks, and lets this process end itself. It covers a start from before torch is imported.
 """
 
 from __future__ import annotations

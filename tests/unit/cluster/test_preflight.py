@@ -180,8 +180,6 @@ def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -
 
 
 def test_words_for_slurm() -> None:
-    assert slurm_commands.sbatch_words(["n3", "n1", "n3"]) == ["--exclude=n1,n3"]
-    assert slurm_commands.sbatch_words([]) == []
     uneven = {"n1": 1, "n2": 2, "n3": 3}
     assert slurm_commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
     assert slurm_commands.srun_words({"n1": 1}, ["n9"]) == []

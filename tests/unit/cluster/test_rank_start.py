@@ -21,7 +21,7 @@ def failure(exit_status: int | None, error: str = "ValueError", signal: int | No
 
 
 def judge(run_dir: Path, status: int, *failures: RankFailure, before: int = 0, told: bool = False) -> Ended:
-    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", run_folder=SimpleNamespace(max_steps=100))
+    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", max_steps=100)
     return read_outcome(cast("JobContext", job), before, status, failures, told)
 
 
