@@ -73,6 +73,8 @@ class GuardFacts:
     main_thread: int
     scratch: int
     """Open file that faulthandler writes to on DUMP_SIGNAL and in a crash."""
+    began_unix_s: float
+    """Start of the rank's watchdog; older evidence is of another start."""
     poll_s: float
     save_limit_s: float
     """Longest time for a checkpoint that is written during training."""
@@ -88,7 +90,6 @@ class Guard:
     def __init__(self, facts: GuardFacts) -> None:
         self._facts = facts
         self._folder = Path(facts.folder)
-        self._began_unix_s = time.time()
         self._phase, self._limit_s = "start", math.inf
         self._step: int | None = None
         self._still_s = self._writing_s = self._written_s = 0.0
@@ -170,7 +171,7 @@ class Guard:
         own = stacks_name(self._facts.rank)
         with contextlib.suppress(OSError):
             others = [path for path in self._folder.glob(STACKS_GLOB) if path.name != own]
-            self._others_hang = any(path.stat().st_mtime >= self._began_unix_s for path in others)
+            self._others_hang = any(path.stat().st_mtime >= self._facts.began_unix_s for path in others)
 
     def _answer(self) -> None:
         """Keep the stacks that were requested by DUMP_SIGNAL; a loader worker writes to the same file."""

@@ -81,7 +81,9 @@ class RunLock:
                 announced = True
                 logger.info("waiting for %s, held by %s", self.run_dir, _who(holder))
             time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
-        self._start_heartbeat()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
+        self._thread.start()
         atexit.register(self.release)
         return self
 
@@ -190,12 +192,11 @@ class RunLock:
             self._handle = -1
 
     def _is_dead(self, holder: ObservedLock) -> bool:
-        return self._is_gone(holder) or self._is_given_up(holder)
-
-    def _is_given_up(self, holder: ObservedLock) -> bool:
-        """Return whether Slurm started this process because the holder's node is lost."""
+        """Return whether the holder has ended, or Slurm started this process because the holder's node is lost."""
         record = holder.record
-        return record is not None and not record.same_machine(self._record) and record.is_succeeded_by(self._record)
+        if record is None or self._is_gone(holder):
+            return record is not None
+        return not record.same_machine(self._record) and record.is_succeeded_by(self._record)
 
     def _is_gone(self, holder: ObservedLock) -> bool:
         record = holder.record
@@ -242,11 +243,6 @@ class RunLock:
             f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
             f"ago{waited}. Wait until it ends, stop it ({stop}), or {self._remedy}"
         )
-
-    def _start_heartbeat(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
-        self._thread.start()
 
     def _beat(self) -> None:
         failing = False

@@ -66,12 +66,12 @@ class Watchdog:
         faulthandler.enable(file=self._scratch)
         faulthandler.register(DUMP_SIGNAL, file=self._scratch)
         silences = self._ranks.launcher == "deepspeed" and self._ranks.local_rank == 0
-        environ = dict(os.environ)
+        environ = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
         os.environ[MARK_VARIABLE] = uuid.uuid4().hex
         facts = GuardFacts(
             str(self._folder.absolute()), self._ranks.rank, self._ranks.world_size, os.getpid(),
-            threading.main_thread().ident or 0, self._scratch, self._poll_s, self._limits_s["saving"],
-            os.environ[MARK_VARIABLE], local_deepspeed_command() if silences else 0,
+            threading.main_thread().ident or 0, self._scratch, self._began_unix_s, self._poll_s,
+            self._limits_s["saving"], os.environ[MARK_VARIABLE], local_deepspeed_command() if silences else 0,
         )  # fmt: skip
         words = [sys.executable, "-m", "ctxlm_ds.process.guard", json.dumps(asdict(facts))]
         try:
