@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch, Example
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.layers import LayerSequence
