@@ -179,9 +179,12 @@ def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -
     assert slurm_commands.excluded_nodes(tmp_path) == {}
 
 
-def test_words_for_slurm() -> None:
+def test_words_for_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     uneven = {"n1": 1, "n2": 2, "n3": 3}
     assert slurm_commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
     assert slurm_commands.srun_words({"n1": 1}, ["n9"]) == []
-    assert slurm_commands.requeue_command(7, []) == ["scontrol", "requeue", "7"]
-    assert slurm_commands.requeue_command(7, ["n2", "n1"])[-2:] == ["7", "n1,n2"]
+    called: list[list[str]] = []
+    monkeypatch.setattr(slurm_commands, "call", called.append)
+    slurm_commands.requeue("7", [])
+    slurm_commands.requeue("7", ["n2", "n1"])
+    assert called[0] == ["scontrol", "requeue", "7"] and called[1][-2:] == ["7", "n1,n2"]
