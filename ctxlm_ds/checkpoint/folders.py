@@ -267,3 +267,12 @@ def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tup
     if newest is None:
         raise CheckpointError(f"{path / CHECKPOINTS_DIR} holds no checkpoint yet; wait for the run's first one")
     return newest, read_manifest(newest)
+
+
+def check_output(output: Path, source: Path, is_earlier_result: bool = False) -> None:
+    """Raise CheckpointError unless `output` is free or an earlier result, and does not contain the source."""
+    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    if not is_free and not is_earlier_result:
+        raise CheckpointError(f"{output} exists and would be overwritten; give another --output")
+    if source.resolve().is_relative_to(output.resolve()):
+        raise CheckpointError(f"{output} contains the source {source}, which it would replace; give another --output")

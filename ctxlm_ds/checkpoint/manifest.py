@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.atomic import fsync_path, write_text
 from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.untrusted_json import read_json
@@ -78,6 +78,14 @@ def write_manifest(directory: Path, step: int, files: Mapping[str, FileEntry]) -
         "files": {name: asdict(files[name]) for name in sorted(files)},
     }
     write_text(directory / MANIFEST_NAME, json.dumps(document, indent=1) + "\n")
+
+
+def seal(directory: Path, step: int, flushed: Mapping[str, FileEntry]) -> None:
+    """Flush and hash the files that are not among `flushed`, then write the manifest of all."""
+    own = [name for name in list_files(directory) if name not in flushed]
+    for path in sorted({directory, *(directory / name for name in own), *((directory / name).parent for name in own)}):
+        fsync_path(path)
+    write_manifest(directory, step, {**flushed, **{name: hash_file(directory / name) for name in own}})
 
 
 def read_manifest(directory: Path) -> Manifest:

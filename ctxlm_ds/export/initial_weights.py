@@ -14,8 +14,8 @@ import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.export.key_maps import Shape
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, check_finite, is_checkpoint, open_checkpoint
+from ctxlm_ds.export.key_maps import Shape, WeightSource
+from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection

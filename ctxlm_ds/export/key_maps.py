@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -18,6 +19,16 @@ from ctxlm_ds.errors import ExportError
 Shape = tuple[int, ...]
 MOST_NAMES = 3
 """Names of tensors in a message."""
+
+
+class WeightSource(Protocol):
+    """Full parameters under our names, read one at a time."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def shape(self, name: str) -> Shape: ...
+
+    def read_full(self, name: str) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
