@@ -119,77 +119,54 @@ def _bytes_of(value: torch.Tensor) -> memoryview:
 
 
 class TensorFileReader:
-    """Reader of ranges of the flat fp32 tensors of a safetensors file.
+    """Reader of ranges of the flat fp32 tensors of a safetensors file; each read opens the file.
 
-    The header is read once; the file may be closed and opened again between reads.
+    Raises:
+        CheckpointError: there is no such file, or it is not of this format.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BufferedReader | None = None
-        self._entries: dict[str, Any] | None = None
-
-    def open(self) -> None:
-        """Open the file; the first time, read its header.
-
-        Raises:
-            CheckpointError: there is no such file, or it is not of this format.
-        """
         try:
-            self._file = open_regular(self.path)
-            if self._entries is None:
-                self._entries = _read_header(self._file)
+            with open_regular(path) as file:
+                self._entries = _read_header(file)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.path}: missing; verify the checkpoint or use the one before it") from None
+            raise CheckpointError(f"{path}: missing; verify the checkpoint or use the one before it") from None
         except (OSError, ValueError, RecursionError) as error:
-            self.close()
-            raise CheckpointError(f"{self.path}: cannot read its header ({error})") from None
+            raise CheckpointError(f"{path}: cannot read its header ({error})") from None
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
-        """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor; the file is open.
-
-        Args:
-            key: name of the tensor.
-            length: number of elements that the tensor must have.
-            first: first element to read.
-            target: as long as the range to read.
-
-        Raises:
-            CheckpointError: the file is damaged, or holds no such tensor.
-        """
-        assert self._file is not None
-        start = self._start(key, length) + first * FP32_BYTES
-        unread = memoryview(target.numpy()).cast("B")
-        try:
-            self._file.seek(start)
-            while unread:
-                count = self._file.readinto(unread)
-                if not count:
-                    raise CheckpointError(f"{self.path}: cannot read {key} (the file ends too early)")
-                unread = unread[count:]
-        except (OSError, OverflowError) as error:
-            raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
-
-    def _start(self, key: str, length: int) -> int:
-        """Return the first byte of a tensor in the file."""
-        entry = (self._entries or {}).get(key)
+    def find(self, key: str, length: int) -> int:
+        """Return the first byte of a tensor; raise CheckpointError if the file has none of this name and length."""
+        entry = self._entries.get(key)
         if entry is None:
             raise CheckpointError(f"{self.path}: cannot read {key} (no such tensor)")
-        if not isinstance(entry, tuple):
+        if isinstance(entry, str):
             raise CheckpointError(f"{self.path}: cannot read {key} (it is {entry}, not flat F32)")
         start, found = entry
         if found != length:
-            raise CheckpointError(f"{self.path}: {key} is F32 [{found}], the index says F32 [{length}]")
+            raise CheckpointError(
+                f"{self.path}: cannot read {key} (it is F32 [{found}], the index says F32 [{length}])"
+            )
         return start
 
+    def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
+        """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor, from `first` on.
 
-def _read_header(file: BufferedReader) -> dict[str, Any]:
+        Raises:
+            CheckpointError: the file is damaged, or holds no such tensor of `length` elements.
+        """
+        start = self.find(key, length) + first * FP32_BYTES
+        buffer = memoryview(target.numpy()).cast("B")
+        try:
+            with open_regular(self.path) as file:
+                file.seek(start)
+                if file.readinto(buffer) != len(buffer):
+                    raise CheckpointError(f"{self.path}: cannot read {key} (the file ends too early)")
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
+
+
+def _read_header(file: BufferedReader) -> dict[str, tuple[int, int] | str]:
     """Return (first byte, number of elements) of each flat fp32 tensor, and a description of any other.
 
     Raises ValueError if the file has no header of the format.
@@ -201,13 +178,15 @@ def _read_header(file: BufferedReader) -> dict[str, Any]:
     entries = json.loads(file.read(header_bytes))
     if not isinstance(entries, dict):
         raise ValueError("not an object")
-    return {key: _flat_range(entry, LENGTH_BYTES + header_bytes) or f"{entry!r:.80}" for key, entry in entries.items()}
-
-
-def _flat_range(entry: Any, data_start: int) -> tuple[int, int] | None:
-    try:
-        (length,), (first, last) = entry["shape"], entry["data_offsets"]
-        is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
-    except (KeyError, TypeError, ValueError):
-        return None
-    return (data_start + first, length) if is_flat and 0 <= first == last - length * FP32_BYTES else None
+    data_start = LENGTH_BYTES + header_bytes
+    found: dict[str, tuple[int, int] | str] = {}
+    for key, entry in entries.items():
+        try:
+            (length,), (first, last) = entry["shape"], entry["data_offsets"]
+            is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
+            if not is_flat or not 0 <= first == last - length * FP32_BYTES <= size_bytes - data_start - (last - first):
+                raise ValueError
+            found[key] = (data_start + first, length)
+        except (KeyError, TypeError, ValueError):
+            found[key] = f"{entry!r:.80}"
+    return found

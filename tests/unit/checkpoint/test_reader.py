@@ -168,7 +168,7 @@ def _edit_index(folder: Path, change: Any) -> None:
         (lambda f: _edit_index(f, lambda p: p.update(shape=[12])), "elements 11..12 are in no chunk"),
         (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(file="../x")), "not in the checkpoint's"),
         (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(file="x")), "x: missing"),
-        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(key="scale")), r"\[1\], the index says"),
+        (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(key="scale")), "is no tensor of a file or listed twice"),
         (lambda f: _edit_index(f, lambda p: p["pieces"]["weight"][0].update(key="none")), "cannot read none"),
         (lambda f: os.truncate(f / "weights-00000.safetensors", 100), "weights-00000.safetensors: cannot read"),
     ],
