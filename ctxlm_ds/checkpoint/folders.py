@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,34 +90,30 @@ def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = veri
         CheckpointError: there are checkpoints and all of them are damaged.
     """
     folders = list_checkpoints(directory)
-    if not folders:
-        return IntactSearch(None, ())
-    latest = read_latest(directory)
-    newest = folders[max(folders)].name
-    if latest != newest:
-        logger.info("%s names %s, the newest checkpoint is %s", directory / LATEST_NAME, latest or "nothing", newest)
-    damaged: list[Path] = []
-    reasons: list[str] = []
-    for step in sorted(folders, reverse=True):
+    latest, newest = read_latest(directory), next(reversed(folders.values()), None)
+    if newest is not None and latest != newest.name:
+        at = directory / LATEST_NAME
+        logger.info("%s names %s, the newest checkpoint is %s", at, latest or "nothing", newest.name)
+    damaged: dict[Path, str] = {}
+    for step, folder in reversed(folders.items()):
         started_s = time.monotonic()
         try:
-            manifest = check(folders[step])
+            manifest = check(folder)
             if manifest.step != step:
-                raise CheckpointError(f"{folders[step]} is damaged: its manifest is that of step {manifest.step}")
+                raise CheckpointError(f"{folder} is damaged: its manifest is that of step {manifest.step}")
         except CheckpointError as error:
             logger.warning("%s; it will not be used", error)
-            damaged.append(folders[step])
-            reasons.append(str(error))
+            damaged[folder] = str(error)
             continue
         took = format_duration(time.monotonic() - started_s)
-        logger.info("verified %s (%.1f MB in %s)", folders[step], manifest.total_bytes / 1e6, took)
-        return IntactSearch(folders[step], tuple(damaged))
-    raise CheckpointError(
-        f"no checkpoint in {directory} is intact: "
-        + "; ".join(reasons)
-        + f". Restore one from a copy; a run must not start over unasked, so move {directory} away to start it from "
-        "the beginning"
-    )
+        logger.info("verified %s (%.1f MB in %s)", folder, manifest.total_bytes / 1e6, took)
+        return IntactSearch(folder, tuple(damaged))
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint in {directory} is intact: {'; '.join(damaged.values())}. Restore one from a copy; a run "
+            f"must not start over unasked, so move {directory} away to start it from the beginning"
+        )
+    return IntactSearch(None, ())
 
 
 def remove_folder(path: Path) -> None:
@@ -133,22 +129,17 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def remove_leftovers(directory: Path) -> list[str]:
-    """Remove half-written and half-removed checkpoints of a killed process; only under the run's lock.
-
-    Returns:
-        Names of what was removed.
-    """
-    removed = []
+def remove_leftovers(directory: Path) -> None:
+    """Remove half-written and half-removed checkpoints of a killed process; only under the run's lock."""
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)) and path.is_dir() and not path.is_symlink():
+        is_unfinished = path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX))
+        if is_unfinished and path.is_dir():
             remove_folder(path)
-        elif path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)) or path.name.startswith(LATEST_NAME + PARTIAL_MARK):
+        elif is_unfinished or path.name.startswith(LATEST_NAME + PARTIAL_MARK):
             path.unlink(missing_ok=True)
         else:
             continue
-        removed.append(path.name)
-    return removed
+        logger.info("removed the unfinished %s", path)
 
 
 def to_rotate(steps: list[int], newest: int, keep_last: int, keep_every: int | None, damaged: set[int]) -> list[int]:
@@ -240,17 +231,6 @@ def check_writable(views: Iterable[NodeView]) -> None:
     for view in views:
         if view.problem is not None:
             raise CheckpointError(view.problem)
-
-
-def enough_to_remove(candidates: Sequence[tuple[Path, int]], missing_bytes: int) -> list[Path]:
-    """Return the first candidates (folder, bytes) that free enough space; none if all together are too small."""
-    chosen, found_bytes = [], 0
-    for folder, size_bytes in candidates:
-        if found_bytes >= missing_bytes:
-            break
-        chosen.append(folder)
-        found_bytes += size_bytes
-    return chosen if found_bytes >= missing_bytes else []
 
 
 def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:

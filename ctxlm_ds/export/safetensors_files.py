@@ -111,14 +111,12 @@ class SafetensorsFolder:
         missing = [path for path in paths if not path.exists()]
         if missing:
             raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")
-        self._files = {name: path for path in paths for name in _names_in(path)}
-
-    def names(self) -> list[str]:
-        return list(self._files)
-
-    def shape(self, name: str) -> Shape:
-        with safe_open(self._files[name], framework="pt") as handle:
-            return tuple(handle.get_slice(name).get_shape())
+        self._files: dict[str, Path] = {}
+        self.shapes: dict[str, Shape] = {}
+        for path in paths:
+            found = _shapes_in(path)
+            self._files |= dict.fromkeys(found, path)
+            self.shapes |= found
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor in fp32; raise ExportError if it is not floating point."""
@@ -141,11 +139,12 @@ def _indexed_files(index: Path) -> list[str]:
     return sorted(set(names))
 
 
-def _names_in(path: Path) -> list[str]:
+def _shapes_in(path: Path) -> dict[str, Shape]:
     try:
         open_regular(path).close()
         with safe_open(path, framework="pt") as handle:
-            return list(handle.keys())
+            names = handle.keys()
+            return {name: tuple(handle.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise ExportError(f"{path} is damaged ({error}): copy it again") from error
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,11 +152,8 @@ class Comparison:
         )
 
 
-class Continuation(NamedTuple):
-    """A prompt's ids and the ids that a model generated after it."""
-
-    prompt: torch.Tensor
-    tokens: torch.Tensor
+Continuation = tuple[torch.Tensor, torch.Tensor]
+"""A prompt's ids and the ids that a model generated after it."""
 
 
 def verify_folder(
@@ -273,7 +270,7 @@ def _generated(module: Any, prompts: Fields, longest: int) -> list[Continuation]
     lengths = (prompts["sequence_ids"] > 0).sum(dim=1).clamp(max=longest - length)
     texts = [row[:end] for row, end in zip(prompts["input_ids"], lengths.tolist(), strict=True)]
     rows = [module.generate(text[None], attention_mask=torch.ones_like(text[None]))[0] for text in texts]
-    return [Continuation(text, row[len(text) :]) for text, row in zip(texts, rows, strict=True)]
+    return [(text, row[len(text) :]) for text, row in zip(texts, rows, strict=True)]
 
 
 def _compare_generation(ours: Any, output: str, written: Sequence[Continuation]) -> Comparison:
@@ -291,4 +288,4 @@ def _compare_generation(ours: Any, output: str, written: Sequence[Continuation])
         chosen = logits.gather(1, tokens[:, None])[:, 0]
         largest = max(largest, float((logits.amax(dim=1) - chosen).max()))
         scale = max(scale, float(logits.abs().max()))
-    return Comparison(f"text/generate of {len(written[0].tokens)} tokens", largest, scale, BOUND)
+    return Comparison(f"text/generate of {len(written[0][1])} tokens", largest, scale, BOUND)

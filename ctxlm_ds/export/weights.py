@@ -77,7 +77,7 @@ class HuggingFaceWeights:
         self.folder = folder
         self.export, self.model, self.pad_id, self.kept = from_hf_config(folder)
         self._files = SafetensorsFolder(folder)
-        file_names = self._files.names()
+        file_names = list(self._files.shapes)
         self.outputs = self.export.outputs_in(file_names)
         try:
             _check_layers(self.model, len(file_names), folder)
@@ -101,7 +101,7 @@ class HuggingFaceWeights:
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
-        return self._rows[name].our_shape(lambda theirs: self._files.shape(self._assignment.stored[theirs]))
+        return self._rows[name].our_shape(lambda theirs: self._files.shapes[self._assignment.stored[theirs]])
 
     def read_full(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32, made of theirs."""
