@@ -33,12 +33,7 @@ ChunkEntry = dict[str, Any]
 def merge_index(
     directory: Path, chunks_by_rank: Iterable[ParameterChunks], scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write index.json from every rank's chunks; rank 0 calls this.
-
-    Args:
-        directory: the checkpoint's folder.
-        chunks_by_rank: the value of each rank's ChunkWriter.write().
-        scalars: JSON values that belong to no parameter (such as the optimizer's step).
+    """Write index.json from the value of each rank's ChunkWriter.write(), and numbers that belong to no parameter.
 
     Raises:
         CheckpointError: ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
@@ -96,12 +91,7 @@ def check_shape(where: str, shape: Any) -> tuple[int, ...]:
 
 
 def group_chunks(where: str, shape: Sequence[int], chunks: Sequence[ChunkEntry]) -> list[ShardChunks]:
-    """Return the chunks of one kind of one parameter by shard.
-
-    Args:
-        where: for messages.
-        shape: of the full parameter.
-        chunks: in any order.
+    """Return the chunks, in any order, of one kind of one parameter by shard; `where` begins the messages.
 
     Raises:
         CheckpointError: they do not cover the parameter exactly once.

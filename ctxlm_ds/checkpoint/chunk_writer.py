@@ -33,12 +33,7 @@ class WrittenFiles:
 
 
 class ChunkWriter:
-    """Writer of weights-RRRRR.safetensors, moments-RRRRR and carried-RRRRR in `directory`.
-
-    Args:
-        directory: an existing folder, the same for all ranks.
-        rank: names the files.
-    """
+    """Writer of weights-RANK.safetensors, moments-RANK and carried-RANK in a folder."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._directory = directory
@@ -90,10 +85,7 @@ class ChunkWriter:
         parameter["pieces"].setdefault(kind, []).append(chunk)
 
     def write(self, check: Callable[[], None] = lambda: None) -> WrittenFiles:
-        """Write, flush and hash the files, with one chunk in memory at a time.
-
-        Args:
-            check: called every few megabytes; what it raises ends the writing.
+        """Write, flush and hash the files, with one chunk in memory at a time; `check` may raise to end the writing.
 
         Returns:
             The files with this rank's part of the index: {name: {"shape", "pieces": {kind: [chunk]}}}.

@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,13 +224,6 @@ def look(directory: Path) -> NodeView:
         return NodeView(host, shutil.disk_usage(directory).free)
     except OSError as error:
         return NodeView(host, problem=explain(error))
-
-
-def check_writable(views: Iterable[NodeView]) -> None:
-    """Raise CheckpointError for the first node that cannot write."""
-    for view in views:
-        if view.problem is not None:
-            raise CheckpointError(view.problem)
 
 
 def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:

@@ -25,7 +25,6 @@ from ctxlm_ds.checkpoint.folders import (
     LATEST_NAME,
     PARTIAL_SUFFIX,
     NodeView,
-    check_writable,
     explain,
     find_newest_intact,
     holds,
@@ -82,7 +81,7 @@ class CheckpointManager:
         def clean() -> None:
             if self._lock is None:
                 raise CheckpointError(f"{self.directory}: leftovers are only removed under the run directory's lock")
-            self._lock.check()
+            self._check_lock()
             remove_leftovers(self.directory)
 
         self._topology.run_on_rank_0(clean)
@@ -124,8 +123,7 @@ class CheckpointManager:
         """Remove the checkpoints of later steps after a rollback, so that no restart resumes from them."""
 
         def remove() -> None:
-            if self._lock is not None:
-                self._lock.check()
+            self._check_lock()
             for later, folder in sorted(list_checkpoints(self.directory).items(), reverse=True):
                 if later > step:
                     remove_folder(folder)
@@ -166,11 +164,9 @@ class CheckpointManager:
         Raises:
             CheckpointError: no space, or a node cannot write; the same on every rank. Older checkpoints are untouched.
         """
-        final = self.directory / step_name(step)
-        partial = final.with_name(final.name + PARTIAL_SUFFIX)
         views = self._topology.gather_object(look(self.directory) if self._topology.local_rank == 0 else None)
         seen = [view for view in views or [] if view is not None]
-        if not self._together(step, lambda: self._prepare(step, final, partial, seen, needed_bytes)):
+        if not self._together(step, lambda: self._prepare(step, seen, needed_bytes)):
             self._good.add(step)
             return None
         write: Write
@@ -179,25 +175,32 @@ class CheckpointManager:
         except Exception as error:
             # The other ranks wait for this rank's part.
             write = functools.partial(_fail, error)
-        return PendingSave(self._stages(step, partial, final, write, finish, background))
+        return PendingSave(self._stages(step, write, finish, background))
 
-    def _stages(
-        self, step: int, partial: Path, final: Path, write: Write, finish: Finish, background: bool
-    ) -> Iterator[Future[Any]]:
+    def _stages(self, step: int, write: Write, finish: Finish, background: bool) -> Iterator[Future[Any]]:
         """Yield this rank's work of each stage of a save; the collective parts are between the stages."""
         started_s = time.monotonic()
-        writing = run_action(lambda: self._write_own(partial, write), f"write-step-{step}", background)
+        writing = run_action(lambda: self._write_own(step, write), f"write-step-{step}", background)
         yield writing
         gathered = self._topology.gather_object(writing.result())
 
         def complete() -> None:
             if gathered is not None:
-                self._complete(step, partial, final, gathered, finish, started_s)
+                self._complete(step, gathered, finish, started_s)
 
         completing = run_action(complete, f"complete-step-{step}", background and gathered is not None)
         yield completing
         self._together(step, completing.result)
         self._good.add(step)
+
+    def _folders(self, step: int) -> tuple[Path, Path]:
+        """Return the checkpoint's folder, and the one in which it is written."""
+        final = self.directory / step_name(step)
+        return final, final.with_name(final.name + PARTIAL_SUFFIX)
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
 
     def _together(self, step: int, action: Callable[[], Any]) -> Any:
         """Run a part of a save on rank 0 and raise its failure as the same CheckpointError on every rank."""
@@ -205,8 +208,6 @@ class CheckpointManager:
         def attempt() -> Any:
             try:
                 return action()
-            except CtxlmError:
-                raise
             except OSError as error:
                 raise CheckpointError(_failure(step, self._topology.rank, explain(error))) from error
 
@@ -214,13 +215,12 @@ class CheckpointManager:
 
     # Before the save, on rank 0: space and an empty folder.
 
-    def _prepare(self, step: int, final: Path, partial: Path, views: list[NodeView], needed_bytes: int) -> bool:
-        if self._lock is not None:
-            self._lock.check()
-        try:
-            check_writable(views)
-        except CheckpointError as error:
-            raise CheckpointError(_failure(step, None, str(error))) from None
+    def _prepare(self, step: int, views: list[NodeView], needed_bytes: int) -> bool:
+        final, partial = self._folders(step)
+        self._check_lock()
+        for view in views:
+            if view.problem is not None:
+                raise CheckpointError(_failure(step, None, view.problem))
         if final.exists():
             try:
                 verify(final)
@@ -269,7 +269,8 @@ class CheckpointManager:
 
     # During the save, on every rank: its files.
 
-    def _write_own(self, partial: Path, write: Write) -> RankResult:
+    def _write_own(self, step: int, write: Write) -> RankResult:
+        _, partial = self._folders(step)
         try:
             wait_until(partial.is_dir, partial, "was made by rank 0")
             return RankResult(written=write(partial))
@@ -281,9 +282,8 @@ class CheckpointManager:
 
     # After all ranks have written, on rank 0: the other files, the manifest, the names.
 
-    def _complete(
-        self, step: int, partial: Path, final: Path, gathered: list[RankResult], finish: Finish, started_s: float
-    ) -> None:
+    def _complete(self, step: int, gathered: list[RankResult], finish: Finish, started_s: float) -> None:
+        final, partial = self._folders(step)
         try:
             self._was_full = any(result.disk_full for result in gathered)
             for rank, result in enumerate(gathered):
@@ -292,8 +292,7 @@ class CheckpointManager:
             finish(partial, [result.written.value for result in gathered])
             # The ranks have flushed the files that they list.
             seal(partial, step, {name: entry for result in gathered for name, entry in result.written.files.items()})
-            if self._lock is not None:
-                self._lock.check()
+            self._check_lock()
             if final.exists():
                 remove_folder(final)
             os.rename(partial, final)

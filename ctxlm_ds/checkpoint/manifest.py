@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,14 +53,10 @@ def hash_file(path: Path) -> FileEntry:
     return FileEntry(path.stat().st_size, file_digest(path))
 
 
-def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+def hash_files(directory: Path, names: Sequence[str]) -> dict[str, FileEntry]:
     """Return the entries of several files of a folder, hashed in parallel threads."""
-    ordered = sorted(names)
-    if not ordered:
-        return {}
-    threads = min(HASH_THREADS, len(ordered), len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        return dict(zip(ordered, pool.map(lambda name: hash_file(directory / name), ordered), strict=True))
+    with ThreadPoolExecutor(min(HASH_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        return dict(zip(names, pool.map(lambda name: hash_file(directory / name), names), strict=True))
 
 
 def list_files(directory: Path) -> list[str]:
@@ -126,12 +122,7 @@ def _parse(document: dict[str, Any]) -> Manifest:
 
 
 def verify(directory: Path, quick: bool = False, sizes_only: str | None = None) -> Manifest:
-    """Check every file of a checkpoint against its manifest.
-
-    Args:
-        directory: the checkpoint's folder.
-        quick: compare sizes only; otherwise every byte is read.
-        sizes_only: pattern of names of files of which only the sizes are compared.
+    """Check every byte of a checkpoint against its manifest, or sizes only: `quick`, or of files like `sizes_only`.
 
     Raises:
         CheckpointError: names each file that is missing or differs, and each that is not a regular file.

@@ -161,11 +161,7 @@ class RankStates:
 
 
 class HostCopies:
-    """One flat buffer of CPU memory.
-
-    Args:
-        num_elements: number of fp32 values that it holds.
-        devices: devices of the states, which may include the CPU.
+    """One flat buffer of CPU memory for fp32 values of states on `devices`.
 
     Raises:
         CheckpointError: there is not enough memory.

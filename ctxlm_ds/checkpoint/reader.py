@@ -35,10 +35,7 @@ READ_ELEMENTS = 1 << 21
 
 
 class CheckpointReader:
-    """A checkpoint opened for reading; only the ranges asked for are loaded.
-
-    Args:
-        path: a checkpoint's folder (RUN/checkpoints/step-…).
+    """A checkpoint's folder (RUN/checkpoints/step-…) opened for reading; only the ranges asked for are loaded.
 
     Raises:
         CheckpointError: the index is missing or damaged, or chunks do not cover a parameter exactly once.

@@ -44,12 +44,7 @@ class LazyTensor(NamedTuple):
 
 
 class TensorFileWriter:
-    """The tensors of a safetensors file: listed first, then written together.
-
-    Args:
-        path: the file to make.
-        code: the format's name of the data type of all tensors.
-    """
+    """The tensors of a safetensors file, listed first, then written together; `code` names their data type."""
 
     def __init__(self, path: Path, code: str = "F32") -> None:
         self.path = path
@@ -71,11 +66,7 @@ class TensorFileWriter:
     def write(self, check: Callable[[], None] = lambda: None) -> FileEntry:
         """Write, flush and hash the file, with one tensor in memory at a time.
 
-        Args:
-            check: called every few megabytes; what it raises ends the writing.
-
-        Raises:
-            OSError: with the file's name.
+        `check` is called every few megabytes; what it raises ends the writing. An OSError has the file's name.
         """
         digest = hashlib.sha256()
         unflushed_bytes = size_bytes = 0

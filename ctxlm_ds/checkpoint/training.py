@@ -91,9 +91,7 @@ class TrainingCheckpoints:
         if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
             self.save(state)
             return
-        self._pending = self._manager.begin(
-            state.step, self._states.copy, self._finisher(state), self._needed_bytes()
-        )
+        self._pending = self._manager.begin(state.step, self._states.copy, self._finisher(state), self._needed_bytes())
 
     def _needed_bytes(self) -> int:
         return self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES
@@ -220,12 +218,7 @@ class TrainingCheckpoints:
 
 
 def _load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
-    """Give the engine what its micro-batches carried when the checkpoint was written.
-
-    Args:
-        engine: the engine, whose layers may carry nothing.
-        reader: of the checkpoint.
-        environment: of the run that wrote it.
+    """Give the engine what its micro-batches carried when a run with this environment wrote the checkpoint.
 
     Raises:
         CheckpointError: it was written with micro-batches of another size, whose rows carry other lanes.

@@ -58,11 +58,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> None:
     """Write a checkpoint in DeepSpeed's universal format; one parameter is in memory at a time.
 
-    Args:
-        checkpoint: a run (its newest intact checkpoint) or one checkpoint, of any layout.
-        output: folder to make; `engine.load_checkpoint(output)` reads it.
-        step_form: `tensor` as torch.optim counts steps, `int` as DeepSpeed's and apex's optimizers do; `auto` takes
-            that of the optimizer which wrote the checkpoint.
+    The checkpoint may be a run (its newest intact one). `step_form` is `tensor` as torch.optim counts steps, `int` as
+    DeepSpeed's and apex's optimizers do, or `auto` for that of the optimizer which wrote the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged or without optimizer states, the disk is full, or `output`
@@ -160,10 +157,8 @@ def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: Chec
 def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> bool:
     """Write a universal checkpoint as the only one of a new run folder; one parameter is in memory at a time.
 
-    Args:
-        checkpoint: folder with `latest_universal`, or one step's folder (with `zero` in it).
-        output: folder to make; it appears when it is complete.
-        recipe: recipe of the model, with the tokenizer's path. The parameters must have this project's names.
+    The checkpoint has this project's names of parameters; it is a folder with `latest_universal`, or one step's folder.
+    The recipe is that of its model, with the tokenizer's path.
 
     Returns:
         Whether the run resumes: only for a run of this project the place in the data is known.

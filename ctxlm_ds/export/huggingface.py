@@ -154,10 +154,8 @@ def _copy_tokenizer(source: CheckpointSource, folder: Path) -> None:
 def from_hf(model: Path, output: Path) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
 
-    Args:
-        model: a folder of a class that a family's export knows, with safetensors and a tokenizer.
-        output: the new folder: weights in the layout-free form, config.yaml (copy its model section into the new
-            run's recipe) and tokenizer/. It appears only when its logits have been proved.
+    The new folder holds weights in the layout-free form, config.yaml (copy its model section into the new run's recipe)
+    and tokenizer/. It appears only when its logits have been proved.
 
     Raises:
         ExportError: the folder is of none of these classes, has no safetensors, or the logits differ.

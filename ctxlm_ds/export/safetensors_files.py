@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
@@ -27,14 +27,14 @@ NAME_BYTES = 255
 """Longest name of a file."""
 DTYPE_CODES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def parse_size(text: str) -> int:
     """Return a size in bytes (`5GB` -> 5,000,000,000); raise ExportError if it is not a positive number and a unit."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = SIZE_UNITS.get((match[2] or "B").upper()) if match else None
-    size = int(float(match[1]) * unit) if match and unit else 0
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = ByteSize(0)
     if size <= 0:
         raise ExportError(f"{text!r} is not a size; give a number and a unit such as 500MB, 5GB or 4GiB")
     return size
