@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,12 @@ class ShardChunks:
 
     shard: Shard
     chunks: list[ChunkEntry]
-    starts: list[int]
 
     def overlapping(self, first: int, last: int) -> Iterator[ChunkEntry]:
         """Yield the chunks that hold any of elements first..last of the shard's local order."""
         if first < last:
-            low = bisect_right(self.starts, first) - 1
-            yield from self.chunks[max(low, 0) : bisect_left(self.starts, last)]
+            low = bisect_right(self.chunks, first, key=itemgetter("start")) - 1
+            yield from self.chunks[max(low, 0) : bisect_left(self.chunks, last, key=itemgetter("start"))]
 
     def local_range(self, row_start: int, row_stop: int) -> tuple[int, int]:
         """Return the range of local elements that are in these rows of the full matrix."""
@@ -138,7 +138,7 @@ def _in_order(where: str, shard: Shard, chunks: list[ChunkEntry]) -> ShardChunks
         outside = "its shape" if shard.is_whole else "the shard"
         problem = "are in no chunk" if end < total else f"are outside {outside}"
         raise CheckpointError(f"{at}: elements {min(end, total)}..{max(end, total)} {problem}")
-    return ShardChunks(shard, ordered, [chunk["start"] for chunk in ordered])
+    return ShardChunks(shard, ordered)
 
 
 def _describe(shard: Shard) -> str:

@@ -28,7 +28,6 @@ logger = logging.getLogger("ctxlm_ds")
 
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_NAME = "latest"
-MAX_LATEST_BYTES = 1 << 12
 PARTIAL_SUFFIX = ".partial"
 REMOVING_SUFFIX = ".removing"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -63,14 +62,6 @@ def list_checkpoints(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_latest(directory: Path) -> str | None:
-    """Return the folder name in `latest`; None if there is none."""
-    try:
-        return read_text(directory / LATEST_NAME, max_bytes=MAX_LATEST_BYTES).strip()
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True)
 class IntactSearch:
     """Result of the search for a checkpoint to resume from."""
@@ -84,16 +75,12 @@ class IntactSearch:
 def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> IntactSearch:
     """Verify checkpoints, newest first, until one is intact, and log a warning for each damaged one.
 
-    `latest` is a hint only: after a crash it may name an older checkpoint. `check` verifies one folder.
+    `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder.
 
     Raises:
         CheckpointError: there are checkpoints and all of them are damaged.
     """
     folders = list_checkpoints(directory)
-    latest, newest = read_latest(directory), next(reversed(folders.values()), None)
-    if newest is not None and latest != newest.name:
-        at = directory / LATEST_NAME
-        logger.info("%s names %s, the newest checkpoint is %s", at, latest or "nothing", newest.name)
     damaged: dict[Path, str] = {}
     for step, folder in reversed(folders.items()):
         started_s = time.monotonic()
@@ -217,10 +204,10 @@ def look(directory: Path) -> NodeView:
     try:
         while not directory.exists():
             directory = directory.parent
-        if os.statvfs(directory).f_flag & os.ST_RDONLY:
-            return NodeView(host, problem=explain(OSError(errno.EROFS, os.strerror(errno.EROFS), str(directory))))
-        if not os.access(directory, os.W_OK | os.X_OK):
-            return NodeView(host, problem=explain(OSError(errno.EACCES, os.strerror(errno.EACCES), str(directory))))
+        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+        if read_only or not os.access(directory, os.W_OK | os.X_OK):
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code), str(directory))
         return NodeView(host, shutil.disk_usage(directory).free)
     except OSError as error:
         return NodeView(host, problem=explain(error))

@@ -7,7 +7,6 @@ a checkpoint holds (training.py), the stages of one save (background_save.py).
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import shutil
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult, run_action
@@ -169,15 +168,15 @@ class CheckpointManager:
         if not self._together(step, lambda: self._prepare(step, seen, needed_bytes)):
             self._good.add(step)
             return None
-        write: Write
+        write: Write | Exception
         try:
             write = take()
         except Exception as error:
-            # The other ranks wait for this rank's part.
-            write = functools.partial(_fail, error)
+            # The other ranks wait for this rank's part, which reports it.
+            write = error
         return PendingSave(self._stages(step, write, finish, background))
 
-    def _stages(self, step: int, write: Write, finish: Finish, background: bool) -> Iterator[Future[Any]]:
+    def _stages(self, step: int, write: Write | Exception, finish: Finish, background: bool) -> Iterator[Future[Any]]:
         """Yield this rank's work of each stage of a save; the collective parts are between the stages."""
         started_s = time.monotonic()
         writing = run_action(lambda: self._write_own(step, write), f"write-step-{step}", background)
@@ -269,9 +268,11 @@ class CheckpointManager:
 
     # During the save, on every rank: its files.
 
-    def _write_own(self, step: int, write: Write) -> RankResult:
+    def _write_own(self, step: int, write: Write | Exception) -> RankResult:
         _, partial = self._folders(step)
         try:
+            if isinstance(write, Exception):
+                raise write
             wait_until(partial.is_dir, partial, "was made by rank 0")
             return RankResult(written=write(partial))
         except (OSError, CtxlmError) as error:
@@ -325,10 +326,6 @@ class CheckpointManager:
 
     def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
         return to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
-
-
-def _fail(error: Exception, folder: Path) -> NoReturn:
-    raise error
 
 
 def _size_of(folder: Path) -> int:

@@ -69,12 +69,12 @@ class CheckpointReader:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the full parameter."""
-        self._check_name(name)
+        if name not in self._shapes:
+            raise CheckpointError(f"{self.path}: no parameter {name!r} in this checkpoint")
         return self._shapes[name]
 
     def kinds(self, name: str) -> list[str]:
         """Return what is stored of a parameter: `weight` and the optimizer's moments."""
-        self._check_name(name)
         return sorted(self._groups[name], key=lambda kind: (kind != WEIGHT_KIND, kind))
 
     def moment_kinds(self) -> list[str]:
@@ -154,10 +154,6 @@ class CheckpointReader:
                     if "/" in file or "\0" in file or file in ("", ".", ".."):
                         raise ValueError(f"{name} ({kind}): file {file!r} is not in the checkpoint's folder")
                     listed.add((file, key))
-
-    def _check_name(self, name: str) -> None:
-        if name not in self._shapes:
-            raise CheckpointError(f"{self.path}: no parameter {name!r} in this checkpoint")
 
     def _copy_overlap(self, chunk: ChunkEntry, source: Rectangle, target: Rectangle, result: torch.Tensor) -> None:
         """Read the elements that both rectangles hold; `result` begins with the target's first element."""

@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
@@ -130,9 +131,7 @@ class TensorFileReader:
         """Return the first byte of a tensor; raise CheckpointError if the file has none of this name and length."""
         entry = self._entries.get(key)
         if entry is None:
-            raise CheckpointError(f"{self.path}: cannot read {key} (no such tensor)")
-        if isinstance(entry, str):
-            raise CheckpointError(f"{self.path}: cannot read {key} (it is {entry}, not flat F32)")
+            raise CheckpointError(f"{self.path}: cannot read {key} (the file has no flat F32 tensor of this name)")
         start, found = entry
         if found != length:
             raise CheckpointError(
@@ -157,11 +156,8 @@ class TensorFileReader:
             raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
 
 
-def _read_header(file: BufferedReader) -> dict[str, tuple[int, int] | str]:
-    """Return (first byte, number of elements) of each flat fp32 tensor, and a description of any other.
-
-    Raises ValueError if the file has no header of the format.
-    """
+def _read_header(file: BufferedReader) -> dict[str, tuple[int, int]]:
+    """Return (first byte, number of elements) of each flat fp32 tensor; raise ValueError if there is no header."""
     size_bytes = os.fstat(file.fileno()).st_size
     header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if header_bytes > min(MAX_HEADER_BYTES, size_bytes - LENGTH_BYTES):
@@ -170,14 +166,11 @@ def _read_header(file: BufferedReader) -> dict[str, tuple[int, int] | str]:
     if not isinstance(entries, dict):
         raise ValueError("not an object")
     data_start = LENGTH_BYTES + header_bytes
-    found: dict[str, tuple[int, int] | str] = {}
+    found: dict[str, tuple[int, int]] = {}
     for key, entry in entries.items():
-        try:
+        with suppress(KeyError, TypeError, ValueError):
             (length,), (first, last) = entry["shape"], entry["data_offsets"]
             is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
-            if not is_flat or not 0 <= first == last - length * FP32_BYTES <= size_bytes - data_start - (last - first):
-                raise ValueError
-            found[key] = (data_start + first, length)
-        except (KeyError, TypeError, ValueError):
-            found[key] = f"{entry!r:.80}"
+            if is_flat and 0 <= first == last - length * FP32_BYTES and last <= size_bytes - data_start:
+                found[key] = (data_start + first, length)
     return found

@@ -77,7 +77,8 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
     whole = describe_model(config.model, OBJECTIVES.get(config.objective.name).outputs)
     saved = read_saved_state(source)
     updates = int(reader.scalars().get("optimizer_updates", manifest.step))
-    as_int = _counts_in_int(saved) if step_form == "auto" else step_form == "int"
+    chosen = str(saved.get("environment", {}).get("optimizer", ""))
+    as_int = step_form == "int" or (step_form == "auto" and ("=deepspeed" in chosen or "=apex" in chosen))
     step = updates if as_int else torch.tensor(float(updates))
     tag = f"global_step{manifest.step}"
     logger.info("writing %s in DeepSpeed's universal format", source)
@@ -93,11 +94,6 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
         for name in STATE_FILES:
             _save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
         (folder / UNIVERSAL_LATEST_NAME).write_text(tag, encoding="utf-8")
-
-
-def _counts_in_int(saved: Mapping[str, Any]) -> bool:
-    chosen = str(saved.get("environment", {}).get("optimizer", ""))
-    return "=deepspeed" in chosen or "=apex" in chosen
 
 
 def _save(value: object, path: Path) -> None:

@@ -192,10 +192,8 @@ def from_hf(model: Path, output: Path) -> Conversion:
 def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> RunConfig:
     """Return a recipe with the model's section, and an objective and rows that fit its heads."""
     objective, sample_format = _training_for(source.model.family, source.outputs)
-    longest = source.model.longest_sequence
-    seq_length = min(DEFAULT_SEQ_LENGTH, longest or DEFAULT_SEQ_LENGTH)
-    if OBJECTIVES.get(objective).shifted and longest is not None:
-        seq_length = longest
+    longest = source.model.longest_sequence or DEFAULT_SEQ_LENGTH
+    seq_length = longest if OBJECTIVES.get(objective).shifted else min(DEFAULT_SEQ_LENGTH, longest)
     settings = {
         "name": folder.resolve().name,
         "model": source.model,
@@ -215,10 +213,7 @@ def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> 
 
 def _training_for(name: str, outputs: Sequence[str]) -> tuple[str, str]:
     """Return the family's objective and sample format, or another one's if its objective needs other heads."""
-    for candidate in (name, *FAMILIES.names()):
-        family = FAMILIES.get(candidate)
+    for family in map(FAMILIES.get, (name, *FAMILIES.names())):
         if set(OBJECTIVES.get(family.objective).outputs) == set(outputs):
             return family.objective, family.sample_format
-    raise ExportError(
-        f"a model of family {name} with {', '.join(outputs)} cannot be imported: no family has an objective for these"
-    )
+    raise ExportError(f"a model of family {name} cannot be imported: no objective for {', '.join(outputs)}")

@@ -174,7 +174,8 @@ def verify_folder(
     """
     export = export_of(model.family)
     inputs = build_inputs(folder, export, model, tokenizer)
-    theirs, written = _their_side(folder, export, model, outputs, inputs)
+    longest = model.longest_sequence or UNLIMITED_LENGTH
+    theirs, written = _their_side(folder, export, export.hf_classes[frozenset(outputs)], inputs, longest)
     ours = _filled_model(source, model, outputs, dtype)
     comparisons = _compare(_logits(export, inputs, ours.run), theirs, BOUND)
     if written:
@@ -202,11 +203,13 @@ def _filled_model(source: WeightSource, model: ModelSection, outputs: Sequence[s
     return module
 
 
-def _load_with_transformers(folder: Path, hf_class: str) -> Any:
-    """Load the folder's model in fp32 and evaluation mode.
+def _their_side(
+    folder: Path, export: FamilyExport, hf_class: str, inputs: dict[str, Fields], longest: int
+) -> tuple[Fields, list[Continuation]]:
+    """Compute transformers' outputs under our names and, if it predicts the next token, its continuations.
 
     Raises:
-        ExportError: transformers cannot load it, misses a tensor, or finds one of another shape.
+        ExportError: transformers cannot load the folder, misses a tensor, or finds one of another shape.
     """
     import transformers
 
@@ -216,24 +219,11 @@ def _load_with_transformers(folder: Path, hf_class: str) -> Any:
         )
     wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "mismatched_keys") if info.get(key)}
     if wrong:
-        raise ExportError(f"transformers cannot fill {type(module).__name__} from {folder}: {wrong}")
-    return module.eval()
-
-
-def _their_side(
-    folder: Path, export: FamilyExport, model: ModelSection, outputs: Sequence[str], inputs: dict[str, Fields]
-) -> tuple[Fields, list[Continuation]]:
-    """Compute transformers' outputs under our names and, if it predicts the next token, its continuations."""
-    module = _load_with_transformers(folder, export.hf_classes[frozenset(outputs)])
-    written: list[Continuation] = []
-    if export.next_token_output is not None:
-        with _inside_transformers(folder):
-            written = _generated(module, inputs["text"], model.longest_sequence or UNLIMITED_LENGTH)
-
-    def run(fields: Fields) -> Fields:
-        return export.their_outputs(module(**export.their_inputs(fields)), fields)
-
-    return _logits(export, inputs, run), written
+        raise ExportError(f"transformers cannot fill {hf_class} from {folder}: {wrong}")
+    module.eval()
+    logits = _logits(export, inputs, lambda fields: export.their_outputs(module(**export.their_inputs(fields)), fields))
+    with _inside_transformers(folder):
+        return logits, _generated(module, inputs["text"], longest) if export.next_token_output else []
 
 
 def _logits(export: FamilyExport, inputs: dict[str, Fields], run: Callable[[Fields], Fields]) -> Fields:

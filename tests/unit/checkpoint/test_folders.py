@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ctxlm_ds.checkpoint.folders import (
     find_newest_intact,
     list_checkpoints,
-    read_latest,
     remove_folder,
     remove_leftovers,
     step_name,
@@ -54,7 +53,6 @@ def test_the_newest_intact_one(tmp_path: Path) -> None:
         newest = _checkpoint(tmp_path, step)
     assert newest.name == "step-100000000"
     assert find_newest_intact(tmp_path).newest == newest
-    assert read_latest(tmp_path) == newest.name
 
 
 @pytest.mark.parametrize("latest", ["step-00000001", "step-00000099", "", None])
