@@ -42,7 +42,7 @@ class Registry:
         return tuple(self._shipped)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names()
+        return name in self._shipped or name in self._added or name in self._installed
 
     def get(self, name: str) -> Any:
         """Return an entry, importing its module the first time.
