@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
@@ -33,6 +32,8 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from ctxlm_ds.objectives.base import Objective
 
 TRAIN_MASKS = "mask"
 HELD_OUT_MASKS = "held_out_mask"
@@ -115,7 +116,6 @@ class TrainLoader:
         self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * config.data.seq_length))
         self._pieces = 0 if idle else -(-self._plan.micro_batches // self._at_once)
         self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces)
-        self._pin_memory = _uses_cuda()
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -168,7 +168,7 @@ class TrainLoader:
             batch_size=None,
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch,
-            collate_fn=_unchanged,
+            collate_fn=lambda array: array,
             worker_init_fn=_init_worker,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # starting the workers would otherwise draw from the run's dropout stream
@@ -201,7 +201,7 @@ class TrainLoader:
             for term in terms:
                 counts[term.name] += count_labels(term, values)
         size = self._plan.micro_batch_size
-        batches = [batch for array in arrays for batch in to_batches(array, fields, size, self._pin_memory)]
+        batches = [batch for array in arrays for batch in to_batches(array, fields, size)]
         return Step(batches, counts, num_tokens, self._plan.global_batch_size, epoch)
 
 
@@ -228,7 +228,6 @@ class EvalLoader:
         self._plan = BatchPlan(micro * data_parallel_size, micro, data_parallel_rank, data_parallel_size)
         self._order = RowOrder(len(rows), HELD_OUT_SEED)
         self._num_rows = min(config.evaluation.max_rows, len(rows))
-        self._pin_memory = _uses_cuda()
 
     def __len__(self) -> int:
         """Return the number of micro-batches, which is the same for every rank."""
@@ -241,7 +240,7 @@ class EvalLoader:
             planned = self._order.at(positions % self._order.num_rows)
             rows = np.where(positions < self._num_rows, planned.rows, -1)
             array = self._builder(PlannedRows(rows, planned.epochs))
-            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._pin_memory)
+            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size)
 
 
 class _WorkerSide:
@@ -257,21 +256,10 @@ class _WorkerSide:
             return error
 
 
-def _uses_cuda() -> bool:
-    """Return whether micro-batches go to a GPU: page-locked memory then lets copies overlap with computation."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:
     loader = reference()
     if loader is not None:
         loader.close()
-
-
-def _unchanged(array: Any) -> Any:
-    return array
 
 
 def _init_worker(_: int) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.blend import train_stream
@@ -23,6 +22,7 @@ from ctxlm_ds.recipe.source_rules import source_names
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 SHOWN_ROWS = 8
