@@ -1,9 +1,12 @@
 """From rows to the micro-batches of a step: reading, corruption and collation, in worker processes.
 
-The result depends on (seed, position in the stream) only, not on workers, ranks or micro-batches. Workers are forked
-from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled loops only, and
-torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled arrays (no shared
-memory that could fill up), leave signals to the training process and die with it.
+Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G of the endless stream of rows (an
+epoch may end inside it); its micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp.
+So a resume needs one number, and neither ranks nor micro-batches nor workers change the rows of a step.
+
+Workers are forked from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled
+loops only, and torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled
+arrays (no shared memory that could fill up), leave signals to the training process and die with it.
 """
 
 from __future__ import annotations
@@ -23,10 +26,9 @@ from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.blend import train_stream
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
-from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, step_rows
-from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.process.launcher import die_with_launcher
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -40,6 +42,41 @@ HELD_OUT_MASKS = "held_out_mask"
 SMALLEST_PREFETCH = 2
 POSITIONS_AT_ONCE = 1 << 14
 """Small micro-batches of a step are made together, up to this number of positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The division of a step's rows into micro-batches of ranks."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        share = self.micro_batch_size * self.data_parallel_size
+        if self.global_batch_size % share:
+            nearest = max(1, round(self.global_batch_size / share)) * share
+            raise ConfigError(
+                f"training.global_batch_size {self.global_batch_size} is not a multiple of training.micro_batch_size "
+                f"{self.micro_batch_size} times data-parallel size {self.data_parallel_size}; the nearest is {nearest}"
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one rank in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Return [micro_batches, micro_batch_size] positions of this rank in a step, in the order of computation."""
+        own = self.data_parallel_rank + self.data_parallel_size * np.arange(self.micro_batches, dtype=np.int64)
+        return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
+
+
+def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
+    """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
+    for step_start in itertools.count(start_row, plan.global_batch_size):
+        yield stream.at(step_start + plan.offsets())
 
 
 @dataclass(slots=True)

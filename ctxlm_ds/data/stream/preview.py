@@ -13,9 +13,8 @@ import numpy as np
 
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.data.stream.blend import train_stream
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, train_stream
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
-from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_names
 
