@@ -136,8 +136,10 @@ def test_rotation(
 
 
 @given(
-    steps=st.lists(st.integers(1, 60), min_size=1, unique=True), keep_last=st.integers(1, 5),
-    keep_every=st.none() | st.integers(1, 20), data=st.data(),
+    steps=st.lists(st.integers(1, 60), min_size=1, unique=True),
+    keep_last=st.integers(1, 5),
+    keep_every=st.none() | st.integers(1, 20),
+    data=st.data(),
 )
 def test_rotation_never_removes_what_is_to_stay(
     steps: list[int], keep_last: int, keep_every: int | None, data: st.DataObject
