@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.atomic import PARTIAL_MARK
-from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
+from ctxlm_ds.data.dataset.metadata import METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import IndexedDataset, OpeningProof, dataset_file
 from ctxlm_ds.data.dataset.writer import EXTENSIONS
 from ctxlm_ds.errors import DataError
@@ -53,7 +53,6 @@ class MergeInput:
     dtype: np.dtype[Any]
     num_sequences: int
     num_documents: int
-    num_tokens: int
     bin_digests: tuple[tuple[Path, str], ...]
     """Recorded sha256 (hex) of .bin, each with the file that records it."""
     idx_digest: str
@@ -63,8 +62,13 @@ class MergeInput:
         """Open a dataset and keep what was found. Raises DataError if it is damaged."""
         found = IndexedDataset(prefix)
         digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
-        counts = (found.num_sequences, found.num_documents, found.num_tokens)
+        counts = (found.num_sequences, found.num_documents)
         return cls(found.prefix, found.proof, found.dtype, *counts, digests, found.index_digest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size that .bin and .idx take while they are written."""
+        return self.proof.num_tokens * self.dtype.itemsize + 16 * (self.num_sequences + self.num_documents)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -74,9 +78,7 @@ class MergeInput:
     def open(self) -> IndexedDataset:
         """Open the dataset again. Raises DataError if it is no longer what was found."""
         dataset = IndexedDataset(self.prefix, self.proof)
-        if (dataset.num_sequences, dataset.num_documents, dataset.num_tokens, dataset.dtype) != (
-            self.num_sequences, self.num_documents, self.num_tokens, self.dtype,
-        ):  # fmt: skip
+        if dataset.proof != self.proof:
             raise DataError(f"{self.prefix}: was changed while it was being joined; start again")
         return dataset
 
@@ -233,7 +235,7 @@ def _check_doubles(parts: Sequence[MergeInput]) -> None:
 
 def _contents(part: MergeInput) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     """Yield the sha256 of .bin and .idx of the part, and of those that it was joined from; none without tokens."""
-    if part.bin_digests and part.num_tokens:
+    if part.bin_digests and part.proof.num_tokens:
         yield (part.bin_digests[0][1], part.idx_digest), part.metadata
     for record in part.metadata.get("parts") or []:
         sha256 = record.get("sha256")
@@ -260,13 +262,8 @@ def build_key(parts: Sequence[MergeInput]) -> str:
     return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
 
 
-def merged_metadata(
-    parts: Sequence[MergeInput], counts: dict[str, Any], digests: dict[str, str]
-) -> dict[str, Any] | None:
-    """Return the JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts.
-
-    Datasets of Megatron have none: None.
-    """
+def merged_metadata(parts: Sequence[MergeInput]) -> dict[str, Any] | None:
+    """Return settings that all parts share, sums of their counts, and the parts; None for datasets of Megatron."""
     if not parts[0].metadata:
         return None
     shared: dict[str, Any] = {}
@@ -286,15 +283,8 @@ def merged_metadata(
             shared[key] = dict(total)
         elif all(value == values[0] for value in values):
             shared[key] = values[0]
-    return {
-        "format": METADATA_FORMAT,
-        "version": METADATA_VERSION,
-        **shared,
-        "build_key": build_key(parts),
-        "parts": [record for part in parts for record in _records(part, shared.get("cleaning"))],
-        **counts,
-        "sha256": digests,
-    }
+    records = [record for part in parts for record in _records(part, shared.get("cleaning"))]
+    return {**shared, "build_key": build_key(parts), "parts": records}
 
 
 def _is_counts(value: object) -> bool:
