@@ -8,21 +8,26 @@ the parts and checks that they belong together.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk
 from ctxlm_ds.console import byte_progress, format_size
 from ctxlm_ds.data.dataset.checksums import check_digest
-from ctxlm_ds.data.dataset.merge_inputs import MergeInput, build_key, find_parts, merged_metadata, open_parts
+from ctxlm_ds.data.dataset.merge_inputs import MergeInput, find_parts, open_parts
+from ctxlm_ds.data.dataset.metadata import METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts, refuse_existing
 from ctxlm_ds.data.preprocess.folder import PartialFolder
@@ -33,6 +38,12 @@ logger = logging.getLogger("ctxlm_ds")
 
 FOLDER_SUFFIX = f"{PARTIAL_MARK}merge"
 _MAX_ERROR_LINES = 1000
+_SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
+_OF_A_PART = (
+    "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "cleaning",
+    "sha256",
+)  # fmt: skip
+_REPLACED = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
 _NOT_THESE = ", and not as these parts joined"
 
 
@@ -40,13 +51,8 @@ _NOT_THESE = ", and not as these parts joined"
 class MergeResult:
     """A joined dataset."""
 
-    prefix: str
+    dataset: IndexedDataset
     num_parts: int
-    num_documents: int
-    num_sequences: int
-    num_tokens: int
-    num_bytes: int
-    """Size of .bin and .idx together."""
     seconds: float
     complete_already: bool
     """True if it existed, joined from the same parts, and was left as it is."""
@@ -70,16 +76,7 @@ def merge_datasets(inputs: Sequence[str], output_prefix: str | Path, overwrite: 
     elif folder.path.exists():
         with suppress(DataError), folder:  # killed after the last file got its name; leaving removes the folder
             pass
-    return MergeResult(
-        prefix=output,
-        num_parts=len(parts),
-        num_documents=sum(part.num_documents for part in parts),
-        num_sequences=sum(part.num_sequences for part in parts),
-        num_tokens=sum(part.proof.num_tokens for part in parts),
-        num_bytes=sum(dataset_file(output, extension).stat().st_size for extension in ("bin", "idx")),
-        seconds=time.monotonic() - start_s,
-        complete_already=complete,
-    )
+    return MergeResult(IndexedDataset(output), len(parts), time.monotonic() - start_s, complete)
 
 
 def _is_complete(output: str, parts: Sequence[MergeInput]) -> bool:
@@ -90,7 +87,7 @@ def _is_complete(output: str, parts: Sequence[MergeInput]) -> bool:
     except DataError:
         return False
     if parts[0].metadata:
-        return present.metadata is not None and present.metadata.get("build_key") == build_key(parts)
+        return present.metadata is not None and present.metadata.get("build_key") == _build_key(parts)
     # Megatron's parts have no JSON to compare; the index has the length of every sequence of every part.
     document = sequence = 0
     for part in parts:
@@ -124,7 +121,7 @@ def _write(output: str, parts: Sequence[MergeInput], folder: PartialFolder, over
                     for source, recorded in part.bin_digests:
                         check_digest(dataset_file(part.prefix, "bin"), digest, recorded, source)
                 errors = "".join(islice(_error_lines(parts), _MAX_ERROR_LINES))
-                writer.prepare(merged_metadata(parts), errors)
+                writer.prepare(_merged_metadata(parts), errors)
             folder.check()
             refuse_existing(output, overwrite, _NOT_THESE)  # another program may have written it meanwhile
             publish_parts(output, folder.path)
@@ -143,3 +140,54 @@ def _error_lines(parts: Sequence[MergeInput]) -> Iterator[str]:
         if path.is_file():
             with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
                 yield from file
+
+
+def _build_key(parts: Sequence[MergeInput]) -> str:
+    """Return a sha256 (hex) of what decides a joined dataset: the checksums of its parts, in order."""
+    decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1])] for part in parts]
+    return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
+
+
+def _merged_metadata(parts: Sequence[MergeInput]) -> dict[str, Any] | None:
+    """Return settings that all parts share, sums of their counts, and the parts; None for datasets of Megatron."""
+    if not parts[0].metadata:
+        return None
+    shared: dict[str, Any] = {}
+    for key in parts[0].metadata:
+        values = [part.metadata.get(key) for part in parts]
+        if key in _REPLACED:
+            continue
+        if key in _SUMMED:
+            shared[key] = sum(value or 0 for value in values)
+        elif key in ("inputs", "sources", "cleaning"):
+            entries = {json.dumps(entry, sort_keys=True): entry for value in values for entry in value or []}
+            shared[key] = list(entries.values())
+        elif all(map(_is_counts, values)):
+            total: Counter[str] = Counter()
+            for value in values:
+                total.update(value)
+            shared[key] = dict(total)
+        elif all(value == values[0] for value in values):
+            shared[key] = values[0]
+    records = [record for part in parts for record in _records(part, shared.get("cleaning"))]
+    return {**shared, "build_key": _build_key(parts), "parts": records}
+
+
+def _is_counts(value: object) -> bool:
+    """Return True for an object of numbers, such as bad records by reason."""
+    return isinstance(value, dict) and all(type(count) is int for count in value.values())
+
+
+def _records(part: MergeInput, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
+    """Yield the record of a part in the joined JSON; the records of its parts if it was joined itself.
+
+    Its cleaning is left out if it is that of all parts: thousands of shards share one.
+    """
+    if part.metadata.get("parts"):
+        yield from part.metadata["parts"]
+        return
+    kept = {key: part.metadata[key] for key in _OF_A_PART if key in part.metadata}
+    if kept.get("cleaning") == cleaning_of_all:
+        kept.pop("cleaning", None)
+    reasons = {key: value for key, value in part.metadata.items() if _is_counts(value)}
+    yield {"name": Path(part.prefix).name, **kept, **reasons}

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,7 @@ class NpyAppender:
     def __enter__(self) -> NpyAppender:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handle.seek(0)
         self._write_header()
         self._handle.close()
@@ -87,7 +84,7 @@ def open_array(directory: Path, name: str) -> NDArray[Any]:
         is_empty = path.stat().st_size <= NPY_HEADER_BYTES
         return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable ({error}); delete the folder and build the samples again") from error
+        raise DataError(f"{path}: not readable ({error}); {REMEDY}") from error
 
 
 def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
@@ -104,10 +101,14 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
         Exception: any other error of `fill`; nothing is left behind, and a waiting process tries next.
     """
     workplace = final.with_name(f"{final.name}{BUILDING_SUFFIX}")
+    lock = RunLock(workplace, remedy="set data.sample_index_dir to another folder")
     try:
-        return _build_or_wait(final, fill, RunLock(workplace, remedy="set data.sample_index_dir to another folder"))
+        return _build_or_wait(final, fill, lock)
     except OSError as error:
-        _remove_abandoned(workplace)
+        with suppress(OSError):  # not even the lock could be written
+            if not (workplace / LOCK_NAME).exists():
+                (workplace / GUARD_NAME).unlink(missing_ok=True)
+                workplace.rmdir()
         where = f" ({error.filename})" if error.filename else ""
         raise DataError(
             f"{final.parent}: the sample index {final.name} cannot be built there: {error.strerror or error}{where}; "
@@ -116,10 +117,8 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
 
 
 def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> bool:
-    workplace = lock.run_dir
-    is_announced = False
-    poll_s = FIRST_POLL_S
-    if (final / META_NAME).exists() and workplace.exists():
+    is_announced, poll_s = False, FIRST_POLL_S
+    if (final / META_NAME).exists() and lock.run_dir.exists():
         # Its builder died, or is about to leave.
         with suppress(RunLockedError, OSError):
             lock.acquire()
@@ -193,14 +192,6 @@ def _leave(lock: RunLock) -> None:
         lock.run_dir.rmdir()
 
 
-def _remove_abandoned(workplace: Path) -> None:
-    """Remove a folder in which not even the lock could be written."""
-    with suppress(OSError):
-        if not (workplace / LOCK_NAME).exists():
-            (workplace / GUARD_NAME).unlink(missing_ok=True)
-            workplace.rmdir()
-
-
 def write_meta(directory: Path, meta: dict[str, Any]) -> None:
     """Write meta.json with the size and the sha256 of every other file of the folder."""
     paths = sorted(directory.iterdir())
@@ -221,9 +212,7 @@ def read_meta(directory: Path, key: str) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found, files = meta["key"], {name: int(entry["bytes"]) for name, entry in meta["files"].items()}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{directory}: no readable {META_NAME} ({error}); {REMEDY}") from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not the description of a sample index ({error!r}); {REMEDY}") from error
     if found != key:
         raise DataError(
