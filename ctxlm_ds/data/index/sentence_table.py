@@ -129,6 +129,9 @@ def _take_filled(source: Any, filled: Any, filled_documents: Any, document_ends:
     Args:
         source: starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
             end-of-document token.
+        filled: [sentences] UNALIGNED, the sentences' starts.
+        filled_documents: [documents + 1] first sentence of each document.
+        document_ends: [documents] the token after each document's last.
     """
     starts, shift, bounds, stop, eod = source
     sentences = documents = 0

@@ -91,6 +91,7 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
     """Make the complete folder `final` exist: filled by this process, or by another that this one waits for.
 
     Args:
+        final: the folder; it is locked as FINAL.building/ meanwhile.
         fill: writes every file into the folder it is given; the same files in any process.
 
     Returns:
@@ -162,25 +163,20 @@ def _build_locked(final: Path, fill: Callable[[Path], None], lock: RunLock) -> b
         fsync_path(final.parent)
         return True
     except (OSError, RunLockedError):
-        if _is_ours(lock):
-            raise
-        logger.warning("the sample index %s is being built by another process now", final)
-        return False
+        try:
+            lock.check()
+        except RunLockedError:
+            logger.warning("the sample index %s is being built by another process now", final)
+            return False
+        raise
     finally:
         _leave(lock)
 
 
-def _is_ours(lock: RunLock) -> bool:
-    try:
-        lock.check()
-    except RunLockedError:
-        return False
-    return True
-
-
 def _leave(lock: RunLock) -> None:
     """Release the lock, and remove its folder unless another process has locked it already."""
-    if _is_ours(lock):
+    with suppress(RunLockedError):
+        lock.check()
         # Includes the files of processes that were killed while they took the lock; a living one tries again.
         for left in lock.run_dir.iterdir():
             if left.is_dir():
