@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.atomic import fsync_path, publish
 from ctxlm_ds.data.dataset.checksums import dataset_manifest
-from ctxlm_ds.data.dataset.index_file import DTYPES, LONGEST_SEQUENCE, index_blocks, write_blocks
+from ctxlm_ds.data.dataset.index_file import DTYPES, HEADER, LONGEST_SEQUENCE, MAGIC, VERSION
 from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError
@@ -208,14 +207,9 @@ class IndexedDatasetWriter:
         `PREFIX.errors.jsonl`, which is written unless it is empty. Raises DataError if the lengths on the disk do not
         add up to the tokens.
         """
-        self.save()
-        lengths = partial(self._stored, "lengths", "<i4", self.num_sequences)
-        stored = sum(int(block.sum(dtype=np.int64)) for block in lengths())
-        if stored != self.num_tokens:
-            raise DataError(f"{self.prefix}: lengths of {stored} tokens for {self.num_tokens} tokens; write it again")
-        ends = partial(self._stored, "documents", "<i8", self.num_documents)
-        index = index_blocks(self.dtype, self.num_sequences, self.num_documents, lengths, ends)
-        digests = {"bin": self._digests["bin"].hexdigest(), "idx": write_blocks(self._part("idx"), index)}
+        self._write_index()
+        sha256 = self.save().sha256
+        digests = {name: sha256[name] for name in ("bin", "idx")}
         contents = {"errors.jsonl": errors.encode()}
         if metadata is not None:
             counts = {"documents": self.num_documents, "sequences": self.num_sequences, "tokens": self.num_tokens}
@@ -231,14 +225,32 @@ class IndexedDatasetWriter:
                 path.write_bytes(content)
                 fsync_path(path)
 
+    def _write_index(self) -> None:
+        """Write the .idx from the lengths and document ends on the disk."""
+        self._files["idx"], self._digests["idx"] = open(self._part("idx"), "wb"), hashlib.sha256()  # noqa: SIM115
+        code = next(code for code, known in DTYPES.items() if known == self.dtype)
+        self._write("idx", HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))
+        for lengths in self._stored("lengths", "<i4"):
+            self._write("idx", lengths.tobytes())
+        end = 0
+        for lengths in self._stored("lengths", "<i4"):
+            ends = end + np.cumsum(lengths, dtype=np.int64)
+            self._write("idx", ((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
+            end = int(ends[-1])
+        if end != self.num_tokens:
+            raise DataError(f"{self.prefix}: lengths of {end} tokens for {self.num_tokens} tokens; write it again")
+        self._write("idx", bytes(8))
+        for ends in self._stored("documents", "<i8"):
+            self._write("idx", ends.tobytes())
+
+    def _stored(self, name: str, dtype: str) -> Iterator[NDArray[Any]]:
+        file = self._files[name]
+        file.seek(0)
+        while block := file.read(_COPY_BYTES):
+            yield np.frombuffer(block, dtype=dtype)
+
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             with suppress(OSError):  # on a full disk closing flushes and fails again
                 file.close()
-
-    def _stored(self, name: str, dtype: str, count: int) -> Iterator[NDArray[Any]]:
-        file, item_bytes = self._files[name], np.dtype(dtype).itemsize
-        file.seek(0)
-        for first in range(0, count, _COPY_ITEMS):
-            yield np.frombuffer(file.read(min(_COPY_ITEMS, count - first) * item_bytes), dtype=dtype)
