@@ -28,7 +28,7 @@ from numpy.typing import DTypeLike, NDArray
 from ctxlm_ds.atomic import fsync_path, fsync_tree
 from ctxlm_ds.data.dataset.checksums import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
-from ctxlm_ds.process.run_lock import GUARD_NAME, LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -107,9 +107,7 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
         return _build_or_wait(final, fill, lock)
     except OSError as error:
         with suppress(OSError):  # not even the lock could be written
-            if not (workplace / LOCK_NAME).exists():
-                (workplace / GUARD_NAME).unlink(missing_ok=True)
-                workplace.rmdir()
+            workplace.rmdir()
         where = f" ({error.filename})" if error.filename else ""
         raise DataError(
             f"{final.parent}: the sample index {final.name} cannot be built there: {error.strerror or error}{where}; "
