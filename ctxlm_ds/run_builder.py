@@ -36,10 +36,9 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hooks, build_hooks
-from ctxlm_ds.training.recovery import AnomalyLog, Recovery
+from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.runtime import device_type, explain_out_of_memory
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
@@ -95,8 +94,9 @@ def build_run(
         validation=validation,
         saves=Saves(config.checkpoint, checkpoints, failure_recorder(run_dir, topology)),
         recovery=Recovery(
-            AnomalyPolicy(config.anomalies),
-            AnomalyLog(run_dir, BatchRows(rows.train, config) if topology.is_main else None),
+            config.anomalies,
+            run_dir,
+            BatchRows(rows.train, config) if topology.is_main else None,
             load_last_good=load_last_good,
             steps_from=steps.restart,
         ),

@@ -24,11 +24,10 @@ from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
 from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses, StepInterrupted
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.lamb import Lamb
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.losses import SUMS, TermLosses, means, perplexity, weighted_total
 from ctxlm_ds.training.model_setup import (
     DescribeLayers,
     build_whole_model,
@@ -52,10 +51,12 @@ from ctxlm_ds.training.optimizer import (
 )
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
 from ctxlm_ds.training.stage_timing import measured_costs
-from ctxlm_ds.training.step_metrics import SUMS, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.state import Anomaly, StepResult
 from ctxlm_ds.training.update import Update, Updater, clip_gradients, loss_scaler
 
 logger = logging.getLogger("ctxlm_ds")
+FindSpike = Callable[[float], Anomaly | None]
+"""Returns what is wrong with a finite loss of the global batch, or None."""
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -303,12 +304,12 @@ class Engine:
     # Training.
 
     def train_step(
-        self, step: Step, step_index: int, learning_rate: float, judge: LossJudge = accept_any
+        self, step: Step, step_index: int, learning_rate: float, find_spike: FindSpike = lambda loss: None
     ) -> StepResult:
         """Run forward, backward and update over one global batch; raises StepInterrupted if it is abandoned.
 
-        If the loss or gradient norm is not finite, or `judge` rejects the loss, the result has an `anomaly` on every
-        rank, the gradients are dropped, and no weight, moment or counter changes.
+        If the loss or gradient norm is not finite, or `find_spike` rejects the loss, the result has an `anomaly` on
+        every rank, the gradients are dropped, and no weight, moment or counter changes.
         """
         counts, num_tokens = self._global_counts(step)
         factors = self._factors(counts, len(step.micro_batches))
@@ -321,7 +322,7 @@ class Engine:
             raise
         terms, accuracy = means(self.terms, self._reduce(sums))
         total = weighted_total(self.terms, terms)
-        anomaly = self._find_fault(total, terms, step_index, judge)
+        anomaly = self._find_fault(total, terms, step_index, find_spike)
         self.before_update()
         update = self._updater.refuse() if anomaly else self._updater.apply()
         self.module.carried.end_step(keep=update.applied)
@@ -334,14 +335,15 @@ class Engine:
         return float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0
 
     def _find_fault(
-        self, total: float, terms: Mapping[str, float], step_index: int, judge: LossJudge
+        self, total: float, terms: Mapping[str, float], step_index: int, find_spike: FindSpike
     ) -> Anomaly | None:
         """Return what is wrong with the loss. In fp16 an infinite loss makes the gradients overflow instead."""
         if math.isfinite(total):
-            return judge(total)
+            return find_spike(total)
         if self.passes.is_fp16:
             return None
-        return Anomaly("non_finite", f"the loss of step {step_index + 1} is {total} ({format_terms(terms)})")
+        named = ", ".join(f"{name} {value}" for name, value in terms.items())
+        return Anomaly("non_finite", f"the loss of step {step_index + 1} is {total} ({named})")
 
     def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
         """Return what is wrong with the gradients."""

@@ -29,10 +29,10 @@ from ctxlm_ds.models.layers import (
 )
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.forward_backward import EVALUATION, PassSettings, Sums
+from ctxlm_ds.training.forward_backward import EVALUATION, PassSettings
+from ctxlm_ds.training.losses import Sums, add_into
 from ctxlm_ds.training.pipeline_instructions import allocate_buffer, backward_pass, reduce_tied_grads, send_grads
 from ctxlm_ds.training.runtime import pipeline_topology
-from ctxlm_ds.training.step_metrics import add_into
 
 BIT_CAST = {
     torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8,

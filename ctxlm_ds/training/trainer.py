@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
@@ -19,8 +20,7 @@ from ctxlm_ds.training.hooks import Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
-from ctxlm_ds.training.state import TrainState
-from ctxlm_ds.training.step_metrics import StepResult
+from ctxlm_ds.training.state import StepResult, TrainState
 
 SECONDS_PER_HOUR = 3600.0
 INTERRUPT_CHECK_S = 5.0
@@ -130,9 +130,9 @@ class Trainer:
         started_s = time.monotonic()
         step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)
-        judge = self.recovery.judge(self.state)
+        find_spike = partial(self.recovery.find_spike, self.state)
         try:
-            result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+            result = self.engine.train_step(step, self.state.step, learning_rate, find_spike)
         except StepInterrupted:
             return None
         if self.recovery.must_go_back(self.state, step, result):
