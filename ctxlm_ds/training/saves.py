@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
@@ -59,17 +59,6 @@ class Saver(Protocol):
         """Return the newest checkpoint known to be intact."""
 
 
-class _Agreed(NamedTuple):
-    """Flags that are true if they are true on any rank."""
-
-    late: bool
-    """`interval_minutes` have passed since the last due save."""
-    retry: bool
-    """RETRY_S have passed since a save failed."""
-    busy: bool
-    """A rank still works on its part of the pending save."""
-
-
 class Saves:
     """The saves of one run.
 
@@ -91,11 +80,13 @@ class Saves:
         self._tell_phase: Callable[[Phase], None] = lambda phase: None
         self._now_step = self._begun_step = self._saved_step = self._failed_step = NO_STEP
         self._due_s = self._failed_s = time.monotonic()
-        self._agreed = _Agreed(False, False, False)
-        self._counts = False
+        self._late = self._retry = self._busy = False
+        """True on every rank if it is true on any: interval_minutes or RETRY_S have passed, or a rank still writes."""
+        self._is_due = False
+        """True if the save that was begun last was due, false for a retry."""
         self._failed_in_a_row = self._failed_tries = 0
         self._unrecorded: list[tuple[int, str]] = []
-        self._waits, self._waited_s = 0, 0.0
+        self._told_of_wait = False
 
     def start(self, step: int, tell_phase: Callable[[Phase], None]) -> None:
         """Begin a run, or resume it from the checkpoint of `step`."""
@@ -115,7 +106,7 @@ class Saves:
 
     def agree(self, flags: Sequence[float]) -> None:
         """Take the maxima over all ranks."""
-        self._agreed = _Agreed(*(bool(flag) for flag in flags))
+        self._late, self._retry, self._busy = map(bool, flags)
 
     # Between two steps.
 
@@ -126,14 +117,14 @@ class Saves:
             CheckpointError: more saves in a row failed than `max_failed_saves`.
         """
         self._now_step = state.step
-        if self._saver.pending and not self._agreed.busy:
+        if self._saver.pending and not self._busy:
             self._in_phase(lambda: self._attempt(self._saver.advance, limited=True))
         if self._begun_step == state.step:
             return
-        if state.step % self._config.interval_steps == 0 or self._agreed.late:
-            self._in_phase(lambda: self._begin(state, counts=True))
+        if state.step % self._config.interval_steps == 0 or self._late:
+            self._in_phase(lambda: self._begin(state, is_due=True))
         elif self._retry_due(state.step) and not self._saver.pending:
-            self._in_phase(lambda: self._begin(state, counts=False))
+            self._in_phase(lambda: self._begin(state, is_due=False))
 
     def last(self, state: TrainState) -> None:
         """Write a checkpoint of this state, complete on return, with retries.
@@ -142,9 +133,6 @@ class Saves:
             CheckpointError: it could not be written; the message names the last good checkpoint.
         """
         self._in_phase(lambda: self._last(state))
-        if self._waits > 1:
-            waited = format_duration(self._waited_s)
-            logger.warning("training waited %d times for the disk to take a checkpoint, %s in all", self._waits, waited)
 
     def last_good(self) -> str | None:
         """Return the newest checkpoint known to be intact."""
@@ -172,30 +160,27 @@ class Saves:
 
     # Parts of a save.
 
-    def _begin(self, state: TrainState, counts: bool) -> None:
+    def _begin(self, state: TrainState, is_due: bool) -> None:
         if self._saver.pending:
             self._wait_for_slow_disk()
-        self._counts = counts
+        self._is_due = is_due
         self._begun_step = state.step
-        if counts:
+        if is_due:
             self._due_s = time.monotonic()
         self._attempt(lambda: self._saver.begin(state), limited=True)
 
     def _wait_for_slow_disk(self) -> None:
         started_s, step = time.monotonic(), self._begun_step
-        was_writing = self._agreed.busy
+        was_writing = self._busy
         self._finish(limited=True)
-        if not was_writing:
+        if self._told_of_wait or not was_writing:
             return
-        waited_s = time.monotonic() - started_s
-        self._waits += 1
-        self._waited_s += waited_s
-        if self._waits == 1:
-            logger.warning(
-                "training waited %s for the checkpoint of step %d, which was still being written when the next was "
-                "due: the disk is slower than checkpoint.interval_steps %d (logged once, with the total at the end)",
-                format_duration(waited_s), step, self._config.interval_steps,
-            )  # fmt: skip
+        self._told_of_wait = True
+        logger.warning(
+            "training waited %s for the checkpoint of step %d, which was still being written when the next was "
+            "due: the disk is slower than checkpoint.interval_steps %d (logged once)",
+            format_duration(time.monotonic() - started_s), step, self._config.interval_steps,
+        )  # fmt: skip
 
     def _finish(self, limited: bool) -> None:
         while self._saver.pending:
@@ -207,9 +192,9 @@ class Saves:
             action()
         except CheckpointError as error:
             self._failed(error, limited)
-            return
-        if not self._saver.pending:
-            self._succeeded()
+        else:
+            if not self._saver.pending:
+                self._succeeded()
 
     def _succeeded(self) -> None:
         self._saved_step = self._begun_step
@@ -220,7 +205,7 @@ class Saves:
         step, reason = self._begun_step, str(error)
         self._failed_step, self._failed_s = max(step, self._now_step), time.monotonic()
         self._failed_tries += 1
-        if not self._counts:
+        if not self._is_due:
             return
         self._failed_in_a_row += 1
         if not self._record_failure(step, reason):
@@ -242,21 +227,19 @@ class Saves:
         self._finish(limited=False)
         if self._saved_step == state.step:
             return
-        self._counts = True
+        self._is_due = True
         self._begun_step = state.step
         for pause_s in (*LAST_SAVE_PAUSES_S, None):
             self._tell_phase("saving")
             try:
                 self._saver.save(state)
+                return self._succeeded()
             except CheckpointError as error:
                 if pause_s is None:
                     self._failed(error, limited=False)
                     raise CheckpointError(f"{error}. {self._how_to_resume()}") from error
                 logger.warning("%s. Trying again in %.0f s", error, pause_s)
                 time.sleep(pause_s)
-                continue
-            self._succeeded()
-            return
 
     def _how_to_resume(self) -> str:
         good = self._saver.last_good()
@@ -265,8 +248,7 @@ class Saves:
     def _retry_due(self, step: int) -> bool:
         """Return whether to retry a failed save: after part of an interval, or a minute by any rank's clock."""
         pause_steps = max(1, self._config.interval_steps // RETRIES_PER_INTERVAL)
-        failing = self._failed_step != NO_STEP
-        return failing and (self._agreed.retry or step - self._failed_step >= pause_steps)
+        return self._failed_step != NO_STEP and (self._retry or step - self._failed_step >= pause_steps)
 
     def _in_phase(self, action: Callable[[], None]) -> None:
         self._tell_phase("saving")
