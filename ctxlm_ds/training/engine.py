@@ -310,7 +310,7 @@ class Engine:
         total = weighted_total(self.terms, terms)
         anomaly = self._find_fault(total, terms, step_index, find_spike)
         self.before_update()
-        update = self._updater.refuse() if anomaly else self._updater.apply()
+        update = self._updater.end_step(refuse=anomaly is not None)
         self.module.carried.end_step(keep=update.applied)
         anomaly = anomaly or self._find_overflow(update, step_index)
         scale = float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0

@@ -27,26 +27,25 @@ TENSORBOARD_DIR = "tensorboard"
 
 def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> dict[str, Any]:
     """Return the metrics of one line or point: loss terms by name, TERM_accuracy, and the rest."""
-    figures: dict[str, Any] = {"step": metrics.step, "loss": metrics.loss, **metrics.terms}
-    figures |= {f"{term}_accuracy": value for term, value in metrics.accuracy.items()}
-    figures["learning_rate"] = metrics.learning_rate
-    if metrics.grad_norm is not None:
-        figures["grad_norm"] = metrics.grad_norm
-    figures |= {
+    counts_skips = metrics.loss_scale is not None or metrics.skipped_steps
+    figures = {
+        "step": metrics.step,
+        "loss": metrics.loss,
+        **metrics.terms,
+        **{f"{term}_accuracy": value for term, value in metrics.accuracy.items()},
+        "learning_rate": metrics.learning_rate,
+        "grad_norm": metrics.grad_norm,
         "epoch": metrics.epoch,
         "tokens": metrics.tokens,
         "tokens_per_second": round(tokens_per_second, 1),
         "step_seconds": round(step_seconds, 6),
         "total_seconds": round(metrics.total_seconds, 3),
         "memory_bytes": memory_bytes(),
+        "loss_scale": metrics.loss_scale,
+        "skipped_steps": metrics.skipped_steps if counts_skips else None,
+        "rollbacks": metrics.rollbacks or None,
     }
-    if metrics.loss_scale is not None:
-        figures["loss_scale"] = metrics.loss_scale
-    if metrics.loss_scale is not None or metrics.skipped_steps:
-        figures["skipped_steps"] = metrics.skipped_steps
-    if metrics.rollbacks:
-        figures["rollbacks"] = metrics.rollbacks
-    return figures
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 class MetricsWriter(IntervalHook):

@@ -97,7 +97,8 @@ class Trainer:
                 continue
             reason = self._limit_reached() or self._asked_to_stop()
             self.tell_step(metrics)
-            if self._due(self.config.evaluation.interval_steps):
+            interval_steps = self.config.evaluation.interval_steps
+            if interval_steps and self.state.step % interval_steps == 0:
                 self._evaluate_once()
             if reason is None:
                 self.saves.after_step(self.state)
@@ -211,6 +212,3 @@ class Trainer:
         if index % self._check_every or asked_after_last_step:
             return False
         return bool(self.topology.all_reduce_max([float(self.stop_signal.number)])[0])
-
-    def _due(self, interval_steps: int) -> bool:
-        return interval_steps > 0 and self.state.step % interval_steps == 0
