@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.benchmark.timing import in_turn
+from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.console import counted
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
@@ -57,17 +57,17 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
     for sample_format, counts in (("segment_pair", threads), ("doc_sentences", threads), ("full_sentences", [1])):
         for workers in counts:
             ours = partial(_sentences_done, table, sample_format, workers)
-            comparison = in_turn(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
+            lines = compare(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
             title = f"{sample_format}, {counted(workers, 'thread')}{LARGER_TASKS.get(sample_format, '')}"
-            yield from _titled(title, comparison.lines())
+            yield from _titled(title, lines)
     sizes = np.add.reduceat(lengths, bounds[:-1], dtype=np.int32)
     order = np.arange(documents, dtype=np.int32)
     num_tokens = int(sizes.sum(dtype=np.int64))
     blocks = partial(helpers_cpp.build_sample_idx_int32, sizes, order, SEQ_LENGTH, 1, num_tokens, False, 1)
-    comparison = in_turn(
+    lines = compare(
         partial(_documents_done, sizes), lambda: len(blocks()) and documents, rounds, "documents/s", "build_sample_idx"
     )
-    yield from _titled("blocks, reset_at_documents false, 1 thread", comparison.lines())
+    yield from _titled("blocks, reset_at_documents false, 1 thread", lines)
 
 
 def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

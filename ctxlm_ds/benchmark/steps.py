@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
+from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ConfigError
@@ -25,7 +25,7 @@ from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.training.losses import TermLosses
 
 
-def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
+def compare_steps(config: RunConfig, rounds: int = 5) -> list[str]:
     """Compare steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
 
     Both have the same shape, data type, dropout and number of predictions. Ours computes the head on the predicted
@@ -55,7 +55,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
     def their_loss() -> Tensor:
         return theirs(**arguments).loss
 
-    return in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
+    return compare(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> Callable[[], int]:
