@@ -170,7 +170,7 @@ class Run:
             CheckpointError: it could not be written; older checkpoints are untouched.
         """
         self._trainer.saves.last(self._trainer.state)
-        folder = self._trainer.saves.last_good()
+        folder = self._trainer.saves.saver.last_good()
         if folder is None:
             raise CheckpointError(f"no checkpoint was written to {self.run_dir}")
         return Path(folder)

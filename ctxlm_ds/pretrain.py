@@ -168,14 +168,14 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     from ctxlm_ds.training.history import HistoryHook, WatchdogHook
 
     trainer.hooks.append(WatchdogHook(watchdog))
-    watchdog.watch_writing(trainer.saves.pending_age_s)
+    watchdog.watch_writing(trainer.saves.saver.pending_age_s)
     if trainer.topology.is_main:
         trainer.hooks.append(HistoryHook(run_dir, ranks))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     try:
         trainer.run()
     except TrainingError as error:
-        good = trainer.saves.last_good()
+        good = trainer.saves.saver.last_good()
         kept = f"the last good checkpoint {good} is intact" if good else "no checkpoint has been written"
         raise TrainingError(
             f"{error}\nTraining stopped; {kept}. python tools/show_batch.py {run_dir} lists the batch. Start "

@@ -221,7 +221,7 @@ def _partition_rules(zero: dict[str, Any], stage: int, ranks: int) -> Iterator[P
         yield Problem("zero_optimization.zero_hpz_partition_size", text)
     given: dict[str, str] = {}
     for name in zero:
-        # 0.19.8 renamed one setting and keeps its old name beside the two new ones.
+        # 0.19.8 renamed one setting and keeps its old name in addition to the two new ones.
         first = given.setdefault(name.removeprefix("stage3_").replace("gather_fp16", "gather_16bit"), name)
         if first != name:
             yield Problem(f"zero_optimization.{name}", f"{first} is the same setting; remove one of them")

@@ -75,7 +75,7 @@ class Saves:
         record_failure: Callable[[int, str], bool] = lambda step, reason: True,
     ) -> None:
         self._config = config
-        self._saver = saver
+        self.saver = saver
         self._record_failure = record_failure
         self._tell_phase: Callable[[Phase], None] = lambda phase: None
         self._now_step = self._begun_step = self._saved_step = self._failed_step = NO_STEP
@@ -102,7 +102,7 @@ class Saves:
         minutes = self._config.interval_minutes
         late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
         retry = self._failed_step != NO_STEP and now_s - self._failed_s >= RETRY_S
-        return [float(late), float(retry), float(self._saver.busy)]
+        return [float(late), float(retry), float(self.saver.busy)]
 
     def agree(self, flags: Sequence[float]) -> None:
         """Take the maxima over all ranks."""
@@ -117,13 +117,13 @@ class Saves:
             CheckpointError: more saves in a row failed than `max_failed_saves`.
         """
         self._now_step = state.step
-        if self._saver.pending and not self._busy:
-            self._in_phase(lambda: self._attempt(self._saver.advance, limited=True))
+        if self.saver.pending and not self._busy:
+            self._in_phase(lambda: self._attempt(self.saver.advance, limited=True))
         if self._begun_step == state.step:
             return
         if state.step % self._config.interval_steps == 0 or self._late:
             self._in_phase(lambda: self._begin(state, is_due=True))
-        elif self._retry_due(state.step) and not self._saver.pending:
+        elif self._retry_due(state.step) and not self.saver.pending:
             self._in_phase(lambda: self._begin(state, is_due=False))
 
     def last(self, state: TrainState) -> None:
@@ -134,22 +134,10 @@ class Saves:
         """
         self._in_phase(lambda: self._last(state))
 
-    def last_good(self) -> str | None:
-        """Return the newest checkpoint known to be intact."""
-        return self._saver.last_good()
-
     def settle(self) -> None:
         """Wait until no save is pending; one that fails is a warning."""
-        if self._saver.pending:
+        if self.saver.pending:
             self._in_phase(lambda: self._finish(limited=False))
-
-    def abandon(self) -> None:
-        """Stop writing because this rank ends with an error, perhaps alone."""
-        self._saver.abandon()
-
-    def pending_age_s(self) -> float | None:
-        """Return the seconds since the pending save began, or None; from any thread."""
-        return self._saver.pending_age_s()
 
     def rolled_back(self, step: int) -> None:
         """Continue from the checkpoint of `step`, to which the run went back."""
@@ -161,13 +149,13 @@ class Saves:
     # Parts of a save.
 
     def _begin(self, state: TrainState, is_due: bool) -> None:
-        if self._saver.pending:
+        if self.saver.pending:
             self._wait_for_slow_disk()
         self._is_due = is_due
         self._begun_step = state.step
         if is_due:
             self._due_s = time.monotonic()
-        self._attempt(lambda: self._saver.begin(state), limited=True)
+        self._attempt(lambda: self.saver.begin(state), limited=True)
 
     def _wait_for_slow_disk(self) -> None:
         started_s, step = time.monotonic(), self._begun_step
@@ -183,8 +171,8 @@ class Saves:
         )  # fmt: skip
 
     def _finish(self, limited: bool) -> None:
-        while self._saver.pending:
-            self._attempt(self._saver.advance, limited)
+        while self.saver.pending:
+            self._attempt(self.saver.advance, limited)
 
     def _attempt(self, action: Callable[[], None], limited: bool) -> None:
         """Do a part of a save; if `limited`, too many failures in a row end the run."""
@@ -193,7 +181,7 @@ class Saves:
         except CheckpointError as error:
             self._failed(error, limited)
         else:
-            if not self._saver.pending:
+            if not self.saver.pending:
                 self._succeeded()
 
     def _succeeded(self) -> None:
@@ -232,7 +220,7 @@ class Saves:
         for pause_s in (*LAST_SAVE_PAUSES_S, None):
             self._tell_phase("saving")
             try:
-                self._saver.save(state)
+                self.saver.save(state)
                 return self._succeeded()
             except CheckpointError as error:
                 if pause_s is None:
@@ -242,7 +230,7 @@ class Saves:
                 time.sleep(pause_s)
 
     def _how_to_resume(self) -> str:
-        good = self._saver.last_good()
+        good = self.saver.last_good()
         return f"The last good checkpoint is {good}; the same command resumes from it" if good else "There is none yet"
 
     def _retry_due(self, step: int) -> bool:

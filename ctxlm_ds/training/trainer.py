@@ -80,7 +80,8 @@ class Trainer:
             # Raised on every rank together. What is still being written belongs to a good step.
             self.saves.settle()
         if error is not None:
-            self.saves.abandon()
+            # This rank may end alone.
+            self.saves.saver.abandon()
         elapsed_s, completed = time.monotonic() - self._started_s, self._limit_reached() is not None
         state, failed = self.state, error is not None
         end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
