@@ -156,7 +156,7 @@ class Run:
         while self.step < last:
             metrics = self._trainer.step()
             if metrics is not None:
-                self._trainer.tell_step(metrics)
+                self._trainer.hooks.call("on_step_end", metrics)
                 yield metrics
 
     def evaluate(self) -> dict[str, float]:

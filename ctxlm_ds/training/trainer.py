@@ -97,7 +97,7 @@ class Trainer:
                 reason = self._asked_to_stop()
                 continue
             reason = self._limit_reached() or self._asked_to_stop()
-            self.tell_step(metrics)
+            self.hooks.call("on_step_end", metrics)
             interval_steps = self.config.evaluation.interval_steps
             if interval_steps and self.state.step % interval_steps == 0:
                 self._evaluate_once()
@@ -128,7 +128,7 @@ class Trainer:
         return found
 
     def step(self) -> StepMetrics | None:
-        """Take one step; None if it was interrupted, or was bad and the run went back to a checkpoint."""
+        """Take one step without calling on_step_end; None if it was interrupted, or bad and the run went back."""
         started_s = time.monotonic()
         step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)
@@ -148,10 +148,6 @@ class Trainer:
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
         return self._metrics(result, learning_rate, seconds, step.epoch)
-
-    def tell_step(self, metrics: StepMetrics) -> None:
-        """Call the hooks' on_step_end; run() calls this."""
-        self.hooks.call("on_step_end", metrics)
 
     def _go_back(self, step: Step, result: StepResult) -> None:
         """Go back to the last good checkpoint and continue with the rows after the bad step's."""
