@@ -55,7 +55,7 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         ConfigError: the shape is impossible, or neither model.vocab_size nor tokenizer.path is set.
         KernelError: a kernel that the recipe asks for by name does not run on the device.
     """
-    from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+    from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
     from ctxlm_ds.models.build import ModelBuild
     from ctxlm_ds.models.build import build_model as build
     from ctxlm_ds.registry import OBJECTIVES
@@ -65,7 +65,7 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         config = resolve(config, load_run_tokenizer(config))
     dtype = DTYPES[config.training.precision]
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    kernels = choose_kernels(config.kernels, device, dtype)
+    kernels = KernelSet(config.kernels, device, dtype)
     model_build = ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows)
     return build(config.model, model_build, config.training.seed).to(device, dtype).eval()
 

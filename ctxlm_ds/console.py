@@ -90,11 +90,11 @@ def format_duration(seconds: float) -> str:
 
 
 class ByteProgress:
-    """Speed and time left of a job that reads `total_bytes`, as plain lines."""
+    """Speed and time left of a job that reads `total_bytes` (0 if unknown), as plain lines."""
 
     def __init__(self, title: str, total_bytes: int) -> None:
         self._title = title
-        self._total_bytes = max(1, total_bytes)
+        self._total_bytes = total_bytes
         self._start_s = self._last_line_s = time.monotonic()
 
     def update(self, done_bytes: int, note: str = "") -> None:
@@ -103,6 +103,9 @@ class ByteProgress:
         if now_s - self._last_line_s < PLAIN_INTERVAL_S:
             return
         self._last_line_s = now_s
+        if not self._total_bytes:
+            logger.info("%s: %s", self._title, note)
+            return
         if done_bytes <= 0:  # the first block of a compressed file is still being read
             logger.info("%s: started %s", self._title, note)
             return
@@ -124,7 +127,7 @@ class _ProgressBar(ByteProgress):
         self.bar = progress.Progress(
             "{task.description}", progress.BarColumn(), *columns, note, console=Console(stderr=True)
         )
-        self._task = self.bar.add_task(title, total=max(1, total_bytes), note="")
+        self._task = self.bar.add_task(title, total=total_bytes or None, note="")
 
     def update(self, done_bytes: int, note: str = "") -> None:
         self.bar.update(self._task, completed=done_bytes, note=note)

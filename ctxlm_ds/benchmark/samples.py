@@ -20,6 +20,7 @@ from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.console import counted
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
+from ctxlm_ds.data.formats.pairs import SegmentPairSection
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.errors import ConfigError
@@ -49,7 +50,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
         raise ConfigError(f"the peer of this benchmark is missing ({error}): pip install megatron-core") from error
     lengths, bounds = made_up_corpus(documents)
     table = table_of(lengths, bounds)
-    room = SEQ_LENGTH - TEMPLATE.pair_specials
+    room = SEQ_LENGTH - SegmentPairSection.special_tokens(TEMPLATE.double_separator)
     mapping = partial(
         helpers_cpp.build_mapping, bounds, lengths, 1, ONE_EPOCH_WITHOUT_LIMIT, room, SHORT_SEQ_PROB, 1, False, 2
     )

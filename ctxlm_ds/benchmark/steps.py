@@ -15,7 +15,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
-from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -39,7 +39,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> list[str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[config.training.precision]
     objective, parallel = build_objective(config.objective), ParallelContext()
-    build = ModelBuild(objective.outputs, choose_kernels(config.kernels, device, dtype), parallel)
+    build = ModelBuild(objective.outputs, KernelSet(config.kernels, device, dtype), parallel)
     ours = build_model(config.model, build, config.training.seed).to(device, dtype).train()
     theirs = _hugging_face_model(config.model, objective.outputs).to(device, dtype).train()
     fields = _random_fields(config, objective, device)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ctxlm_ds.data.sample import Samples
+    from ctxlm_ds.recipe.sections import DataSection
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 IGNORE_LABEL = -100
@@ -33,19 +34,6 @@ class Field:
     fill: int | float = 0
     """Value of empty places."""
     dtype: Literal["int64", "float32"] = "int64"
-
-
-class RowShape(Protocol):
-    """The part of the data section that an objective uses (recipe/sections.DataSection)."""
-
-    @property
-    def seq_length(self) -> int: ...
-
-    @property
-    def shares_rows(self) -> bool: ...
-
-    @property
-    def sequences_per_row(self) -> int: ...
 
 
 class Term(Protocol):
@@ -67,9 +55,9 @@ class Objective(Protocol):
     @property
     def terms(self) -> Sequence[Term]: ...
 
-    def fields(self, data: RowShape) -> tuple[Field, ...]: ...
+    def fields(self, data: DataSection) -> tuple[Field, ...]: ...
 
-    def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]: ...
+    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]: ...
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any: ...
 

@@ -58,7 +58,7 @@ def _choose_bounds(
     elif layout.pipeline_partition == "time" and measure is not None:
         costs = measure()
     else:
-        costs = block_costs(descriptions)
+        costs = [float(description.block) for description in descriptions]
     return stage_bounds(descriptions, costs, layout.pipeline_parallel_size)
 
 
@@ -122,11 +122,6 @@ def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[st
         sizes = [shape for name, shape in shapes.items() if name.startswith(f"{prefix}.")]
         costs.append(float(sum(prod(size) for size in sizes)))
     return costs
-
-
-def block_costs(descriptions: Sequence[LayerDescription]) -> list[float]:
-    """Return 1 for each block and 0 for other layers, for an equal number of blocks per stage."""
-    return [float(description.block) for description in descriptions]
 
 
 def _blocks(descriptions: Sequence[LayerDescription]) -> list[int]:

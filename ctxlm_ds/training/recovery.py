@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.data.stream.lookup import BatchRows, summary
+from ctxlm_ds.data.stream.preview import BatchRows, summary
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP, append_event
 from ctxlm_ds.recipe.schema import AnomaliesConfig
@@ -131,7 +131,7 @@ class Recovery:
         if self._rows is None:
             return
         first, count = state.rows_consumed, step.rows_consumed
-        sources = [source.to_dict() for source in self._rows.by_source(first, count)]
+        sources = [source._asdict() for source in self._rows.by_source(first, count)]
         # JSON has no NaN or infinity.
         loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.grad_norm))
         rows = {"first": first, "count": count, "sources": sources}

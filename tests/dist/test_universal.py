@@ -19,7 +19,7 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.universal import to_universal
 from ctxlm_ds.checkpoint.universal_import import from_universal
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
@@ -69,7 +69,7 @@ def plain_engine(config: RunConfig, stage: int, precision: str, universal: bool)
     quiet_libraries()
     clear_stale_build_locks()
     init_process_group()
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     model = build_model(config.model, ModelBuild(outputs_of(config), kernels), seed=1)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]

@@ -15,7 +15,7 @@ from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.export.safetensors_files import plan_shards, write_model
 from ctxlm_ds.export.weights import HuggingFaceWeights
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
@@ -79,7 +79,7 @@ def loss_of(outputs: Fields, fields: Fields, counts: Mapping[str, int], config: 
 def built(config: RunConfig, seed: int) -> LayerSequence:
     """Our model in fp32 on the CPU with its initial weights."""
     outputs = build_objective(config.objective).outputs
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32)
+    kernels = KernelSet(config.kernels, "cpu", torch.float32)
     return build_model(config.model, ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows), seed)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.attention import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_uniform
@@ -339,11 +339,11 @@ def student_and_teacher(section: ToySection, build: ModelBuild) -> list[LayerDes
 
 def teacher_values(section: ToySection) -> Callable[[str], Tensor]:
     """Values of the teacher, as of a trained model that was read from somewhere."""
-    from ctxlm_ds.kernels.dispatch import choose_kernels
+    from ctxlm_ds.kernels.dispatch import KernelSet
     from ctxlm_ds.recipe.schema import KernelsConfig
 
     outputs = ("logits", "teacher.logits")
-    build = ModelBuild(outputs, choose_kernels(KernelsConfig(), "cpu", torch.float32))
+    build = ModelBuild(outputs, KernelSet(KernelsConfig(), "cpu", torch.float32))
     shapes = describe_layers(student_and_teacher(section, build), outputs).shapes
     return lambda name: initial_value(name, shapes[name], Normal(0.4), seed=77)
 

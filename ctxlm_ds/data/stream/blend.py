@@ -1,16 +1,16 @@
 """The source and row of each position in the endless training stream.
 
-A blend decides in two steps: a SourceOrder gives the source of a position and its number among all rows of that source.
-That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by (seed,
-source, epoch). So all rows of a source come once before any comes again, and their masks change
-with the source's epoch. Every position is computed on its own, so that a resume needs one number.
+A blend decides in two steps. An order of sources gives the source of a position and its number among all rows of that
+source. That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by
+(seed, source, epoch). So all rows of a source come once before any comes again, and their masks change with the
+source's epoch. Every position is computed by itself, so that a resume needs one number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,28 +36,19 @@ Turns = tuple[NDArray[np.int64], NDArray[np.int64]]
 """[n] sources and [n] numbers of n positions. In each order the numbers of a source are 0, 1, 2, ... without gaps."""
 
 
-class SourceOrder(Protocol):
-    """An endless order of sources."""
-
-    shares: NDArray[np.float64]
-    """[sources], adding up to 1: the share of each in the positions of a long run."""
-
-    def at(self, positions: NDArray[np.int64]) -> Turns:
-        """Return the turns at [n] positions, in any order."""
-        ...
-
-
 class EpochOrder:
     """Cycles that hold quotas[i] rows of source i, under a permutation keyed by (seed, cycle)."""
 
-    def __init__(self, quotas: Sequence[int], seed: int) -> None:
+    def __init__(self, quotas: Sequence[int] | NDArray[np.int64], seed: int) -> None:
         self._quotas = np.array(quotas, dtype=np.int64)
         self._starts = np.cumsum(self._quotas) - self._quotas
         self._cycle = int(self._quotas.sum())
         self._seed = seed
-        self.shares = self._quotas / self._cycle
+        self.shares: NDArray[np.float64] = self._quotas / self._cycle
+        """[sources], adding up to 1: the share of each in the positions of a long run."""
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
+        """Return the turns at [n] positions, in any order."""
         cycles, within = np.divmod(positions, self._cycle)
         slots = np.empty_like(within)
         for cycle in np.unique(cycles).tolist():
@@ -67,19 +58,15 @@ class EpochOrder:
         return sources, cycles * self._quotas[sources] + slots - self._starts[sources]
 
 
-class WeightedOrder:
+class WeightedOrder(EpochOrder):
     """Cycles of 65,536 positions (up to 2^20 if a share is very small) with a whole number of rows of every source.
 
-    The numbers are found by largest remainder; the order within a cycle is keyed by (seed, cycle).
+    The numbers are found by largest remainder; a source's rows keep their order within a cycle.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
-        self._cycle = cycle_length(weights)
-        self._quotas = quotas_of(weights, self._cycle)
-        self._starts = np.cumsum(self._quotas) - self._quotas
-        self._seed = seed
+        super().__init__(quotas_of(weights, cycle_length(weights)), seed)
         self._turns = lru_cache(BLOCKS_KEPT)(self._turns_of)
-        self.shares = self._quotas / self._cycle
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
         cycles, within = np.divmod(positions, self._cycle)
@@ -190,7 +177,7 @@ def quotas_of(weights: Sequence[float], total: int) -> NDArray[np.int64]:
 
 
 class BlendedRows:
-    """The stream in which a SourceOrder chooses the source of each row.
+    """The stream in which an order of sources chooses the source of each row.
 
     Args:
         order: the source of each position.
@@ -199,7 +186,7 @@ class BlendedRows:
         epoch_rows: positions in an epoch of the stream.
     """
 
-    def __init__(self, order: SourceOrder, counts: Sequence[int], seed: int, epoch_rows: int) -> None:
+    def __init__(self, order: EpochOrder | MegatronOrder, counts: Sequence[int], seed: int, epoch_rows: int) -> None:
         self.order = order
         self.seed = seed
         self.epoch_rows = epoch_rows
@@ -207,7 +194,6 @@ class BlendedRows:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Return the rows at positions (any shape), and the epoch of its source in which each is read."""
         sources, numbers = self.order.at(positions.ravel())
         epochs, within = np.divmod(numbers, self._counts[sources])
         # Places of the same epoch of the same source, one group after another.
@@ -221,12 +207,7 @@ class BlendedRows:
         return PlannedRows(rows.reshape(positions.shape), epochs.reshape(positions.shape))
 
     def epoch_of(self, position: int) -> int:
-        """Return the epoch of the stream that a position is in."""
         return position // self.epoch_rows
-
-    def shares(self) -> list[float]:
-        """Return the share of each source in the rows of a long run."""
-        return self.order.shares.tolist()
 
 
 def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
@@ -251,11 +232,11 @@ def stream_shares(rows: RowSource, config: RunConfig) -> list[float]:
     """Return the share of each of data.train in the rows of a long run."""
     stream = train_stream(rows, config)
     if isinstance(stream, BlendedRows):
-        return stream.shares()
+        return stream.order.shares.tolist()
     return [len(index) / max(1, len(rows)) for index in rows.indexes]
 
 
-def _order_by_weight(counts: Sequence[int], config: RunConfig) -> SourceOrder:
+def _order_by_weight(counts: Sequence[int], config: RunConfig) -> EpochOrder | MegatronOrder:
     data, seed = config.data, config.training.seed
     weights = [source.weight for source in data.train if source.weight is not None]
     if data.blend == "megatron":

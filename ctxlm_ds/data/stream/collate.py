@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS, Field, Objective, Term
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, Objective, Term
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import DataError
 
 FLOAT = "float32"
@@ -25,6 +25,7 @@ def collate_arrays(
     """Return rows as one flat array.
 
     Args:
+        objective: writes the examples into the fields.
         fields: the objective's fields (Objective.fields).
         examples: the sequences of all rows, row after row, as the objective returns them.
         row_starts: [b + 1] first sequence of each row.
@@ -69,8 +70,7 @@ def to_batches(
 ) -> list[Batch]:
     """Return the rows of a flat array as micro-batches, whose contiguous tensors share one buffer per dtype.
 
-    Args:
-        pin_memory: use page-locked memory, from which a GPU copies while it computes.
+    With `pin_memory` that is page-locked memory, from which a GPU copies while it computes.
     """
     import torch
 

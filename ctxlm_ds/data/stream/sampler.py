@@ -1,13 +1,14 @@
 """The rows of each step and rank: a pure function of the position in an endless stream of rows.
 
-The stream is a RowOrder, or a blend of sources (blend.py): a function from positions to rows. Step k of a run that has
-consumed r rows takes positions r + k·G .. r + (k + 1)·G (an epoch may end inside it); its micro-batch g takes g·m ..
-(g + 1)·m of these and belongs to data-parallel rank g mod dp. So a resume needs one number, and neither ranks nor
-micro-batches nor workers change the rows of a step.
+The stream is a RowOrder, or a blend of sources (blend.py). Step k of a run that has consumed r rows takes positions
+r + k·G .. r + (k + 1)·G (an epoch may end inside it); its micro-batch g takes g·m .. (g + 1)·m of these and belongs to
+data-parallel rank g mod dp. So a resume needs one number, and neither ranks nor micro-batches nor workers change the
+rows of a step.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,24 +53,22 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """The rows of one micro-batch."""
+    """Rows of some positions of a stream."""
 
     rows: NDArray[np.int64]
-    """[b] rows of the row space; -1 for an empty row."""
+    """Rows of the row space, in the shape of the positions; -1 for an empty row."""
     epochs: NDArray[np.int64]
-    """[b] epoch in which each is read."""
+    """Epoch in which each is read."""
 
 
 class RowStream(Protocol):
-    """An endless stream of rows."""
+    """An endless stream of rows: a function from positions."""
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Return the rows and epochs at positions (any shape) of the stream."""
-        ...
+        """Return the rows at positions (any shape), and the epoch (of its source) in which each is read."""
 
     def epoch_of(self, position: int) -> int:
         """Return the epoch of the stream that a position is in."""
-        ...
 
 
 class RowOrder:
@@ -81,58 +80,20 @@ class RowOrder:
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows = num_rows
         self.seed = seed
-        self._orders: dict[int, Permutation] = {}
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Return the rows and epochs at positions (any shape) of the stream."""
         epochs, within = np.divmod(positions, self.num_rows)
         rows = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            rows[chosen] = self._order(epoch)[within[chosen]]
+            rows[chosen] = Permutation(self.num_rows, self.seed, PURPOSE, epoch)[within[chosen]]
         return PlannedRows(rows, epochs)
 
     def epoch_of(self, position: int) -> int:
-        """Return the epoch that a position is in."""
         return position // self.num_rows
 
-    def _order(self, epoch: int) -> Permutation:
-        if epoch not in self._orders:
-            if len(self._orders) > 1:
-                self._orders.clear()
-            self._orders[epoch] = Permutation(self.num_rows, self.seed, PURPOSE, epoch)
-        return self._orders[epoch]
 
-
-class TrainSampler:
-    """One rank's micro-batches of every step from `start_row`, endless."""
-
-    def __init__(self, stream: RowStream, plan: BatchPlan, start_row: int = 0) -> None:
-        self.stream = stream
-        self.plan = plan
-        self.start_row = start_row
-
-    def __iter__(self) -> Iterator[PlannedRows]:
-        step_start, offsets = self.start_row, self.plan.offsets()
-        while True:
-            step = self.stream.at(step_start + offsets)
-            for rows, epochs in zip(step.rows, step.epochs, strict=True):
-                yield PlannedRows(rows, epochs)
-            step_start += self.plan.global_batch_size
-
-    def epoch_of_step(self, step: int) -> int:
-        """Return the epoch of the first row of the step-th step from start_row."""
-        return self.stream.epoch_of(self.start_row + step * self.plan.global_batch_size)
-
-
-def evaluation_rows(order: RowOrder, max_rows: int, plan: BatchPlan) -> Iterator[PlannedRows]:
-    """Yield one rank's micro-batches of the first `max_rows` rows of an order, always the same.
-
-    Every rank gets equally many micro-batches; empty rows follow the last one.
-    """
-    num_rows = min(max_rows, order.num_rows)
-    share = plan.micro_batch_size * plan.data_parallel_size
-    for begin in range(plan.data_parallel_rank * plan.micro_batch_size, -(-num_rows // share) * share, share):
-        positions = np.arange(begin, begin + plan.micro_batch_size, dtype=np.int64)
-        planned = order.at(positions % order.num_rows)
-        yield PlannedRows(np.where(positions < num_rows, planned.rows, -1), planned.epochs)
+def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
+    """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
+    for step_start in itertools.count(start_row, plan.global_batch_size):
+        yield stream.at(step_start + plan.offsets())

@@ -60,6 +60,8 @@ def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: 
 
     Args:
         bounds: [t + 1] bounds of the texts.
+        seq_length: inputs of a row.
+        max_pieces: most texts in a row.
         place: [4] int64, the text and the token where the next piece begins, the room left in the row and the pieces in
             it; updated. The first call takes (0, bounds[0], seq_length, 0).
         out: records of the pieces; a record's length counts the inputs.

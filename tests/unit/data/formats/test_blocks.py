@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.formats.loops import blocks
 from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import DataError
