@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.formats.base import Making, SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, SampleReader
@@ -39,6 +38,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FORMATS
 
 if TYPE_CHECKING:
+    from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 INDEX_FORMAT = "ctxlm_ds-samples"

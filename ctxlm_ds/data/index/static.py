@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.formats.loops.framing import INTACT, copy_tokens
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
 from ctxlm_ds.data.numba_random import compiled, stream_key
@@ -32,6 +31,7 @@ from ctxlm_ds.errors import DataError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import SampleReader
+    from ctxlm_ds.objectives.base import Objective
 
 PURPOSE = "static_mask"
 SAMPLES_AT_ONCE = 4096
