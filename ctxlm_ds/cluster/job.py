@@ -21,7 +21,7 @@ from ctxlm_ds.cluster.restart_policy import Action, Outcome, Situation, decide
 from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
 from ctxlm_ds.cluster.signals import LEAST_TIME_S, JobSignals, still_ours, time_left_s
-from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
+from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, requeue, show_job
 from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
@@ -167,10 +167,7 @@ class Endings:
         mode, job_id = self._context.settings.restart, self._context.job_id
         if mode != "successor":
             try:
-                if exclude:
-                    call(requeue_command(job_id, exclude))
-                else:
-                    requeue(job_id)
+                requeue(job_id, exclude)
                 return f"job {job_id} is requeued"
             except ClusterError as error:
                 if mode == "requeue" or DISABLED not in str(error):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.cluster.rank_output import OUTPUT_NAME
@@ -67,14 +67,11 @@ def gather_failures(folder: Path, slurm_lines: Sequence[str], held: Mapping[int,
         slurm_lines: of srun and slurmstepd, in order.
         held: last lines of ranks by rank, for those whose records could not be written.
     """
-    written = [
-        RankFailure(
-            record.rank, record.host, record.exit_status, record.error, record.message, record.traceback,
-            record.consequence,
-        )
-        for record in read_failures(folder)
-    ]  # fmt: skip
-    by_rank: dict[int | None, RankFailure] = {failure.rank: failure for failure in written}
+    by_rank: dict[int | None, RankFailure] = {}
+    for record in read_failures(folder):
+        values = asdict(record)
+        del values["time_unix_s"]
+        by_rank[record.rank] = RankFailure(**values)
     for line in slurm_lines:
         lost = _NODE_FAILURE.match(line)
         if lost is not None:

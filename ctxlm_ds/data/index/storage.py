@@ -29,7 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from ctxlm_ds.atomic import fsync_path, fsync_tree
 from ctxlm_ds.data.dataset.checksums import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
-from ctxlm_ds.process.run_lock import GUARD_NAME, LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -196,9 +196,7 @@ def _leave(lock: RunLock) -> None:
 def _remove_abandoned(workplace: Path) -> None:
     """Remove a folder in which not even the lock could be written."""
     with suppress(OSError):
-        if not (workplace / LOCK_NAME).exists():
-            (workplace / GUARD_NAME).unlink(missing_ok=True)
-            workplace.rmdir()
+        workplace.rmdir()
 
 
 def write_meta(directory: Path, meta: dict[str, Any]) -> None:

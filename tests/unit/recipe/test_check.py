@@ -189,7 +189,6 @@ def test_special_tokens_leave_room_for_text() -> None:
     assert not find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 6}))
 
 
-
 def test_length_of_schedule_and_warmup() -> None:
     config = config_of(schedule={"warmup_fraction": 0.2843}, training={"max_steps": 7038})
     assert (total_schedule_steps(config), warmup_schedule_steps(config)) == (7038, 2000)
