@@ -28,6 +28,7 @@ from pathlib import Path
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG, EXIT_UNEXPECTED
+from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launcher import end_deepspeed_command, end_processes_with
 from ctxlm_ds.process.run_history import FailureRecord, write_record
 from ctxlm_ds.process.stacks import (
@@ -284,10 +285,7 @@ def _process_handle(pid: int) -> int | None:
 
 def _state(pid: int) -> str:
     """Read a process's state, such as `T (stopped)`."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return "unknown"
+    lines = read_text(Path(f"/proc/{pid}/status")).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown")
 
 

@@ -1,14 +1,16 @@
 """The source and row of each position in the endless training stream.
 
-A blend decides in two steps. An order of sources gives the source of a position and its number among all rows of that
-source. That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by
-(seed, source, epoch). So all rows of a source come once before any comes again, and their masks change with the
-source's epoch. Every position is computed by itself, so that a resume needs one number.
+Without a blend all rows follow a RowOrder. A blend decides in two steps. An order of sources gives the source of a
+position and its number among all rows of that source. That number is epoch number // rows of the source, in which it is
+place number % rows of a permutation keyed by (seed, source, epoch). So all rows of a source come once before any comes
+again, and their masks change with the source's epoch. Every position is computed by itself, so that a resume needs one
+number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import Permutation, compiled
-from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder, RowStream
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_names
@@ -24,6 +25,7 @@ from ctxlm_ds.recipe.source_rules import source_names
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import RowSource
 
+EPOCH_PURPOSE = "row_order"
 ROWS_PURPOSE = "blend_rows"
 ORDER_PURPOSE = "blend"
 SMALLEST_CYCLE = 1 << 16
@@ -34,6 +36,40 @@ BLOCKS_KEPT = 4
 
 Turns = tuple[NDArray[np.int64], NDArray[np.int64]]
 """[n] sources and [n] numbers of n positions. In each order the numbers of a source are 0, 1, 2, ... without gaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows of some positions of a stream."""
+
+    rows: NDArray[np.int64]
+    """Rows of the row space, in the shape of the positions; -1 for an empty row."""
+    epochs: NDArray[np.int64]
+    """Epoch in which each is read."""
+
+
+class RowOrder:
+    """All rows once per epoch.
+
+    Position t is row order_e[t mod n] of epoch e = t div n, order_e being a permutation keyed by (seed, e).
+    """
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows = num_rows
+        self.seed = seed
+
+    def at(self, positions: NDArray[np.int64]) -> PlannedRows:
+        """Return the rows at positions (any shape), and the epoch in which each is read."""
+        epochs, within = np.divmod(positions, self.num_rows)
+        rows = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            rows[chosen] = Permutation(self.num_rows, self.seed, EPOCH_PURPOSE, epoch)[within[chosen]]
+        return PlannedRows(rows, epochs)
+
+    def epoch_of(self, position: int) -> int:
+        """Return the epoch of the stream that a position is in."""
+        return position // self.num_rows
 
 
 class EpochOrder:
@@ -194,6 +230,7 @@ class BlendedRows:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
+        """Return the rows at positions (any shape), and the epoch of its source in which each is read."""
         sources, numbers = self.order.at(positions.ravel())
         epochs, within = np.divmod(numbers, self._counts[sources])
         # Places of the same epoch of the same source, one group after another.
@@ -208,6 +245,9 @@ class BlendedRows:
 
     def epoch_of(self, position: int) -> int:
         return position // self.epoch_rows
+
+
+RowStream = RowOrder | BlendedRows
 
 
 def train_stream(rows: RowSource, config: RunConfig) -> RowStream:

@@ -1,9 +1,12 @@
 """From rows to the micro-batches of a step: reading, corruption and collation, in worker processes.
 
-The result depends on (seed, position in the stream) only, not on workers, ranks or micro-batches. Workers are forked
-from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled loops only, and
-torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled arrays (no shared
-memory that could fill up), leave signals to the training process and die with it.
+Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G of the endless stream of rows (an
+epoch may end inside it); its micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp.
+So a resume needs one number, and neither ranks nor micro-batches nor workers change the rows of a step.
+
+Workers are forked from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled
+loops only, and torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled
+arrays (no shared memory that could fill up), leave signals to the training process and die with it.
 """
 
 from __future__ import annotations
@@ -19,26 +22,61 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.blend import train_stream
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
-from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, step_rows
-from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.process.launcher import die_with_launcher
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from ctxlm_ds.objectives.base import Objective
+
 TRAIN_MASKS = "mask"
 HELD_OUT_MASKS = "held_out_mask"
 SMALLEST_PREFETCH = 2
 POSITIONS_AT_ONCE = 1 << 14
 """Small micro-batches of a step are made together, up to this number of positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The division of a step's rows into micro-batches of ranks."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        share = self.micro_batch_size * self.data_parallel_size
+        if self.global_batch_size % share:
+            nearest = max(1, round(self.global_batch_size / share)) * share
+            raise ConfigError(
+                f"training.global_batch_size {self.global_batch_size} is not a multiple of training.micro_batch_size "
+                f"{self.micro_batch_size} times data-parallel size {self.data_parallel_size}; the nearest is {nearest}"
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one rank in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Return [micro_batches, micro_batch_size] positions of this rank in a step, in the order of computation."""
+        own = self.data_parallel_rank + self.data_parallel_size * np.arange(self.micro_batches, dtype=np.int64)
+        return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
+
+
+def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
+    """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
+    for step_start in itertools.count(start_row, plan.global_batch_size):
+        yield stream.at(step_start + plan.offsets())
 
 
 @dataclass(slots=True)
@@ -115,7 +153,6 @@ class TrainLoader:
         self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * config.data.seq_length))
         self._pieces = 0 if idle else -(-self._plan.micro_batches // self._at_once)
         self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces)
-        self._pin_memory = _uses_cuda()
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -168,7 +205,7 @@ class TrainLoader:
             batch_size=None,
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch,
-            collate_fn=_unchanged,
+            collate_fn=lambda array: array,
             worker_init_fn=_init_worker,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # starting the workers would otherwise draw from the run's dropout stream
@@ -201,7 +238,7 @@ class TrainLoader:
             for term in terms:
                 counts[term.name] += count_labels(term, values)
         size = self._plan.micro_batch_size
-        batches = [batch for array in arrays for batch in to_batches(array, fields, size, self._pin_memory)]
+        batches = [batch for array in arrays for batch in to_batches(array, fields, size)]
         return Step(batches, counts, num_tokens, self._plan.global_batch_size, epoch)
 
 
@@ -228,7 +265,6 @@ class EvalLoader:
         self._plan = BatchPlan(micro * data_parallel_size, micro, data_parallel_rank, data_parallel_size)
         self._order = RowOrder(len(rows), HELD_OUT_SEED)
         self._num_rows = min(config.evaluation.max_rows, len(rows))
-        self._pin_memory = _uses_cuda()
 
     def __len__(self) -> int:
         """Return the number of micro-batches, which is the same for every rank."""
@@ -241,7 +277,7 @@ class EvalLoader:
             planned = self._order.at(positions % self._order.num_rows)
             rows = np.where(positions < self._num_rows, planned.rows, -1)
             array = self._builder(PlannedRows(rows, planned.epochs))
-            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._pin_memory)
+            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size)
 
 
 class _WorkerSide:
@@ -257,21 +293,10 @@ class _WorkerSide:
             return error
 
 
-def _uses_cuda() -> bool:
-    """Return whether micro-batches go to a GPU: page-locked memory then lets copies overlap with computation."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:
     loader = reference()
     if loader is not None:
         loader.close()
-
-
-def _unchanged(array: Any) -> Any:
-    return array
 
 
 def _init_worker(_: int) -> None:

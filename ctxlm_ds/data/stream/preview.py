@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.data.stream.blend import train_stream
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, train_stream
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
-from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 SHOWN_ROWS = 8

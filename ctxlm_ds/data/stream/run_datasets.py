@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.data.dataset.index_file import read_index
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
@@ -24,6 +23,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
 
 if TYPE_CHECKING:
+    from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 logger = logging.getLogger("ctxlm_ds")

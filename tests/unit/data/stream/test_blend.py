@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.stream.blend import WeightedOrder, cycle_length, quotas_of, stream_shares, train_stream
-from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, RowStream, step_rows
+from ctxlm_ds.data.stream.blend import (
+    PlannedRows,
+    RowOrder,
+    RowStream,
+    WeightedOrder,
+    cycle_length,
+    quotas_of,
+    stream_shares,
+    train_stream,
+)
+from ctxlm_ds.data.stream.loader import BatchPlan, step_rows
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import run_config

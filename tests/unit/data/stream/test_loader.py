@@ -20,8 +20,8 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream import loader as loader_module
-from ctxlm_ds.data.stream.loader import EvalLoader, Step, TrainLoader
-from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, step_rows
+from ctxlm_ds.data.stream.blend import RowOrder
+from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader, step_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
