@@ -92,9 +92,7 @@ class TrainingCheckpoints:
         if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
             self.save(state)
             return
-        self._pending = self._manager.begin(
-            state.step, self._states.copy, self._finisher(state), self._needed_bytes()
-        )
+        self._pending = self._manager.begin(state.step, self._states.copy, self._finisher(state), self._needed_bytes())
 
     def _needed_bytes(self) -> int:
         return self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES

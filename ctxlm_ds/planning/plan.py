@@ -74,6 +74,12 @@ class Stage:
         return slice(self.start, self.stop)
 
 
+def load_jsons(*names: str) -> JsonByStage:
+    """Load DeepSpeed JSONs (paths or shipped names) by their ZeRO stage."""
+    jsons = map(load_deepspeed_json, names)
+    return {int(settings.get("zero_optimization", {}).get("stage", 0)): settings for settings in jsons}
+
+
 class Planner:
     """Plans layouts of one recipe on one cluster. Results that several layouts share are computed once."""
 
@@ -91,8 +97,7 @@ class Planner:
         Raises:
             ConfigError: the model is impossible, or the size of its vocabulary unknown.
         """
-        if jsons is None:
-            jsons = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
+        jsons = jsons or load_jsons("zero0", "zero1", "zero2", "zero3")
         self.config = config
         self.cluster = cluster
         self.platform = platform
