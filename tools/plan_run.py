@@ -15,7 +15,7 @@ from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import launch_command
-from ctxlm_ds.planning.report import describe_search, search_as_dict, text_table
+from ctxlm_ds.planning.report import describe_search, search_as_dict
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -39,7 +39,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--all", action="store_true", help="show every layout that fits, and the others by reason")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--published", action="store_true", help="compare predictions with published runs")
     return parser
 
 
@@ -66,7 +65,7 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
     """Return the recipe; ConfigError if there is none, or the GPU does not have its precision."""
     if args.config is None:
-        raise ConfigError("--config is missing: a recipe's path or a shipped one's name (or --published)")
+        raise ConfigError("--config is missing: a recipe's path or a shipped one's name")
     config = load_config(args.config, args.set)
     if config.training.precision == "bf16" and not cluster.gpu.has_bf16:
         raise ConfigError(
@@ -76,28 +75,8 @@ def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
     return config
 
 
-def show_published(as_json: bool) -> None:
-    from ctxlm_ds.planning.published import published_runs
-
-    columns = ("run", "source", "unit", "published", "predicted", "ratio")
-    records = []
-    for run in published_runs():
-        predicted = run.predicted()
-        records.append((run.name, run.source, run.unit, run.published, predicted, predicted / run.published))
-    if as_json:
-        print(json.dumps([dict(zip(columns, record, strict=True)) for record in records], indent=1))
-        return
-    rows = [
-        [*words, f"{stated:.3g}", f"{predicted:.3g}", f"{ratio:.2f}"] for *words, stated, predicted, ratio in records
-    ]
-    print("\n".join(["published runs", *text_table(columns, rows)]))
-
-
 def main() -> None:
     args = build_parser().parse_args()
-    if args.published:
-        show_published(args.json)
-        return
     cluster = build_cluster(args)
     config = load_recipe(args, cluster)
     # These import torch; --help and wrong options are answered before.
