@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,47 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.errors import EXIT_UNEXPECTED, CheckpointError
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
-from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.sample import Batch
     from ctxlm_ds.export.huggingface import Conversion
     from ctxlm_ds.models.layers import LayerSequence
-    from ctxlm_ds.tokenizers.base import Tokenizer
     from ctxlm_ds.training.hooks import StepMetrics
-
-
-def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a recipe, a path or the name of a shipped one, with overrides such as `training.max_steps=100`.
-
-    Raises:
-        ConfigError: lists everything that is wrong, each with its place.
-    """
-    return load_config(recipe, overrides)
-
-
-def open_tokenizer(folder: str | Path) -> Tokenizer:
-    """Open a tokenizer's folder.
-
-    Raises:
-        TokenizerError: the folder holds none that can be used.
-    """
-    from ctxlm_ds.tokenizers.load import load_tokenizer
-
-    return load_tokenizer(folder)
-
-
-def open_dataset(prefix: str | Path) -> IndexedDataset:
-    """Open an indexed dataset by its prefix, without .bin and .idx.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-
-    return IndexedDataset(prefix)
 
 
 def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
@@ -89,7 +55,7 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         ConfigError: the shape is impossible, or neither model.vocab_size nor tokenizer.path is set.
         KernelError: a kernel that the recipe asks for by name does not run on the device.
     """
-    from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+    from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
     from ctxlm_ds.models.build import ModelBuild
     from ctxlm_ds.models.build import build_model as build
     from ctxlm_ds.registry import OBJECTIVES
@@ -99,12 +65,12 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         config = resolve(config, load_run_tokenizer(config))
     dtype = DTYPES[config.training.precision]
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    kernels = choose_kernels(config.kernels, device, dtype)
+    kernels = KernelSet(config.kernels, device, dtype)
     model_build = ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows)
     return build(config.model, model_build, config.training.seed).to(device, dtype).eval()
 
 
-def export(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> Conversion:
+def export_model(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> Conversion:
     """Write a run or a checkpoint as a folder for transformers, and compare its logits.
 
     Raises:
@@ -127,7 +93,7 @@ class Run:
         """Check the recipe; `with` starts the run.
 
         Args:
-            config: a recipe from load_recipe.
+            config: from load_recipe.
             deepspeed_config: DeepSpeed's settings, a path of its JSON, or a name in ds_configs/; None takes those of
                 the recipe.
 

@@ -90,58 +90,55 @@ def format_duration(seconds: float) -> str:
 
 
 class ByteProgress:
-    """Progress of a job that reads `total_bytes`: speed and time left, on a terminal or as plain lines."""
+    """Speed and time left of a job that reads `total_bytes` (0 if unknown), as plain lines."""
 
     def __init__(self, title: str, total_bytes: int) -> None:
-        self.title = title
-        self.total_bytes = max(1, total_bytes)
-        self._done_bytes = 0
-        self._start_s = time.monotonic()
-        self._last_line_s = self._start_s
-        self._bar = None
-        if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            columns = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
-            self._bar = progress.Progress(
-                "{task.description}",
-                progress.BarColumn(),
-                *columns,
-                "{task.fields[note]}",
-                console=Console(stderr=True),
-            )
-            self._task = self._bar.add_task(title, total=self.total_bytes, note="")
-            self._bar.start()
+        self._title = title
+        self._total_bytes = total_bytes
+        self._start_s = self._last_line_s = time.monotonic()
 
     def update(self, done_bytes: int, note: str = "") -> None:
         """Show the bytes read so far and a short note such as the number of documents."""
-        self._done_bytes = done_bytes
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done_bytes, note=note)
-            return
         now_s = time.monotonic()
-        if now_s - self._last_line_s >= PLAIN_INTERVAL_S:
-            self._last_line_s = now_s
-            if done_bytes <= 0:  # the first block of a compressed file is still being read
-                logger.info("%s: started %s", self.title, note)
-                return
-            speed = done_bytes / max(1e-9, now_s - self._start_s)
-            left_s = (self.total_bytes - done_bytes) / max(1.0, speed)
-            percent, left = 100 * done_bytes / self.total_bytes, format_duration(left_s)
-            logger.info("%s: %.0f%% %.2f MB/s, %s left %s", self.title, percent, speed / 1e6, left, note)
+        if now_s - self._last_line_s < PLAIN_INTERVAL_S:
+            return
+        self._last_line_s = now_s
+        if not self._total_bytes:
+            logger.info("%s: %s", self._title, note)
+            return
+        if done_bytes <= 0:  # the first block of a compressed file is still being read
+            logger.info("%s: started %s", self._title, note)
+            return
+        speed = done_bytes / max(1e-9, now_s - self._start_s)
+        left = format_duration((self._total_bytes - done_bytes) / max(1.0, speed))
+        percent = 100 * done_bytes / self._total_bytes
+        logger.info("%s: %.0f%% %.2f MB/s, %s left %s", self._title, percent, speed / 1e6, left, note)
 
-    def close(self) -> None:
-        """Stop the progress bar."""
-        if self._bar is not None:
-            self._bar.stop()
+
+class _ProgressBar(ByteProgress):
+    """The same on a terminal."""
+
+    def __init__(self, title: str, total_bytes: int) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        columns = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+        note = "{task.fields[note]}"
+        self.bar = progress.Progress(
+            "{task.description}", progress.BarColumn(), *columns, note, console=Console(stderr=True)
+        )
+        self._task = self.bar.add_task(title, total=total_bytes or None, note="")
+
+    def update(self, done_bytes: int, note: str = "") -> None:
+        self.bar.update(self._task, completed=done_bytes, note=note)
 
 
 @contextmanager
 def byte_progress(title: str, total_bytes: int) -> Iterator[ByteProgress]:
-    """Yield a ByteProgress and close it."""
-    progress = ByteProgress(title, total_bytes)
-    try:
+    """Yield the progress of a job: a bar on a terminal, plain lines in a log file."""
+    if not sys.stderr.isatty():
+        yield ByteProgress(title, total_bytes)
+        return
+    progress = _ProgressBar(title, total_bytes)
+    with progress.bar:
         yield progress
-    finally:
-        progress.close()

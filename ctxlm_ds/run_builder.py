@@ -14,13 +14,13 @@ from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, StepStream, TrainLoader
-from ctxlm_ds.data.stream.lookup import BatchRows
+from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.plan_table import plan_lines
+from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
@@ -159,15 +159,13 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 
 def build_loaders(
     config: RunConfig, rows: RunRows, objective: Objective, topology: Topology, start_row: int
-) -> tuple[StepStream, Mapping[str, Iterable[Batch | None]]]:
+) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
     """Return the training steps from `start_row` and the held-out batches; inner pipeline stages get no data."""
-    size = topology.data_parallel_size
-    if 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1:
-        idle = {name: IdleEvalLoader(source, config, size) for name, source in rows.validation.items()}
-        return IdleTrainLoader(rows.train, objective.terms, config, size, start_row), idle
-    ranks = (topology.data_parallel_rank, size)
-    held_out = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
-    return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row), held_out
+    idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
+    ranks = (topology.data_parallel_rank, topology.data_parallel_size)
+    loaders = {name: EvalLoader(source, objective, config, *ranks) for name, source in rows.validation.items()}
+    held_out = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
+    return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row, idle=idle), held_out
 
 
 def load_run_tokenizer(config: RunConfig) -> Tokenizer:
@@ -208,7 +206,7 @@ def build_engine(
         ConfigError: the layout or the model is impossible, or does not fit in memory.
         KernelError: a kernel that the recipe names cannot run here.
     """
-    kernels = choose_kernels(config.kernels, device_type(), DTYPES[config.training.precision])
+    kernels = KernelSet(config.kernels, device_type(), DTYPES[config.training.precision])
 
     def list_layers(parallel: ParallelContext) -> list[LayerDescription]:
         build = ModelBuild(

@@ -56,7 +56,7 @@ def _pretrain(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.benchmark.steps import compare_steps
 
     _set_threads(args.threads)
-    return compare_steps(config, args.rounds).lines()
+    return compare_steps(config, args.rounds)
 
 
 def _loader(args: argparse.Namespace) -> Iterable[str]:
@@ -66,13 +66,13 @@ def _loader(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.benchmark.loaders import compare_loaders
 
     _set_threads(args.threads)
-    return compare_loaders(config, args.rounds).lines()
+    return compare_loaders(config, args.rounds)
 
 
 def _preprocess(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.benchmark.datasets import compare_preprocess
 
-    return compare_preprocess(args.input, args.tokenizer, args.split_sentences, args.workers, args.rounds).lines()
+    return compare_preprocess(args.input, args.tokenizer, args.split_sentences, args.workers, args.rounds)
 
 
 def _samples(args: argparse.Namespace) -> Iterable[str]:
@@ -84,7 +84,7 @@ def _samples(args: argparse.Namespace) -> Iterable[str]:
 def _merge(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.benchmark.datasets import compare_merge
 
-    return compare_merge(args.input, args.output_dir, args.rounds).lines()
+    return compare_merge(args.input, args.output_dir, args.rounds)
 
 
 def _save(args: argparse.Namespace) -> Iterable[str]:

@@ -92,7 +92,7 @@ def main() -> None:
         parser.error("--output-dir is needed")
     recipe, replaced = recipe_of(args)
     from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
-    from ctxlm_ds.data.preprocess.config import parse_max_bad_records
+    from ctxlm_ds.data.sources.bad_records import parse_max_bad_records
 
     options = PrepareOptions(
         workers=args.workers,
@@ -102,9 +102,10 @@ def main() -> None:
         limit_bytes=args.limit,
         part_bytes=args.part_size,
     )
-    result = prepare_corpus(recipe, Path(args.output_dir), options)
+    directory = Path(args.output_dir)
+    result = prepare_corpus(recipe, directory, options)
     report = result.report
-    print("\n".join([*report_lines(recipe, report), *next_lines(report, result.directory, recipe)]))
+    print("\n".join([*report_lines(recipe, report), *next_lines(report, directory, recipe)]))
     print(f"in {format_duration(result.seconds)}" if result.seconds else "complete already, nothing to do")
     for warning in empty_warnings(report):
         logger.warning("%s", warning)

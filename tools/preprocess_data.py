@@ -12,19 +12,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import counted, format_duration, run_command, setup_logging
+from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult
+    from ctxlm_ds.data.preprocess.job import PreprocessResult
 
 INPUT_HELP = (
     "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
     "parquet, arrow, globs, or hf://NAME"
 )
-INPUT_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet", "arrow")
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,7 +48,13 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
     add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
-    add("--workers", type=int, default=_num_cores(), metavar="N", help="worker processes (default: one per core)")
+    add(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
     return parser
 
 
@@ -66,33 +68,28 @@ def _show(result: PreprocessResult) -> None:
 
 
 def _speed_line(characters: int, seconds: float) -> str:
-    size, unit = (1e6, "M ") if characters >= 1e6 else (1, "")
-    figure = f"{characters / size:,.1f}" if unit else f"{characters:,}"
+    amount = f"{characters / 1e6:,.1f} M" if characters >= 1e6 else f"{characters:,}"
     rate = characters / max(seconds, 1e-9)
     speed = f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
-    return f"{figure} {unit}characters in {format_duration(seconds)} ({speed})"
+    return f"{amount} characters in {format_duration(seconds)} ({speed})"
 
 
-def _next_lines(results: list[PreprocessResult], config: PreprocessConfig) -> list[str]:
-    from ctxlm_ds.data.preprocess.config import shard_set_prefix
-
-    count = config.shard.count
-    if count == 1:
+def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
+    if num_shards == 1:
         return [f"next: python tools/inspect_dataset.py {shlex.quote(results[0].prefix)} --show 1"]
-    wholes = [shlex.quote(shard_set_prefix(result.prefix, config)) for result in results]
+    joined = [shlex.quote(result.prefix.rpartition("_shard")[0]) for result in results]
     return [
-        f"next, when all {count} shards are there: python tools/merge_datasets.py "
-        f"--input {whole}_shard*-of-{count:05d}.idx --output-prefix {whole}"
-        for whole in wholes
+        f"next, when all {num_shards} shards are there: python tools/merge_datasets.py "
+        f"--input {prefix}_shard*-of-{num_shards:05d}.idx --output-prefix {prefix}"
+        for prefix in joined
     ]
 
 
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.preprocess.config import parse_max_bad_records
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-    from ctxlm_ds.data.sources.types import InputShard
+    from ctxlm_ds.data.sources.bad_records import parse_max_bad_records
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),
@@ -107,7 +104,6 @@ def main() -> None:
         shard=InputShard.parse(args.shard),
         overwrite=args.overwrite,
     )
-
     results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
     for result in results:
         _show(result)
@@ -115,7 +111,7 @@ def main() -> None:
         print("complete already, nothing to do")
     else:
         print(_speed_line(results[0].metadata["characters"], results[0].seconds))
-    print("\n".join(_next_lines(results, config)))
+    print("\n".join(_next_lines(results, config.shard.count)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import glob
 import json
-import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -61,10 +60,7 @@ def show(statuses: list[RunStatus], as_json: bool) -> None:
     if len(statuses) == 1:
         print("\n".join(details(statuses[0])))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print("\n".join(table(statuses, width)))
-    for line in remarks(statuses):
-        print(line)
+    print("\n".join([*table(statuses), *remarks(statuses)]))
 
 
 def main() -> None:

@@ -62,8 +62,7 @@ def show(run_dir: Path, first: int, count: int) -> None:
     """Print the rows, from the run's recipe and tokenizer."""
     from rich.console import Console
 
-    from ctxlm_ds.data.stream.lookup import BatchRows
-    from ctxlm_ds.data.stream.preview import preview_planned
+    from ctxlm_ds.data.stream.preview import BatchRows, preview_planned
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.build import build_objective
     from ctxlm_ds.recipe.load import load_saved_config

@@ -31,7 +31,7 @@ def main() -> None:
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.tokenizers.load import load_tokenizer
     from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, report_lines, tokenizer_report
-    from ctxlm_ds.tokenizers.train import KeyedSample
+    from ctxlm_ds.tokenizers.sampling import KeyedSample
 
     tokenizers = {path: load_tokenizer(path) for path in args.tokenizer}
     keys = [args.json_key] + ([args.language_key] if args.language_key else [])

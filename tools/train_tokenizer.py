@@ -74,20 +74,20 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.data.sources.reading import source_signature
-    from ctxlm_ds.tokenizers.load import training_record
     from ctxlm_ds.tokenizers.report import report_lines
-    from ctxlm_ds.tokenizers.train import is_trained, train_tokenizer
+    from ctxlm_ds.tokenizers.train import train_tokenizer
 
     corpus = Corpus(args.input, args.json_keys, args.input_format, args.max_bad_records)
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     source = {"json_keys": args.json_keys, "input": source_signature(corpus.sources)}
-    if is_trained(args.type, args.vocab_size, args.output_dir, source, **settings):
+    existed = Path(args.output_dir).exists()
+    tokenizer = train_tokenizer(args.type, corpus, args.vocab_size, args.output_dir, source=source, **settings)
+    if existed:
         print(f"{args.output_dir}: complete already, nothing to do")
         return
-    tokenizer = train_tokenizer(args.type, corpus, args.vocab_size, args.output_dir, source=source, **settings)
     size = f"{tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:12]}"
     print(f"{args.output_dir}: {tokenizer.kind}, {size}; on up to 2 MB of the text it was made of:")
-    record = training_record(Path(args.output_dir))
+    record = tokenizer.facts.training
     print("\n".join(report_lines({args.output_dir: {**record, "languages": record["report"]}})))
     words = ["python", "tools/preprocess_data.py", "--input", *args.input, "--tokenizer", args.output_dir]
     if args.json_keys != ["text"]:

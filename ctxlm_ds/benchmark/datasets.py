@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctxlm_ds.atomic import fsync_path
-from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
+from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import dataset_file
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
@@ -23,7 +23,7 @@ TEXTS_PER_CALL = 1000
 
 def compare_preprocess(
     inputs: Sequence[str], tokenizer_path: str, split_sentences: bool, workers: int | None, rounds: int
-) -> RatioComparison:
+) -> list[str]:
     """Compare bytes of input per second of preprocessing and of `encode_batch_fast`.
 
     The library only encodes: it gets the texts of the key "text" in memory, with as many threads as we have workers.
@@ -56,10 +56,10 @@ def compare_preprocess(
             backend.encode_batch_fast(texts[first : first + TEXTS_PER_CALL], add_special_tokens=False)
         return num_bytes
 
-    return in_turn(ours, theirs, rounds, "bytes/s", "encode_batch_fast")
+    return compare(ours, theirs, rounds, "bytes/s", "encode_batch_fast")
 
 
-def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> RatioComparison:
+def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> list[str]:
     """Compare bytes of .bin and .idx per second of merging and of copying, on the disk of `output_dir`.
 
     Raises:
@@ -80,4 +80,4 @@ def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> Rati
                 fsync_path(Path(shutil.copyfile(path, Path(folder) / str(number))))
         return num_bytes
 
-    return in_turn(ours, theirs, rounds, "bytes/s", "copy")
+    return compare(ours, theirs, rounds, "bytes/s", "copy")

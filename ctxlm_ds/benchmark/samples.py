@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.benchmark.timing import in_turn
+from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.console import counted
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
+from ctxlm_ds.data.formats.pairs import SegmentPairSection
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.errors import ConfigError
@@ -49,7 +50,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
         raise ConfigError(f"the peer of this benchmark is missing ({error}): pip install megatron-core") from error
     lengths, bounds = made_up_corpus(documents)
     table = table_of(lengths, bounds)
-    room = SEQ_LENGTH - TEMPLATE.pair_specials
+    room = SEQ_LENGTH - SegmentPairSection.special_tokens(TEMPLATE.double_separator)
     mapping = partial(
         helpers_cpp.build_mapping, bounds, lengths, 1, ONE_EPOCH_WITHOUT_LIMIT, room, SHORT_SEQ_PROB, 1, False, 2
     )
@@ -57,17 +58,17 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
     for sample_format, counts in (("segment_pair", threads), ("doc_sentences", threads), ("full_sentences", [1])):
         for workers in counts:
             ours = partial(_sentences_done, table, sample_format, workers)
-            comparison = in_turn(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
+            lines = compare(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
             title = f"{sample_format}, {counted(workers, 'thread')}{LARGER_TASKS.get(sample_format, '')}"
-            yield from _titled(title, comparison.lines())
+            yield from _titled(title, lines)
     sizes = np.add.reduceat(lengths, bounds[:-1], dtype=np.int32)
     order = np.arange(documents, dtype=np.int32)
     num_tokens = int(sizes.sum(dtype=np.int64))
     blocks = partial(helpers_cpp.build_sample_idx_int32, sizes, order, SEQ_LENGTH, 1, num_tokens, False, 1)
-    comparison = in_turn(
+    lines = compare(
         partial(_documents_done, sizes), lambda: len(blocks()) and documents, rounds, "documents/s", "build_sample_idx"
     )
-    yield from _titled("blocks, reset_at_documents false, 1 thread", comparison.lines())
+    yield from _titled("blocks, reset_at_documents false, 1 thread", lines)
 
 
 def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ ROWS = (WAITED, BACKGROUND, FIRST, COMPLETE, STEP, STEP_DURING_SAVE)
 """Rows of the table, in seconds of the slowest rank. The first background save also allocates the copies' memory."""
 
 
-class SaveBenchmark:
+class _SaveBenchmark:
     """Steps and saves of one engine; what it writes to `output_dir` is the caller's to remove."""
 
     def __init__(
@@ -126,14 +127,11 @@ def compare_saves(
     Raises:
         ConfigError, DataError, TokenizerError, CheckpointError: of the recipe, its data or the disk.
     """
-    folder = None
-    if topology.is_main:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=output_dir)
-    path = Path(topology.broadcast_object(folder.name if folder is not None else ""))
-    try:
-        lines = SaveBenchmark(config, deepspeed_config, topology, path).run(rounds, steps)
-    finally:
-        if folder is not None:
-            folder.cleanup()
+    with ExitStack() as stack:
+        folder = ""
+        if topology.is_main:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=output_dir))
+        path = Path(topology.broadcast_object(folder))
+        lines = _SaveBenchmark(config, deepspeed_config, topology, path).run(rounds, steps)
     return lines if topology.is_main else []

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.benchmark.timing import RatioComparison, in_turn
+from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
-from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -25,7 +25,7 @@ from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.training.losses import TermLosses
 
 
-def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
+def compare_steps(config: RunConfig, rounds: int = 5) -> list[str]:
     """Compare steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
 
     Both have the same shape, data type, dropout and number of predictions. Ours computes the head on the predicted
@@ -39,7 +39,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[config.training.precision]
     objective, parallel = build_objective(config.objective), ParallelContext()
-    build = ModelBuild(objective.outputs, choose_kernels(config.kernels, device, dtype), parallel)
+    build = ModelBuild(objective.outputs, KernelSet(config.kernels, device, dtype), parallel)
     ours = build_model(config.model, build, config.training.seed).to(device, dtype).train()
     theirs = _hugging_face_model(config.model, objective.outputs).to(device, dtype).train()
     fields = _random_fields(config, objective, device)
@@ -55,7 +55,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> RatioComparison:
     def their_loss() -> Tensor:
         return theirs(**arguments).loss
 
-    return in_turn(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
+    return compare(_step(ours, our_loss, tokens), _step(theirs, their_loss, tokens), rounds, "tokens/s")
 
 
 def _step(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> Callable[[], int]:

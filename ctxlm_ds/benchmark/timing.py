@@ -6,7 +6,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 
 def summary(values: Sequence[float], form: str) -> tuple[str, str]:
@@ -14,34 +13,13 @@ def summary(values: Sequence[float], form: str) -> tuple[str, str]:
     return form.format(statistics.median(values)), f"{form.format(min(values))} to {form.format(max(values))}"
 
 
-@dataclass(frozen=True, slots=True)
-class RatioComparison:
-    """Units per second of both sides by round."""
-
-    unit: str
-    ours: list[float]
-    theirs: list[float]
-    peer: str = "transformers"
-    """Name of the other side."""
-
-    def lines(self) -> list[str]:
-        """Return a small table: median (smallest to largest)."""
-        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
-        rows = (
-            ("ctxlm_ds", self.ours, "{:,.0f}", self.unit),
-            (self.peer, self.theirs, "{:,.0f}", self.unit),
-            ("ratio", ratios, "{:.2f}", ""),
-        )
-        summaries = ((name, *summary(values, form), unit) for name, values, form, unit in rows)
-        return [f"{name:<18}{median:>12} {unit:<12}({limits})" for name, median, limits, unit in summaries]
-
-
-def in_turn(
+def compare(
     ours: Callable[[], int], theirs: Callable[[], int], rounds: int, unit: str, peer: str = "transformers"
-) -> RatioComparison:
+) -> list[str]:
     """Time both sides alternately, `rounds` times after one round that does not count.
 
-    Each side returns the number of units it processed.
+    Each side returns the number of units it processed. Returns a table of units per second: median (smallest to
+    largest).
     """
     torch = sys.modules.get("torch")
     speeds: tuple[list[float], list[float]] = ([], [])
@@ -53,4 +31,10 @@ def in_turn(
                 torch.cuda.synchronize()
             if number > 0:
                 side.append(units / (time.perf_counter() - started_s))
-    return RatioComparison(unit, *speeds, peer)
+    ratios = [a / b for a, b in zip(*speeds, strict=True)]
+    rows = (
+        ("ctxlm_ds", unit, *summary(speeds[0], "{:,.0f}")),
+        (peer, unit, *summary(speeds[1], "{:,.0f}")),
+        ("ratio", "", *summary(ratios, "{:.2f}")),
+    )
+    return [f"{name:<18}{median:>12} {unit:<12}({limits})" for name, unit, median, limits in rows]

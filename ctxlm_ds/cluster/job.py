@@ -21,7 +21,7 @@ from ctxlm_ds.cluster.restart_policy import Action, Outcome, Situation, decide
 from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
 from ctxlm_ds.cluster.signals import LEAST_TIME_S, JobSignals, still_ours, time_left_s
-from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, call, requeue, requeue_command, show_job
+from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, requeue, show_job
 from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
@@ -72,7 +72,8 @@ def look(context: JobContext, signals: JobSignals, start: RankStart, nodes: Sequ
     job = show_job(context.job_id)
     run_dir, record = context.run_dir, start.record
     # This start is not on record yet.
-    fruitless = len(start_records.fruitless_starts(run_dir, record)) + start_records.is_fruitless(run_dir, record)
+    this_one = record.checkpoint_step == start_records.newest_checkpoint(run_dir)
+    fruitless = len(start_records.fruitless_starts(run_dir, record)) + this_one
     return Situation(
         outcome=start.ended.outcome,
         still_ours=job.restarts <= context.restarts and still_ours(job),
@@ -167,10 +168,7 @@ class Endings:
         mode, job_id = self._context.settings.restart, self._context.job_id
         if mode != "successor":
             try:
-                if exclude:
-                    call(requeue_command(job_id, exclude))
-                else:
-                    requeue(job_id)
+                requeue(job_id, exclude)
                 return f"job {job_id} is requeued"
             except ClusterError as error:
                 if mode == "requeue" or DISABLED not in str(error):

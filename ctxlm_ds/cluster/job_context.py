@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.cluster.settings import JobSettings, read_settings
@@ -40,20 +40,6 @@ def log(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """Facts of a recipe that the job needs."""
-
-    name: str
-    path: str
-    """Absolute, or relative to the working directory, as in the recipe."""
-    max_steps: int
-
-    @property
-    def directory(self) -> Path:
-        return Path(self.path)
-
-
-@dataclass(frozen=True)
 class JobContext:
     """One job, from the batch script to its end."""
 
@@ -71,14 +57,11 @@ class JobContext:
     """Those of the batch script."""
     words: tuple[str, ...]
     """Those of ctxlm_ds.pretrain."""
-    run_folder: RunFolder
+    run_dir: Path
+    """Absolute, or relative to the working directory, as in the recipe."""
+    max_steps: int
     settings: JobSettings
     environ: Mapping[str, str]
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        return self.run_folder.directory
 
 
 def read_context(arguments: Sequence[str]) -> JobContext:
@@ -93,6 +76,7 @@ def read_context(arguments: Sequence[str]) -> JobContext:
     words = pretrain_words(arguments)
     settings = read_settings(environ)
     tasks, task_words = plan_tasks(environ)
+    run_dir, max_steps = find_run(words, sum(tasks.values()), settings, environ)
     return JobContext(
         job_id=environ["SLURM_JOB_ID"],
         chain=environ.get(CHAIN_VARIABLE) or environ["SLURM_JOB_ID"],
@@ -102,7 +86,8 @@ def read_context(arguments: Sequence[str]) -> JobContext:
         task_words=task_words,
         arguments=tuple(arguments),
         words=words,
-        run_folder=find_run_folder(words, sum(tasks.values()), settings, environ),
+        run_dir=Path(run_dir),
+        max_steps=max_steps,
         settings=settings,
         environ=environ,
     )
@@ -147,10 +132,10 @@ def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, .
     return {node: num_gpus for node in nodes}, options
 
 
-def find_run_folder(
+def find_run(
     words: Sequence[str], world_size: int, settings: JobSettings, environ: Mapping[str, str]
-) -> RunFolder:
-    """Check the recipe and return the folder of its run.
+) -> tuple[str, int]:
+    """Check the recipe and return the folder of its run and the number of steps.
 
     Raises:
         ConfigError: the recipe or the options are wrong (a container has printed its message already).
@@ -158,7 +143,7 @@ def find_run_folder(
     """
     if not settings.container and not settings.pyxis:
         check_installed()
-        return read_run_folder(words, world_size)
+        return read_recipe(words, world_size)
     inner = [settings.container_python, "-m", "ctxlm_ds.cluster.job_context", str(world_size), *words]
     options, inside = wrap_in_container(inner, settings)
     command = ["srun", "--nodes=1", "--ntasks=1", *options, *inside] if settings.pyxis else inside
@@ -172,14 +157,15 @@ def find_run_folder(
         raise ClusterError(f"{' '.join(command)}: no answer within {TIMEOUT_S:.0f} s") from None
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
-            return RunFolder(**json.loads(line[len(MARK) :]))
+            run_dir, max_steps = json.loads(line[len(MARK) :])
+            return run_dir, max_steps
     if done.returncode == EXIT_USER_ERROR:
         raise ConfigError("the recipe was refused; see above")
     raise ClusterError(f"the container cannot run python (status {done.returncode}); tried: {' '.join(command)}")
 
 
-def read_run_folder(words: Sequence[str], world_size: int) -> RunFolder:
-    """Check the recipe in this process."""
+def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
+    """Check the recipe in this process; return the run's folder and the number of steps."""
     from ctxlm_ds.pretrain import parse_arguments
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.load import load_config
@@ -187,18 +173,18 @@ def read_run_folder(words: Sequence[str], world_size: int) -> RunFolder:
     arguments = parse_arguments(words)
     config = load_config(arguments.config, arguments.set)
     check_config(config, world_size)
-    return RunFolder(config.name, str(config.run_dir or Path("runs") / config.name), config.training.max_steps)
+    return str(config.run_dir or Path("runs") / config.name), config.training.max_steps
 
 
 def main() -> None:
     """Print the answer for WORLD_SIZE WORDS... as one marked line."""
     try:
         check_installed()
-        found = read_run_folder(sys.argv[2:], int(sys.argv[1]))
+        found = read_recipe(sys.argv[2:], int(sys.argv[1]))
     except CtxlmError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(EXIT_USER_ERROR)
-    sys.stdout.write(MARK + json.dumps(asdict(found)) + "\n")
+    sys.stdout.write(MARK + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import strsignal, valid_signals
 
 from ctxlm_ds.cluster.rank_output import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
@@ -19,10 +20,7 @@ from ctxlm_ds.process.slurm import expand_numbers
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)")
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
-_SIGNAL_NUMBERS = {
-    "Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Illegal instruction": 4,
-    "Floating point exception": 8, "Out Of Memory": 9, "Hangup": 1, "User defined signal 1": 10,
-}  # fmt: skip
+_SIGNAL_NUMBERS = {"Out Of Memory": 9, **{strsignal(number): int(number) for number in valid_signals()}}
 # NCCL's and gloo's watchdogs abort a process whose peers have ended; Slurm ends tasks by 15 and 9.
 _PEERS_CANNOT_CAUSE = (9, 11, 7, 4, 8)
 _STEP_ENDS = ("Job step aborted", "CANCELLED AT", "Terminating", "forcing job termination")
@@ -67,14 +65,11 @@ def gather_failures(folder: Path, slurm_lines: Sequence[str], held: Mapping[int,
         slurm_lines: of srun and slurmstepd, in order.
         held: last lines of ranks by rank, for those whose records could not be written.
     """
-    written = [
-        RankFailure(
-            record.rank, record.host, record.exit_status, record.error, record.message, record.traceback,
-            record.consequence,
-        )
-        for record in read_failures(folder)
-    ]  # fmt: skip
-    by_rank: dict[int | None, RankFailure] = {failure.rank: failure for failure in written}
+    by_rank: dict[int | None, RankFailure] = {}
+    for record in read_failures(folder):
+        values = asdict(record)
+        del values["time_unix_s"]
+        by_rank[record.rank] = RankFailure(**values)
     for line in slurm_lines:
         lost = _NODE_FAILURE.match(line)
         if lost is not None:

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 OUTPUT_NAME = "output.log"
@@ -59,9 +58,7 @@ class LogFilter:
     def __enter__(self) -> LogFilter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             raw, self._raw = self._raw, None
             if raw is not None:

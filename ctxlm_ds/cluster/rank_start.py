@@ -153,7 +153,7 @@ def read_outcome(
         return Ended(Outcome.COMPLETED if ends[-1].get("completed") else stopped, reason, 0)
     if status == 0 and not failures:
         # A full disk has lost the END event.
-        done = (newest_checkpoint(run_dir) or 0) >= context.run_folder.max_steps
+        done = (newest_checkpoint(run_dir) or 0) >= context.max_steps
         return Ended(Outcome.COMPLETED if done else Outcome.STOPPED, "no end is on record", 0)
     first = failures[0] if failures else None
     exit_status = first.exit_status if first is not None and first.exit_status is not None else abs(status) or 1

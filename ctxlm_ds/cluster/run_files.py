@@ -1,7 +1,7 @@
-"""Files of a run directory, read for its status: the lock, the last metrics, the checkpoints, the starts' records.
+"""Files of a run directory, read for its status: the last metrics, the recipe's limits, the starts and their ends.
 
-In: paths. Out: plain values, None for a missing file, a Damaged for one that cannot be read; no state of a file raises.
-Needs neither torch nor numpy, and writes nothing.
+In: paths. Out: plain values; OSError or ValueError for a file that cannot be read. Needs neither torch nor numpy, and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import read_object
-from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
-from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
 from ctxlm_ds.cluster.start_records import CANCELLED, END_FILE, START_FILE, StartRecord, read_start_record
-from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.process import run_history as history
-from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FailureRecord, read_failures, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME
-from ctxlm_ds.untrusted_json import open_regular, read_text
+from ctxlm_ds.untrusted_json import open_regular
 
 METRICS_NAME = "metrics.jsonl"
 CONFIG_NAME = "config.yaml"
@@ -34,33 +31,6 @@ LATEST_UNIX_S = 1e18
 RUN_FILES = (history.HISTORY_NAME, METRICS_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
 SHOWN_CHARACTERS = 200
 NO_WORD = "ended without a record (killed, or its node was lost)"
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A file that exists and cannot be read."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Lock:
-    """The run directory's lock as one look found it."""
-
-    record: LockRecord
-    heartbeat_unix_s: float
-    holder_gone: bool
-    """True if this is the holder's machine and its process has ended."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The newest checkpoint."""
-
-    step: int
-    saved_unix_s: float
-    problem: str | None
-    """None if its manifest exists and every file has the size that it says."""
 
 
 @dataclass(frozen=True)
@@ -81,57 +51,23 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in RUN_FILES)
 
 
-def read_lock(run_dir: Path) -> Lock | Damaged | None:
-    """Read who holds the run."""
-    try:
-        # Opened, so that a network file system asks its server for the time of the last heartbeat.
-        with open_regular(run_dir / LOCK_NAME) as handle:
-            heartbeat_unix_s = os.fstat(handle.fileno()).st_mtime
-            record = LockRecord(**json.loads(handle.read(TAIL_BYTES)))
-        numbers = isinstance(record.pid, int) and isinstance(record.acquired_unix_s, (int, float))
-        if not numbers or not isinstance(record.job_id, (str, type(None))):
-            return Damaged("damaged")
-        gone = record.same_machine(this_process()) and process_start_ticks(record.pid) != record.process_start_ticks
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return Damaged(error.strerror or "unreadable")
-    except (ValueError, TypeError, RecursionError):
-        return Damaged("damaged")
-    return Lock(record, heartbeat_unix_s, gone)
+def read_last_lines(run_dir: Path, count: int) -> list[dict[str, Any]]:
+    """Read the last training lines of metrics.jsonl, oldest first, from its end: it may have many gigabytes.
 
-
-def read_last_lines(run_dir: Path, count: int) -> list[dict[str, Any]] | Damaged:
-    """Read the last training lines of metrics.jsonl, oldest first, from its end: it may have many gigabytes."""
-    path, found = run_dir / METRICS_NAME, []
-    try:
-        for line in _lines_backwards(path):
-            values = _training_line(line)
-            found += [] if values is None else [values]
-            if len(found) == count:
+    Raises:
+        ValueError: the file has no such line, and is not empty.
+    """
+    with open_regular(run_dir / METRICS_NAME) as handle:
+        size = os.fstat(handle.fileno()).st_size
+        for tail_bytes in (TAIL_BYTES, MOST_TAIL_BYTES):
+            handle.seek(max(0, size - tail_bytes))
+            lines = handle.read(tail_bytes).split(b"\n")
+            found = [values for line in lines if (values := _training_line(line)) is not None]
+            if len(found) >= count or tail_bytes >= size:
                 break
-        empty = path.stat().st_size == 0
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        return Damaged(error.strerror or "unreadable")
-    return found[::-1] if found or empty else Damaged("damaged")
-
-
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield lines from the last to the first, within a bound; an incomplete first piece is left out."""
-    with open_regular(path) as handle:
-        end = os.fstat(handle.fileno()).st_size
-        lowest = max(0, end - MOST_TAIL_BYTES)
-        rest = b""
-        while end > lowest:
-            begin = max(lowest, end - TAIL_BYTES)
-            handle.seek(begin)
-            first, *lines = (handle.read(end - begin) + rest).split(b"\n")
-            yield from reversed(lines)
-            rest, end = first, begin
-        if lowest == 0:
-            yield rest
+    if size and not found:
+        raise ValueError("no training line")
+    return found[-count:]
 
 
 def _training_line(line: bytes) -> dict[str, Any] | None:
@@ -144,47 +80,23 @@ def _training_line(line: bytes) -> dict[str, Any] | None:
     return values if complete else None
 
 
-def metrics_time(run_dir: Path) -> float | None:
-    """Return the time of the last line of metrics.jsonl."""
-    return _time_of(run_dir / METRICS_NAME) or None
-
-
-def read_settings(run_dir: Path) -> dict[str, Any] | Damaged:
-    """Read the `training` section of the resolved recipe; empty if there is none yet, or no PyYAML."""
+def read_training_settings(run_dir: Path) -> dict[str, Any]:
+    """Read the `training` section of the resolved recipe; empty without PyYAML."""
     try:
         import yaml
     except ImportError:
         return {}
-    path = run_dir / CONFIG_NAME
-    if not path.exists():
-        return {}
+    with open_regular(run_dir / CONFIG_NAME) as handle:
+        text = handle.read(MOST_TAIL_BYTES)
     try:
         # PyYAML's parser in C, if it has one, is ten times as fast.
-        document = yaml.load(read_text(path, max_bytes=MOST_TAIL_BYTES), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (ValueError, yaml.YAMLError, RecursionError):
-        return Damaged("damaged" if path.is_file() else "unreadable")
-    training = document.get("training") if isinstance(document, dict) else None
-    return training if isinstance(training, dict) else Damaged("damaged")
+        return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["training"])
+    except (yaml.YAMLError, KeyError) as error:
+        raise ValueError(str(error)) from None
 
 
-def read_checkpoint(run_dir: Path) -> Checkpoint | Damaged | None:
-    """Read the newest checkpoint; sizes of its files are compared, which is fast, not their contents."""
-    try:
-        folders = list_checkpoints(run_dir / CHECKPOINTS_DIR)
-    except OSError as error:
-        return Damaged(error.strerror or "unreadable")
-    if not folders:
-        return None
-    step = max(folders)
-    problem = None
-    try:
-        verify(folders[step], quick=True)
-    except CheckpointError as error:
-        problem = str(error)
-    return Checkpoint(step, _time_of(folders[step] / MANIFEST_NAME) or _time_of(folders[step]), problem)
-
-
-def _time_of(path: Path) -> float:
+def modified_unix_s(path: Path) -> float:
+    """Return the time of a file's last change; 0 if it is missing."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -202,7 +114,7 @@ def newest_attempt(run_dir: Path) -> str | None:
         folders = [path for path in (run_dir / ATTEMPTS_DIR).iterdir() if path.is_dir()]
     except OSError:
         return None
-    return max(folders, key=_time_of).name if folders else None
+    return max(folders, key=modified_unix_s).name if folders else None
 
 
 def newest_begun(run_dir: Path) -> StartRecord | None:
@@ -265,7 +177,7 @@ def _describe_end(folder: Path, records: Sequence[FailureRecord], after: Sequenc
         return one_line(str(noted[0].get("why") or "failed")) + tail
     if records and (end is None or end.get("failed")):
         stacks = f" ({folder / STACKS_NAME})" if records[0].error == "Hang" else ""
-        return one_line(describe_failure(records[0])) + stacks + tail
+        return describe_failure(records[0]) + stacks + tail
     return (NO_WORD if end is None else one_line(str(end.get("reason")))) + tail
 
 
@@ -274,22 +186,21 @@ def is_cancelled_in_order(event: dict[str, Any]) -> bool:
     return event["event"] == history.FAILURE and event.get("how") == CANCELLED and event.get("exit_status") == 0
 
 
-def newest_log(run_dir: Path, starts: Sequence[Start], begun: StartRecord | None) -> str | None:
-    """Return the log of the newest start; `begun` may be one that did not reach training."""
-    last = starts[-1] if starts else None
+def newest_log(run_dir: Path, last: Start | None, begun: StartRecord | None) -> str | None:
+    """Return the log of the newest start: the last one, or `begun`, which may not have reached training."""
     if begun is None or (last is not None and (last.attempt == begun.name or last.time_unix_s > begun.time_unix_s)):
         return last.log if last is not None else None
     return begun.log or _output(run_dir, begun.name)
 
 
-def describe_failure(record: FailureRecord) -> str:
-    """Describe a failure by rank, host and error."""
-    return f"rank {record.rank} on {record.host}: {record.error}: {record.message}"
-
-
 def _output(run_dir: Path, attempt: str) -> str | None:
     path = run_dir / ATTEMPTS_DIR / attempt / "output.log"
     return str(path) if path.is_file() else None
+
+
+def describe_failure(record: FailureRecord) -> str:
+    """Describe a failure by rank, host and error in one line."""
+    return one_line(f"rank {record.rank} on {record.host}: {record.error}: {record.message}")
 
 
 def seconds(event: dict[str, Any]) -> float:

@@ -118,15 +118,6 @@ def broken_nodes(nodes: Sequence[str]) -> list[str]:
     return [f"{node} ({state})" for node, state in broken]
 
 
-def requeue(job_id: str) -> None:
-    """Put a running job back into the queue; Slurm then ends its processes.
-
-    Raises:
-        ClusterError: refused; the message contains `disabled` if this job or cluster allows no requeue.
-    """
-    insist(["scontrol", "requeue", job_id])
-
-
 def cancel(job_id: str) -> None:
     """Cancel a job, if it still exists."""
     try:
@@ -171,16 +162,14 @@ def remember_excluded(run_dir: Path, bad: Mapping[str, str], attempt: str) -> No
     write_text(run_dir / EXCLUDED_NAME, json.dumps({**added, **known}, indent=1) + "\n")
 
 
-def requeue_command(job_id: int | str, exclude: Iterable[str]) -> list[str]:
-    """Return a command that requeues this job without these nodes (a plain requeue if there are none)."""
-    nodes = ",".join(sorted(set(exclude)))
-    return ["sh", "-c", _REQUEUE, "requeue", str(job_id), nodes] if nodes else ["scontrol", "requeue", str(job_id)]
+def requeue(job_id: str, exclude: Iterable[str]) -> None:
+    """Put a running job back into the queue, to run without these nodes; Slurm then ends its processes.
 
-
-def sbatch_words(exclude: Iterable[str]) -> list[str]:
-    """Return sbatch's option to avoid the nodes, if there are any."""
+    Raises:
+        ClusterError: refused; the message contains DISABLED if this job or cluster allows no requeue.
+    """
     nodes = ",".join(sorted(set(exclude)))
-    return [f"--exclude={nodes}"] if nodes else []
+    insist(["sh", "-c", _REQUEUE, "requeue", job_id, nodes] if nodes else ["scontrol", "requeue", job_id])
 
 
 def srun_words(tasks: Mapping[str, int], without: Iterable[str]) -> list[str]:

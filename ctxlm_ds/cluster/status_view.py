@@ -11,15 +11,7 @@ from ctxlm_ds.cluster.status import RunStatus
 from ctxlm_ds.console import aligned, counted, format_duration
 
 HEADINGS = ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "restarts", "skipped", "job")
-LEAST_NEEDED = ("job", "skipped", "tokens/s", "restarts", "left")
-"""Columns that a narrow terminal loses, in this order."""
-GAP_CHARACTERS = 2
 UNKNOWN = "-"
-COLOURS = {
-    "running": "32", "starting": "32", "completed": "1;32", "queued": "33", "restarting": "33", "failed": "1;31",
-    "stale": "1;31", "no such folder": "31",
-}  # fmt: skip
-"""ANSI codes of the states on a terminal."""
 
 
 def cells(status: RunStatus) -> dict[str, str]:
@@ -57,27 +49,9 @@ def checkpoint_cell(status: RunStatus) -> str:
     return f"{status.checkpoint_step}, {format_duration(status.checkpoint_age_s or 0)} ago"
 
 
-def table(statuses: Sequence[RunStatus], terminal_width: int | None = None) -> list[str]:
-    """Return aligned lines, headings first; for a terminal in colour, with the columns that fit."""
-    rows = [cells(status) for status in statuses]
-    shown = list(HEADINGS) if terminal_width is None else headings_that_fit(rows, terminal_width)
-    lines = aligned([shown, *([row[name] for name in shown] for row in rows)], left=(0, 1), indent="")
-    if terminal_width is not None:
-        for number, status in enumerate(statuses, 1):
-            coloured = f"\033[{COLOURS.get(status.state, '0')}m{status.state}\033[0m"
-            name, found, rest = lines[number].partition(f"  {status.state}")
-            lines[number] = f"{name}  {coloured}{rest}" if found else name
-    return lines
-
-
-def headings_that_fit(rows: Sequence[dict[str, str]], width: int) -> list[str]:
-    """Return the columns that a terminal of `width` characters can show."""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) + GAP_CHARACTERS for name in HEADINGS}
-    shown = list(HEADINGS)
-    for name in LEAST_NEEDED:
-        if sum(widths[kept] for kept in shown) > width:
-            shown.remove(name)
-    return shown
+def table(statuses: Sequence[RunStatus]) -> list[str]:
+    """Return aligned lines, headings first."""
+    return aligned([HEADINGS, *(list(cells(status).values()) for status in statuses)], left=(0, 1), indent="")
 
 
 def remarks(statuses: Sequence[RunStatus]) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.cluster.job_context import JobContext, log
-from ctxlm_ds.cluster.slurm_commands import Job, call, cancel, insist, sbatch_words, show_job
+from ctxlm_ds.cluster.slurm_commands import Job, call, cancel, insist, show_job
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 
@@ -64,7 +64,8 @@ class Successors:
             script = batch_script(job, arguments, context.run_dir)
         options = [*self._wait_by_name(job), *successor_options(job, environ)]
         # Slurm's form of a list is fine as one item of it.
-        options += sbatch_words(filter(None, [job.given("ExcNodeList"), *exclude]))
+        excluded = ",".join(filter(None, [job.given("ExcNodeList"), *exclude]))
+        options += [f"--exclude={excluded}"] if excluded else []
         words = ["sbatch", *options, script, *arguments]
         new = call(words, successor_environment(environ, context.chain)).strip().split(";")[0]
         self._submitted = new

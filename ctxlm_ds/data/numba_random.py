@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,17 @@ def _cache_folder() -> str:
     return str(home / f"{CACHE_PREFIX}{digest.hexdigest()[:16]}")
 
 
-def _compile(**options: Any) -> Callable[[Any], Any]:
-    def decorate(function: Any) -> Any:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = before or _cache_folder()
-        try:
-            return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-        finally:
-            numba.config.CACHE_DIR = before
-
-    return decorate
+def compiled(function: Any, **options: Any) -> Any:
+    """Compile a function; other users of numba in this process keep their cache folder."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = before or _cache_folder()
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
 
 
-compiled = _compile()
-inlined = _compile(inline="always")
+inlined = partial(compiled, inline="always")
 
 
 def hash_words(count: int, *parts: int | str) -> NDArray[np.uint64]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import IGNORE_LABEL as IGNORE_LABEL
 from ctxlm_ds.data.fields import Field
 
 if TYPE_CHECKING:

@@ -81,6 +81,3 @@ class KernelSet:
             chosen = choose(operation, getattr(self._config, operation), OPERATIONS[operation], need)
             self._chosen[operation, spec] = chosen.name, chosen.make(need)
         return self._chosen[operation, spec][1]
-
-
-choose_kernels = KernelSet

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import KernelSet, choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
@@ -68,7 +68,7 @@ def plain_model(model: ModelSection, outputs: Sequence[str], device: str) -> Lay
     Raises:
         ConfigError: as build_layer_list.
     """
-    kernels = choose_kernels(KernelsConfig(), device, torch.float32)
+    kernels = KernelSet(KernelsConfig(), device, torch.float32)
     with torch.device(device):
         return build_model(model, ModelBuild(tuple(outputs), kernels)).eval()
 
@@ -97,7 +97,7 @@ def describe_model(model: ModelSection, outputs: Sequence[str]) -> WholeModel:
     Raises:
         ConfigError: as build_layer_list.
     """
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     return describe_layers(build_layer_list(model, ModelBuild(tuple(outputs), kernels)), outputs)
 
 

@@ -159,8 +159,13 @@ def run_layer(
 ) -> None:
     """Run one layer on `tensors` and store its outputs there.
 
-    `module` was built from `description`, which is number `index` of the list. A recomputed layer has the same random
-    keys as before.
+    Args:
+        description: the layer.
+        module: the module that was built from it.
+        tensors: tensors by name, which the layer reads and writes.
+        index: number of the layer in the list.
+        streams: dropout keys; a recomputed layer has the same ones as before.
+        carried: tensors that layers carry between steps.
     """
     if description.frozen and module.training:
         module.eval()

@@ -58,7 +58,7 @@ def _choose_bounds(
     elif layout.pipeline_partition == "time" and measure is not None:
         costs = measure()
     else:
-        costs = block_costs(descriptions)
+        costs = [float(description.block) for description in descriptions]
     return stage_bounds(descriptions, costs, layout.pipeline_parallel_size)
 
 
@@ -129,11 +129,6 @@ def layer_parameters(descriptions: Sequence[LayerDescription], names: Iterable[s
 def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]) -> list[float]:
     """Return the elements of each layer's parameters; a tied layer counts on every stage that holds it."""
     return [float(sum(prod(shapes[name]) for name in names)) for names in layer_parameters(descriptions, shapes)]
-
-
-def block_costs(descriptions: Sequence[LayerDescription]) -> list[float]:
-    """Return 1 for each block and 0 for other layers, for an equal number of blocks per stage."""
-    return [float(description.block) for description in descriptions]
 
 
 def _blocks(descriptions: Sequence[LayerDescription]) -> list[int]:

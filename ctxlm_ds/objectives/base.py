@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ctxlm_ds.data.fields import FITS, Field, RowShape
-from ctxlm_ds.recipe.sections import ObjectiveSection
+from ctxlm_ds.data.fields import FITS, Field
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,23 +78,24 @@ class Objective(ABC):
         return False
 
     @abstractmethod
-    def fields(self, data: RowShape) -> tuple[Field, ...]:
+    def fields(self, data: DataSection) -> tuple[Field, ...]:
         """Return every field of a micro-batch; `sequence_ids` is one of them (positions that are not padding).
 
         Raises:
             ConfigError: rows of this shape have no room for what the objective predicts.
         """
 
-    def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]:
+    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most predictions of sequences of `lengths`, so that no row exceeds its fields."""
         return lengths
 
     @abstractmethod
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any:
-        """Make examples of samples, with the random words of each (streams of `key`).
+        """Make examples of samples, with the random words of each.
 
         Args:
             samples: c sequences of any lengths.
+            key: key of the random streams; samples.keys selects each sequence's.
             budgets: [c] most predictions of each, at least 1.
 
         Returns:
@@ -106,6 +107,7 @@ class Objective(ABC):
         """Write the examples of rows into the fields, which hold their fill values.
 
         Args:
+            examples: result of corrupt_batch.
             row_starts: [b + 1] first sequence of each row.
             arrays: [b, columns] by field, int32 or float32.
 
@@ -118,7 +120,7 @@ class Objective(ABC):
         return render_tokens(example.input_ids, tokenizer)
 
 
-def token_fields(data: RowShape, pad_id: int) -> tuple[Field, ...]:
+def token_fields(data: DataSection, pad_id: int) -> tuple[Field, ...]:
     """Return the fields of tokens and of the sequences that they belong to."""
     length = data.seq_length
     return (
@@ -131,13 +133,13 @@ def token_fields(data: RowShape, pad_id: int) -> tuple[Field, ...]:
 
 def fill_token_fields(examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays, predictions: int) -> int:
     """Write token_fields; return FITS, or the first row with more of anything, or more than so many predictions."""
-    from ctxlm_ds.data.stream.row_filling import fill_sequence_starts, fill_tokens, first_misfit
+    from ctxlm_ds.data.stream.row_filling import fill_starts, fill_tokens, first_misfit
 
     input_ids, sequence_starts = arrays["input_ids"], arrays["sequence_starts"]
     row = first_misfit(examples, row_starts, input_ids.shape[1], sequence_starts.shape[1] - 1, predictions)
     if row == FITS:
         fill_tokens(examples, row_starts, input_ids, arrays["position_ids"], arrays["sequence_ids"])
-        fill_sequence_starts(examples, row_starts, sequence_starts)
+        fill_starts(examples, row_starts, sequence_starts, True)
     return int(row)
 
 

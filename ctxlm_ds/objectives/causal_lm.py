@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, RowShape
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, fill_token_fields, render_tokens, shown, token_fields
-from ctxlm_ds.recipe.sections import ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ class CausalLM(Objective):
     shifted = True
     terms = (LossTerm("causal_lm", ("logits",), ("causal_lm_labels",), has_perplexity=True),)
 
-    def fields(self, data: RowShape) -> tuple[Field, ...]:
+    def fields(self, data: DataSection) -> tuple[Field, ...]:
         return (*token_fields(data, self.pad_id), Field("causal_lm_labels", data.seq_length, IGNORE_LABEL))
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, RowShape
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import (
     CLASSIFICATION_SUMS,
@@ -97,15 +97,15 @@ class MaskedLM(Objective):
     def stores_examples(cls, section: Any) -> bool:
         return bool(section.masking == "static")
 
-    def slots(self, data: RowShape) -> int:
+    def slots(self, data: DataSection) -> int:
         """Return the prediction slots of a row: the setting, or the most that a row can need."""
         return self.config.max_predictions or self._slots_needed(data)
 
-    def _slots_needed(self, data: RowShape) -> int:
+    def _slots_needed(self, data: DataSection) -> int:
         """Return the most predictions of any row: each of its sequences rounds up by less than one."""
         return max(1, math.ceil(self.config.mask_prob * data.seq_length)) + data.sequences_per_row - 1
 
-    def fields(self, data: RowShape) -> tuple[Field, ...]:
+    def fields(self, data: DataSection) -> tuple[Field, ...]:
         slots = self.slots(data)
         if slots < data.sequences_per_row:
             raise ConfigError(
@@ -119,7 +119,7 @@ class MaskedLM(Objective):
             Field("masked_lm_labels", slots, IGNORE_LABEL),
         )
 
-    def budgets(self, lengths: NDArray[np.int64], data: RowShape) -> NDArray[np.int64]:
+    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most predictions of sequences of `lengths`, in any row.
 
         Alone in a row a sequence may use every slot (BERT's max_predictions_per_seq). If packed rows were given fewer
@@ -180,7 +180,7 @@ class MaskedLMNextSentence(MaskedLM):
         LossTerm("next_sentence", ("sentence_logits",), ("next_sentence_labels",), CLASSIFICATION_SUMS),
     )
 
-    def fields(self, data: RowShape) -> tuple[Field, ...]:
+    def fields(self, data: DataSection) -> tuple[Field, ...]:
         sequences = data.sequences_per_row
         return (
             *super().fields(data),
@@ -189,10 +189,10 @@ class MaskedLMNextSentence(MaskedLM):
         )
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
-        from ctxlm_ds.data.stream.row_filling import fill_first_positions, fill_sequence_labels
+        from ctxlm_ds.data.stream.row_filling import fill_sequence_labels, fill_starts
 
         row = super().fill(examples, row_starts, arrays)
         if row == FITS:
-            fill_first_positions(examples, row_starts, arrays["cls_positions"])
+            fill_starts(examples, row_starts, arrays["cls_positions"], False)
             fill_sequence_labels(examples, row_starts, arrays["next_sentence_labels"])
         return row

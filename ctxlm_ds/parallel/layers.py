@@ -19,7 +19,7 @@ from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens
 from ctxlm_ds.parallel.parameters import ZEROS, Init, ParameterFacts, declare
-from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split
+from ctxlm_ds.parallel.placement import COLUMNS, VOCABULARY, Split
 
 
 class Linear(nn.Linear):
@@ -57,7 +57,7 @@ def column_parallel_linear(
         activation: name of the activation after the product, if any.
         blocks: outputs of each part that is split separately; they add up to o.
     """
-    split = Split("rows", blocks) if blocks else ROWS
+    split = Split("rows", blocks)
     if parallel.size == 1:
         layer: nn.Module = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
     else:
@@ -75,7 +75,15 @@ def column_parallel_linear(
 def row_parallel_linear(
     in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
 ) -> nn.Module:
-    """Make a linear layer split by its inputs (attention's output, the second feed-forward matrix)."""
+    """Make a linear layer split by its inputs (attention's output, the second feed-forward matrix).
+
+    Args:
+        in_features: i; every rank has its share of the input.
+        out_features: o; every rank gets the complete output, or under sequence parallelism its tokens.
+        init: initial values of the weight; the bias begins at 0.
+        kernels: compute the product.
+        parallel: this rank's share.
+    """
     if parallel.size == 1:
         layer: nn.Module = Linear(in_features, out_features, kernels.linear)
     else:
@@ -97,7 +105,13 @@ def replicated_linear(
 ) -> nn.Module:
     """Make a linear layer that every tensor-parallel rank holds completely (the heads).
 
-    `optional` marks a head of the objective (ParameterFacts.optional).
+    Args:
+        in_features: i.
+        out_features: o.
+        init: initial values of the weight; the bias begins at 0.
+        kernels: compute the product and the activation.
+        activation: name of the activation after the product, if any.
+        optional: True for a head of the objective (ParameterFacts.optional).
     """
     layer = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
     declare(layer, weight=ParameterFacts(init, decays=True, optional=optional))

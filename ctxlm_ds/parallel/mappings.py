@@ -63,7 +63,13 @@ class ColumnParallelProduct:
     """
 
     def __init__(self, parallel: ParallelContext, in_float32: bool, split_tokens: bool) -> None:
-        """`split_tokens`: x holds this rank's tokens only; `in_float32`: compute as kernels/linear.py's float32."""
+        """Set up the product.
+
+        Args:
+            parallel: this rank's share.
+            in_float32: compute as kernels/linear.py's float32.
+            split_tokens: x holds this rank's tokens only.
+        """
         self.parallel = parallel
         self.in_float32 = in_float32
         self.split_tokens = split_tokens

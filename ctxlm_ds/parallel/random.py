@@ -26,7 +26,7 @@ class DropoutStreams:
     def __init__(
         self, seed: int = 0, tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1, enabled: bool = False
     ) -> None:
-        """`enabled` is True if the model drops anything."""
+        """Set up the keys of a run; `enabled` is True if the model drops anything."""
         self.seed = seed
         self.enabled = enabled
         self.num_layers = 0

@@ -53,7 +53,7 @@ class Shard:
     """Half-open."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the blocks are not in the shape, in ascending order."""
+        """Join adjacent blocks; raise ValueError if the blocks are not in the shape, in ascending order."""
         if not all(_is_count(size) for size in self.shape):
             raise ValueError(f"shape {self.shape} is not one of a tensor")
         num_rows, num_columns = self.matrix_shape

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, WholeModel, build_layer_list, describe_layers
 from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, run_layer
 from ctxlm_ds.objectives.build import build_objective
@@ -164,7 +164,7 @@ def _kernels(config: RunConfig, platform: Platform) -> KernelSet:
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
     }
-    return choose_kernels(asked.model_copy(update=plain), platform.device, DTYPES[config.training.precision])
+    return KernelSet(asked.model_copy(update=plain), platform.device, DTYPES[config.training.precision])
 
 
 def _build(config: RunConfig, parallel: ParallelContext, platform: Platform) -> ModelBuild:

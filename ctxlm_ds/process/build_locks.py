@@ -8,6 +8,7 @@ is stale if no process has it open and none works in its folder: compilers may o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -16,6 +17,8 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+
+from ctxlm_ds.process.cgroups import read_text
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -53,59 +56,41 @@ def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
     """Remove the build locks that no live process holds, below `root` or this environment's folder; return them."""
     folder = root or use_own_build_folder()
     locks = {path: _inode(path) for path in [*folder.glob("*/lock"), *folder.glob("*/*/lock")]}
-    suspects = [path for path in _not_open(list(locks)) if _old_enough(path)]
+    used = _paths_in_use() if locks else set()
+    suspects = [path for path in locks if os.path.realpath(path) not in used and _old_enough(path)]
     if not suspects:
         return []
-    time.sleep(RELEASE_S)
-    _wait_for_compilers(suspects)
-    stale = [path for path in _not_open(suspects) if locks[path] is not None and _inode(path) == locks[path]]
+    end_s, announced = time.monotonic() + COMPILERS_S, False
+    while True:
+        time.sleep(RELEASE_S)
+        used = _paths_in_use()
+        busy = [str(path.parent) for path in suspects if os.path.realpath(path.parent) in used]
+        if not busy or time.monotonic() > end_s:
+            break
+        if not announced:
+            logger.info("waiting for the compilers that a killed process left in %s", ", ".join(busy))
+            announced = True
+    stale = [path for path in suspects if os.path.realpath(path) not in used and 0 != locks[path] == _inode(path)]
     for path in stale:
         path.unlink(missing_ok=True)
         logger.info("removed the stale build lock %s of a killed process", path)
     return stale
 
 
-def _inode(path: Path) -> int | None:
+def _inode(path: Path) -> int:
     try:
         return path.stat().st_ino
     except OSError:
-        return None
+        return 0
 
 
-def _wait_for_compilers(locks: list[Path]) -> None:
-    """Wait until no process works in the folders of these locks, whose holders are dead."""
-    end_s, announced = time.monotonic() + COMPILERS_S, False
-    while (busy := _folders_in_use({path.parent for path in locks})) and time.monotonic() < end_s:
-        if not announced:
-            logger.info("waiting for the compilers that a killed process left in %s", ", ".join(map(str, busy)))
-            announced = True
-        time.sleep(RELEASE_S)
-
-
-def _folders_in_use(folders: set[Path]) -> list[Path]:
-    """Return the folders in which a process of this machine works (as far as this user may see)."""
-    wanted = {os.path.realpath(folder): folder for folder in folders}
+def _paths_in_use() -> set[str]:
+    """Return the open files and working directories of this machine's processes, as far as this user may see."""
     used = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            used.add(os.readlink(process / "cwd"))
-        except OSError:
-            continue
-    return [folder for path, folder in sorted(wanted.items()) if path in used]
-
-
-def _not_open(paths: list[Path]) -> list[Path]:
-    """Return the paths that no process of this machine has open (as far as this user may see)."""
-    wanted = {os.path.realpath(path): path for path in paths}
-    if not wanted:
-        return []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            for handle in os.scandir(process / "fd"):
-                wanted.pop(os.readlink(handle.path), None)
-        except OSError:
-            continue
-    return list(wanted.values())
+    for link in [*Path("/proc").glob("[0-9]*/cwd"), *Path("/proc").glob("[0-9]*/fd/*")]:
+        with contextlib.suppress(OSError):
+            used.add(os.readlink(link))
+    return used
 
 
 def _old_enough(path: Path) -> bool:
@@ -133,11 +118,7 @@ def _is_network_path(path: Path) -> bool:
     """Return whether the path's mount is a network file system, by /proc/mounts."""
     target = os.path.realpath(path)
     best, kind = "", ""
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return True
-    for line in lines:
+    for line in read_text(Path("/proc/mounts")).splitlines():
         mount, mount_kind = line.split()[1:3]
         if len(mount) >= len(best) and (target == mount or target.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, mount_kind

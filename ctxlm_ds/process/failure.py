@@ -90,7 +90,9 @@ class FailureReport:
             return record.exit_status
         # A launcher that asks to stop from here on does so because of this error.
         self._stop_signal.requested = True
-        self._write(record)
+        folder = self._folder()
+        if folder is not None:
+            write_record(folder, record)
         if not (stopping and record.consequence):
             self._say(record, error)
         return record.exit_status
@@ -106,11 +108,6 @@ class FailureReport:
     def _folder(self) -> Path | None:
         """Return the folder of records; None without a run directory (a start that failed must not make one)."""
         return attempt_folder(self.run_dir) if self.run_dir is not None and self.run_dir.is_dir() else None
-
-    def _write(self, record: FailureRecord) -> None:
-        folder = self._folder()
-        if folder is not None:
-            write_record(folder, record)
 
     def _rank_0_says_so(self, record: FailureRecord) -> bool:
         """Return whether rank 0 ends with the same message, so that this rank need not repeat it.

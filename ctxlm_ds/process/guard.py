@@ -1,9 +1,12 @@
-"""A small process next to each rank for what the rank itself cannot do: notice that none of its threads can run (C code
-holds the interpreter, the process was stopped), record that it was killed, and end the compilers that it had started.
+"""The process that watches a rank: ends it when it makes no progress, and records it when it was killed.
 
-In: lines on stdin, each the seconds after which a silent rank counts as hanging; `bye` before an orderly end. Out: the
-stacks and failure records of RUN/attempts/ATTEMPT. The rank starts it before torch is imported, as a program:
-`python -m ctxlm_ds.process.guard FACTS`. Not here: the limits (watchdog.py).
+In: JSON lines on stdin, the rank's progress (`{"phase": ..., "step": ..., "limit_s": ...}`), what only the rank knows
+(`{"threads": ..., "writing_s": ...}`), and `{"bye": true}` before an orderly end. Out: the stacks and failure records
+of RUN/attempts/ATTEMPT; a byte on stdout, upon which the rank ends itself. The rank starts it before torch is imported,
+as a program: `python -m ctxlm_ds.process.guard FACTS`. Being another process, it also notices a rank none of whose
+threads can run (C code holds the interpreter, the rank was stopped).
+
+When one rank hangs all of them wait, and each guard finds out by itself without a message.
 """
 
 from __future__ import annotations
@@ -15,37 +18,46 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG, EXIT_UNEXPECTED
+from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launcher import end_deepspeed_command, end_processes_with
 from ctxlm_ds.process.run_history import FailureRecord, write_record
 from ctxlm_ds.process.stacks import (
     ALL_STACKS_NAME,
     MAIN_THREAD,
     NO_ANSWER,
+    STACKS_GLOB,
+    describe_ranks,
+    likely_culprits,
     name_threads,
     read_scratch,
+    read_stacks,
     stacks_name,
     write_joined,
 )
 
-POLL_S = 0.5
 ANSWER_S = 1.0
-KILL_AFTER_S = 45.0
-"""Between reporting a hung rank and killing it: meanwhile the others collect the stacks and end."""
-KILL_ALONE_AFTER_S = 5.0
-"""The same for a single rank."""
+GRACE_S = 15.0
+"""How long a guard waits for the stacks of the other ranks."""
+JOINING_S = 5.0
+"""And then for the guard that joins them."""
+EVIDENCE_S = 30.0
+"""How long leaving evidence may take in all, because the run directory may be what hangs."""
+LAST_CHANCE_S = 5.0
+"""How long a rank may take to end itself."""
+SUSPICION = 0.25
+"""Share of its limit after which a rank follows another that has reached its."""
 DUMP_SIGNAL = signal.SIGUSR2
 FATAL = "Fatal Python error"
-GOODBYE = "bye"
 MARK_VARIABLE = "CTXLM_RANK_MARK"
 """Inherited by every program that the rank starts, by which the guard finds them when the rank is dead."""
 
@@ -62,48 +74,15 @@ class GuardFacts:
     main_thread: int
     scratch: int
     """Open file that faulthandler writes to on DUMP_SIGNAL and in a crash."""
+    began_unix_s: float
+    """Start of the rank's watchdog; older evidence is of another start."""
+    poll_s: float
+    save_limit_s: float
+    """Longest time for a checkpoint that is written during training."""
     mark: str = ""
     """Value of MARK_VARIABLE."""
     deepspeed_command: int = 0
     """Process of the local `deepspeed` command if this guard must silence it at Ctrl-C, else 0."""
-
-
-class GuardProcess:
-    """The guard as its rank sees it; every method is safe if the guard has ended."""
-
-    def __init__(self, facts: GuardFacts) -> None:
-        environ = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
-        words = [sys.executable, "-m", "ctxlm_ds.process.guard", json.dumps(asdict(facts))]
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(facts.scratch,), env=environ
-        )
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin.fileno()
-        os.set_blocking(self._pipe, False)
-
-    def allow(self, seconds: float) -> None:
-        """Let the rank be silent for so long from now on."""
-        self._send(f"{seconds:.3f}")
-
-    def leave(self) -> None:
-        """Announce an end that the rank reports itself."""
-        self._send(GOODBYE)
-
-    def dismiss(self) -> None:
-        """Leave, and wait until the guard has ended."""
-        self.leave()
-        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-            self._process.communicate(timeout=5)
-
-    def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._pipe, f"{line}\n".encode())
-
-
-def mark_children() -> str:
-    """Set MARK_VARIABLE for every program that this process starts from now on, and return its value."""
-    mark = os.environ[MARK_VARIABLE] = uuid.uuid4().hex
-    return mark
 
 
 class Guard:
@@ -112,27 +91,35 @@ class Guard:
     def __init__(self, facts: GuardFacts) -> None:
         self._facts = facts
         self._folder = Path(facts.folder)
-        self._left_s = math.inf
-        self._reported: Path | None = None
-        self._given_up = False
+        self._phase, self._limit_s = "start", math.inf
+        self._step: int | None = None
+        self._still_s = self._writing_s = self._written_s = 0.0
+        self._threads = {facts.main_thread: MAIN_THREAD}
+        self._read_bytes = 0
+        self._others_hang = False
+        self._helper: threading.Thread | None = None
         self._unread = b""
         self._open = True
 
     def run(self) -> None:
         """Watch until the rank has ended."""
-        watched = [handle for handle in (0, _process_handle(self._facts.pid)) if handle is not None]
+        pid, poll_s = self._facts.pid, self._facts.poll_s
+        watched = [handle for handle in (0, _process_handle(pid)) if handle is not None]
         while True:
             begin_s = time.monotonic()
-            ready = select.select(watched if self._open else watched[1:], [], [], POLL_S)[0]
+            ready = select.select(watched if self._open else watched[1:], [], [], poll_s)[0]
             if 0 in ready and self._listen():
                 return
-            if os.getppid() != self._facts.pid:
+            if os.getppid() != pid:
                 if not (self._open and self._listen()):
                     self._record_death()
                 return
             # If the guard was stopped too (a suspended job or machine), the time does not count.
-            self._left_s -= min(time.monotonic() - begin_s, 3 * POLL_S)
-            if self._left_s <= 0 and self._judge():
+            self._count(min(time.monotonic() - begin_s, 3 * poll_s))
+            self._answer()
+            why = self._judge()
+            if why:
+                self._end(why)
                 return
 
     def _listen(self) -> bool:
@@ -140,61 +127,127 @@ class Guard:
         data = os.read(0, 1 << 16)
         self._open = bool(data)
         *lines, self._unread = (self._unread + data).split(b"\n")
-        if GOODBYE.encode() in lines:
-            return True
-        if lines:
-            self._left_s = float(lines[-1])
-            self._withdraw_report()
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:  # cut off: the pipe was full
+                continue
+            if "bye" in message:
+                return True
+            if "phase" in message:
+                self._phase, self._step, self._limit_s = message["phase"], message["step"], message["limit_s"]
+                self._still_s = 0.0
+            else:
+                self._threads = {int(ident): name for ident, name in message["threads"].items()}
+                self._writing_s = message["writing_s"]
         return False
 
-    def _withdraw_report(self) -> None:
-        """Remove the stacks of a rank that runs again: it had been stopped."""
-        if self._reported is not None:
-            with contextlib.suppress(OSError):
-                self._reported.unlink()
-            self._reported = None
+    def _count(self, passed_s: float) -> None:
+        # A stopped rank may be continued: it hangs only if others wait for it.
+        self._still_s += 0.0 if self._is_stopped() else passed_s
+        self._written_s = min(self._writing_s, self._written_s + passed_s)
 
-    def _judge(self) -> bool:
-        """Keep the stacks of a rank that is silent for too long, then kill it; return whether it is dead."""
-        state = _state(self._facts.pid)
-        if self._reported is None:
-            self._reported = self._folder / stacks_name(self._facts.rank)
-            # In a thread, because the run directory may be what hangs.
-            threading.Thread(target=self._write_stacks, args=(state,), daemon=True).start()
-        # A stopped process may be continued, unless the others have waited for it in vain.
-        patience_s = KILL_AFTER_S if self._facts.world_size > 1 else KILL_ALONE_AFTER_S
-        too_late = self._left_s <= -patience_s and not state.startswith("T")
-        if not (too_late or self._given_up):
-            return False
-        os.kill(self._facts.pid, signal.SIGKILL)
-        message = (
-            "silent for too long, none of its threads could run (C code held the interpreter?); killed by its guard"
-        )
-        self._say(f"{message}; its stacks are in {self._reported}")
-        self._record("Hang", message, EXIT_HANG, None)
+    def _is_stopped(self) -> bool:
+        return _state(self._facts.pid).startswith("T")
+
+    def _judge(self) -> str:
+        """Return why the rank hangs; empty if it does not."""
+        suspected = self._still_s >= SUSPICION * self._limit_s or self._is_stopped()
+        if suspected:
+            self._in_thread(self._look_for_others)
+        if self._still_s >= self._limit_s or (suspected and self._others_hang):
+            return f"no progress for {format_duration(self._still_s)}"
+        if self._written_s >= self._facts.save_limit_s:
+            return f"a checkpoint has been on its way to the disk for {format_duration(self._written_s)}"
+        return ""
+
+    def _in_thread(self, action: Callable[[], object]) -> None:
+        """Touch the run directory in another thread, because it may be what hangs; one action at a time."""
+        if self._helper is None or not self._helper.is_alive():
+            self._helper = threading.Thread(target=action, daemon=True)
+            self._helper.start()
+
+    def _look_for_others(self) -> None:
+        """Note if another rank has left its stacks: its limit may have been a shorter one."""
+        own = stacks_name(self._facts.rank)
         with contextlib.suppress(OSError):
-            if not (self._folder / ALL_STACKS_NAME).exists():
-                write_joined(self._folder, self._facts.world_size)
+            others = [path for path in self._folder.glob(STACKS_GLOB) if path.name != own]
+            self._others_hang = any(path.stat().st_mtime >= self._facts.began_unix_s for path in others)
+
+    def _answer(self) -> None:
+        """Keep the stacks that were requested by DUMP_SIGNAL; a loader worker writes to the same file."""
+        text = self._new_stacks()
+        if FATAL in text:
+            time.sleep(ANSWER_S)
+            if os.getppid() != self._facts.pid:
+                return  # not a child, but the rank itself
+        if text:
+            facts = self._describe("a child of this process crashed" if FATAL in text else "asked for by a signal")
+            self._in_thread(lambda: self._keep(f"asked-{stacks_name(self._facts.rank)}", facts, text))
+
+    def _new_stacks(self) -> str:
+        text = read_scratch(self._facts.scratch, self._read_bytes)
+        self._read_bytes += len(text.encode())
+        return name_threads(text, self._threads)
+
+    def _keep(self, name: str, facts: str, text: str) -> bool:
+        try:
+            write_text(self._folder / name, f"{facts}\n\n{text}")
+        except OSError as error:
+            self._say(f"the stacks could not be written to {self._folder / name}: {error}")
+            return False
         return True
 
-    def _write_stacks(self, state: str) -> None:
-        begin = os.fstat(self._facts.scratch).st_size
+    def _describe(self, why: str) -> str:
+        where = self._phase if self._step is None else f"{self._phase}, after step {self._step}"
+        facts, state = self._facts, _state(self._facts.pid)
+        return (
+            f"rank {facts.rank} of {facts.world_size} on {socket.gethostname()} (process {facts.pid}, state {state}): "
+            f"{where}, {why}"
+        )
+
+    def _end(self, why: str) -> None:
+        """Leave the evidence, as far as the run directory allows, and end the rank."""
+        evidence = threading.Thread(target=self._leave_evidence, args=(why,), daemon=True)
+        evidence.start()
+        evidence.join(EVIDENCE_S)
+        with contextlib.suppress(OSError):
+            os.write(1, b"!")
+        end_s = time.monotonic() + LAST_CHANCE_S
+        while os.getppid() == self._facts.pid and time.monotonic() < end_s:
+            time.sleep(0.1)
+        if os.getppid() == self._facts.pid:
+            os.kill(self._facts.pid, signal.SIGKILL)
+            self._say("none of its threads could run (C code held the interpreter?); killed by its guard")
+
+    def _leave_evidence(self, why: str) -> None:
+        facts, world_size = self._describe(why), self._facts.world_size
         with contextlib.suppress(OSError):
             os.kill(self._facts.pid, DUMP_SIGNAL)
         time.sleep(ANSWER_S)
-        text = name_threads(read_scratch(self._facts.scratch, begin), {self._facts.main_thread: MAIN_THREAD})
-        head = (
-            f"rank {self._facts.rank} of {self._facts.world_size} on {socket.gethostname()} (process "
-            f"{self._facts.pid}, state {state}): {NO_ANSWER}"
-        )
-        own = self._folder / stacks_name(self._facts.rank)
-        with contextlib.suppress(OSError):
-            if self._reported == own:
-                write_text(own, f"{head}\n\n{text}")
-        while self._reported == own and not self._given_up:
-            time.sleep(POLL_S)
-            # The others have joined their stacks with this one's and ended.
-            self._given_up = (self._folder / ALL_STACKS_NAME).exists()
+        text = self._new_stacks()
+        kept = self._keep(stacks_name(self._facts.rank), facts if text else f"{facts}, {NO_ANSWER}", text)
+        deadline_s = time.monotonic() + (GRACE_S if kept else 0.0)
+        while len(read_stacks(self._folder)) < world_size and time.monotonic() < deadline_s:
+            time.sleep(self._facts.poll_s)
+        texts = read_stacks(self._folder)
+        if self._facts.rank == min(texts, default=self._facts.rank):
+            self._conclude(facts, texts)
+            return
+        # The first rank to end may make the launcher kill the others.
+        while not (self._folder / ALL_STACKS_NAME).exists() and time.monotonic() < deadline_s + JOINING_S:
+            time.sleep(self._facts.poll_s)
+
+    def _conclude(self, facts: str, texts: Mapping[int, str]) -> None:
+        culprits = likely_culprits(texts, self._facts.world_size)
+        suspicion = f"; look at {describe_ranks(culprits)} first" if culprits else ""
+        message = facts.partition("): ")[2] + suspicion
+        try:
+            message += f"; all ranks' stacks are in {write_joined(self._folder, self._facts.world_size)}"
+        except OSError as error:
+            message += f"; the stacks could not be joined: {error}"
+        self._record("Hang", message, EXIT_HANG, None)
+        self._say(f"hang: {message}; the run ends with status {EXIT_HANG}")
 
     def _record_death(self) -> None:
         """Record a rank that died without reporting it, and end the programs that it had started."""
@@ -202,19 +255,21 @@ class Guard:
         text, message = None, "killed from outside (out of memory? kill -9?), or ended by C code"
         _, found, crash = read_scratch(self._facts.scratch).rpartition(FATAL)
         if found:
-            text = name_threads(FATAL + crash, {self._facts.main_thread: MAIN_THREAD}).rstrip()
+            text = name_threads(FATAL + crash, self._threads).rstrip()
             message = text.partition("\n")[0]
-        self._say(text or message)
+        self._say(text or message, with_time=False)
         self._record("Killed", message, EXIT_UNEXPECTED, text)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, with_time: bool = True) -> None:
+        """Print on stderr like the rank's logger; how a rank was killed like its own last words, without a time."""
         tag = f"[rank {self._facts.rank}] " if self._facts.world_size > 1 else ""
+        head = time.strftime("%H:%M:%S ") + tag if with_time else tag
         with contextlib.suppress(OSError):
-            os.write(2, "".join(f"{tag}{line}\n" for line in text.splitlines()).encode())
+            os.write(2, "".join(f"{head}{line}\n" for line in text.splitlines()).encode())
 
     def _record(self, error: str, message: str, status: int, traceback: str | None) -> None:
-        # RUN/attempts/ATTEMPT: a start that failed early must not make a run directory.
-        if self._folder.parent.parent.is_dir():
+        # RUN/attempts/ATTEMPT: a start that was killed early must not make a run directory.
+        if error == "Hang" or self._folder.parent.parent.is_dir():
             host, rank = socket.gethostname(), self._facts.rank
             record = FailureRecord(round(time.time(), 3), rank, host, status, error, message, traceback)
             write_record(self._folder, record)
@@ -230,10 +285,7 @@ def _process_handle(pid: int) -> int | None:
 
 def _state(pid: int) -> str:
     """Read a process's state, such as `T (stopped)`."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return "unknown"
+    lines = read_text(Path(f"/proc/{pid}/status")).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown")
 
 

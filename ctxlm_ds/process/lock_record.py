@@ -5,6 +5,7 @@ Out: LockRecord, the content of RUN/lock.json. Not here: taking the lock (run_lo
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -12,6 +13,10 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctxlm_ds.process.cgroups import read_text
+from ctxlm_ds.untrusted_json import open_regular
+
+MOST_BYTES = 1 << 16
 CHAIN_VARIABLE = "CTXLM_CHAIN"
 """Id of the first job in a line of successors."""
 
@@ -44,6 +49,10 @@ class LockRecord:
         mine, theirs = (self.host, self.boot_id, self.pid_namespace), (other.host, other.boot_id, other.pid_namespace)
         return mine == theirs and "" not in mine
 
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; only for a record of this machine."""
+        return process_start_ticks(self.pid) != self.process_start_ticks
+
     def is_succeeded_by(self, other: LockRecord) -> bool:
         """Return whether Slurm ended this start of a job (as far as it could) before it started the other."""
         if self.chain is None or self.chain != other.chain:
@@ -55,6 +64,36 @@ class LockRecord:
         return int(job_id) if job_id.isdigit() else 0, self.restart_count
 
 
+@dataclass(frozen=True)
+class ObservedLock:
+    """A lock file as one look found it."""
+
+    record: LockRecord | None
+    """None if the file is not a lock record."""
+    heartbeat_unix_s: float
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last heartbeat."""
+        return time.time() - self.heartbeat_unix_s
+
+
+def look_at_lock(path: Path) -> ObservedLock | None:
+    """Read a lock file; None if there is none. Raises OSError if it cannot be read."""
+    try:
+        # Opened, so that a network file system asks its server for the time of the last heartbeat.
+        with open_regular(path) as handle:
+            heartbeat_unix_s = os.fstat(handle.fileno()).st_mtime
+            record = LockRecord(**json.loads(handle.read(MOST_BYTES)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, RecursionError):
+        return ObservedLock(None, heartbeat_unix_s)
+    numbers = (record.pid, record.acquired_unix_s, record.restart_count)
+    whole = all(isinstance(number, (int, float)) for number in numbers) and isinstance(record.job_id, (str, type(None)))
+    return ObservedLock(record if whole else None, heartbeat_unix_s)
+
+
 def this_process() -> LockRecord:
     """Return a record of the calling process, with a new token."""
     return LockRecord(
@@ -62,7 +101,7 @@ def this_process() -> LockRecord:
         host=socket.gethostname(),
         pid=os.getpid(),
         process_start_ticks=process_start_ticks(os.getpid()) or 0,
-        boot_id=_read_line("/proc/sys/kernel/random/boot_id"),
+        boot_id=read_text(Path("/proc/sys/kernel/random/boot_id")).strip(),
         pid_namespace=_read_link("/proc/self/ns/pid"),
         job_id=os.environ.get("SLURM_JOB_ID"),
         acquired_unix_s=time.time(),
@@ -73,20 +112,15 @@ def this_process() -> LockRecord:
 
 def process_start_ticks(pid: int) -> int | None:
     """Return the clock ticks since boot at which a process started; None if it has ended or is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-            # The command name may hold spaces and brackets; the fields after its last bracket do not.
-            fields = handle.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X", "x") else int(fields[19])
+    fields = process_fields(pid)
+    return int(fields[19]) if fields else None
 
 
-def _read_line(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+def process_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the process's state on; empty if it has ended or is a zombie."""
+    # The command name may hold spaces and brackets; the fields after its last bracket do not.
+    fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return fields if fields and fields[0] not in "ZXx" else []
 
 
 def _read_link(path: str) -> str:

@@ -5,50 +5,32 @@ link, which is atomic on every file system, NFS included. A dead holder is repla
 process has ended, on another host when its heartbeat stops. A job that Slurm has started again, or its successor,
 replaces its earlier start even if that still runs on a node that Slurm has lost: cut off the network its heartbeat may
 continue. Exactly one of several contenders wins, because the takeover of a lock is itself claimed by a hard link named
-after that lock's token. If record locks work (local disks, NFS) RUN/.lock is locked too: the kernel frees it with the
-process, and forked loader workers do not inherit it. Only rank 0 locks a run.
+after that lock's token. Only rank 0 locks a run.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
-import errno
-import fcntl
 import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 from ctxlm_ds.errors import RunLockedError
-from ctxlm_ds.process.lock_record import LockRecord, process_start_ticks, this_process
-from ctxlm_ds.untrusted_json import open_regular
+from ctxlm_ds.process.lock_record import ObservedLock, look_at_lock, this_process
 
 logger = logging.getLogger("ctxlm_ds")
 
-MOST_BYTES = 1 << 16
 LOCK_NAME = "lock.json"
-GUARD_NAME = ".lock"
 HEARTBEAT_S = 10.0
 STALE_AFTER_S = 60.0
 POLL_S = 0.5
 HANDOVER_S = 2.0
 HANDOVER_POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class _Observed:
-    """A lock file as one look found it."""
-
-    record: LockRecord | None
-    """None if the file is not a lock record."""
-    heartbeat_ns: int
-    inode: int
 
 
 class RunLock:
@@ -78,11 +60,10 @@ class RunLock:
         self._on_loss = on_loss
         self._record = this_process()
         self._handle = -1
-        self._guard = -1
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = False
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[str, tuple[float, float]] = {}
 
     def acquire(self, wait_s: float = 0.0) -> RunLock:
         """Take the lock, waiting at most `wait_s` for a live holder. Raises RunLockedError if it is still held then."""
@@ -92,7 +73,7 @@ class RunLock:
         start_s = time.monotonic()
         announced = False
         while not self._try_acquire():
-            holder = self._look(self._path)
+            holder = look_at_lock(self._path)
             waited_s = time.monotonic() - start_s
             if waited_s >= max(wait_s, self._patience_s(holder)):
                 raise RunLockedError(self._refusal(holder, wait_s))
@@ -100,7 +81,9 @@ class RunLock:
                 announced = True
                 logger.info("waiting for %s, held by %s", self.run_dir, _who(holder))
             time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
-        self._start_heartbeat()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
+        self._thread.start()
         atexit.register(self.release)
         return self
 
@@ -120,7 +103,7 @@ class RunLock:
             self._confirm()
         if not self.held:
             raise RunLockedError(
-                f"{self.run_dir} is no longer locked by this process: {_who(self._look(self._path))} has it now; "
+                f"{self.run_dir} is no longer locked by this process: {_who(look_at_lock(self._path))} has it now; "
                 "this process must not write there and stops"
             )
 
@@ -135,38 +118,23 @@ class RunLock:
             self._path.unlink(missing_ok=True)
         os.close(self._handle)
         self._handle = -1
-        self._release_guard()
         atexit.unregister(self.release)
 
     def __enter__(self) -> RunLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _try_acquire(self) -> bool:
-        if not self._take_guard() and not self._abandoned_elsewhere():
-            return False
-        try:
-            taken = self._try_lock_file()
-        except BaseException:
-            self._release_guard()
-            raise
-        if not taken:
-            self._release_guard()
-        return taken
-
-    def _try_lock_file(self) -> bool:
-        holder = self._look(self._path)
+        holder = look_at_lock(self._path)
         if holder is None:
             return self._link_own(self._path)
         if not self._is_dead(holder):
             return False
         return self._take_over(holder)
 
-    def _take_over(self, dead: _Observed) -> bool:
+    def _take_over(self, dead: ObservedLock) -> bool:
         """Replace a dead holder's lock, unless a contender is faster.
 
         The process that links the claim file of token T may replace the lock with token T. If it dies as well, the
@@ -174,15 +142,15 @@ class RunLock:
         """
         assert dead.record is not None
         claims: list[Path] = []
-        rival: _Observed | None = dead
+        rival: ObservedLock | None = dead
         while rival is not None and rival.record is not None and self._is_dead(rival):
             claims.append(self._path.with_name(f"{LOCK_NAME}.claim-{rival.record.token}"))
             if self._link_own(claims[-1]):
                 break
-            rival = self._look(claims[-1])
+            rival = look_at_lock(claims[-1])
         else:
             return False
-        current = self._look(self._path)
+        current = look_at_lock(self._path)
         if current is None or current.record is None or current.record.token != dead.record.token:
             self._close_handle()
             claims[-1].unlink(missing_ok=True)
@@ -193,7 +161,7 @@ class RunLock:
         os.replace(claims[-1], self._path)
         for claim in claims:
             claim.unlink(missing_ok=True)
-        if lives and self._guard < 0:
+        if lives:
             # It may still write, until its next heartbeat.
             time.sleep(1.5 * self._heartbeat_s)
         return True
@@ -223,84 +191,44 @@ class RunLock:
             os.close(self._handle)
             self._handle = -1
 
-    def _take_guard(self) -> bool:
-        """Take the record lock on RUN/.lock; return True also if the file system has no such locks."""
-        self._guard = os.open(self.run_dir / GUARD_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._release_guard()
-            return error.errno not in (errno.EACCES, errno.EAGAIN)
-        return True
-
-    def _release_guard(self) -> None:
-        if self._guard >= 0:
-            os.close(self._guard)
-            self._guard = -1
-
-    def _is_dead(self, holder: _Observed) -> bool:
-        return self._is_gone(holder) or self._is_given_up(holder)
-
-    def _is_given_up(self, holder: _Observed) -> bool:
-        """Return whether Slurm started this process because the holder's node is lost."""
+    def _is_dead(self, holder: ObservedLock) -> bool:
+        """Return whether the holder has ended, or Slurm started this process because the holder's node is lost."""
         record = holder.record
-        return record is not None and not record.same_machine(self._record) and record.is_succeeded_by(self._record)
+        if record is None or self._is_gone(holder):
+            return record is not None
+        return not record.same_machine(self._record) and record.is_succeeded_by(self._record)
 
-    def _is_gone(self, holder: _Observed) -> bool:
+    def _is_gone(self, holder: ObservedLock) -> bool:
         record = holder.record
         if record is None:
             return False
         if record.same_machine(self._record):
-            return process_start_ticks(record.pid) != record.process_start_ticks
-        still_s = self._unchanged_for(record.token, holder.heartbeat_ns)
+            return record.has_ended()
+        still_s = self._unchanged_for(record.token, holder.heartbeat_unix_s)
         return still_s >= self._stale_after_s or (
-            self._age_s(holder) > self._stale_after_s and still_s > 1.5 * self._heartbeat_s
+            holder.age_s > self._stale_after_s and still_s > 1.5 * self._heartbeat_s
         )
 
-    def _patience_s(self, holder: _Observed | None) -> float:
+    def _patience_s(self, holder: ObservedLock | None) -> float:
         """Return how long to watch the holder even if no wait is allowed."""
         if holder is None:
             return HANDOVER_S
         if holder.record is None:
             return 0.0
         if holder.record.same_machine(self._record):
-            # Its last thread may still hold the record lock, or another contender is faster.
+            # Another contender is faster.
             return HANDOVER_S if self._is_dead(holder) else 0.0
         # Clocks may differ: an old heartbeat is watched for a while.
-        return 2 * self._heartbeat_s if self._age_s(holder) > self._stale_after_s else 0.0
+        return 2 * self._heartbeat_s if holder.age_s > self._stale_after_s else 0.0
 
-    def _abandoned_elsewhere(self) -> bool:
-        """Return whether the record lock can only be a crashed host's on a file server."""
-        holder = self._look(self._path)
-        if holder is None or holder.record is None or holder.record.same_machine(self._record):
-            return False
-        return self._is_dead(holder)
-
-    def _unchanged_for(self, token: str, heartbeat_ns: int) -> float:
+    def _unchanged_for(self, token: str, heartbeat_unix_s: float) -> float:
         """Return how long this process has seen the same heartbeat, by its monotonic clock."""
         now_s = time.monotonic()
-        if token not in self._seen or self._seen[token][0] != heartbeat_ns:
-            self._seen[token] = (heartbeat_ns, now_s)
+        if token not in self._seen or self._seen[token][0] != heartbeat_unix_s:
+            self._seen[token] = (heartbeat_unix_s, now_s)
         return now_s - self._seen[token][1]
 
-    @staticmethod
-    def _age_s(holder: _Observed) -> float:
-        return time.time() - holder.heartbeat_ns / 1e9
-
-    @staticmethod
-    def _look(path: Path) -> _Observed | None:
-        try:
-            with open_regular(path) as handle:
-                status = os.fstat(handle.fileno())
-                text = handle.read(MOST_BYTES)
-        except FileNotFoundError:
-            return None
-        record: LockRecord | None = None
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            record = LockRecord(**json.loads(text))
-        return _Observed(record, status.st_mtime_ns, status.st_ino)
-
-    def _refusal(self, holder: _Observed | None, wait_s: float) -> str:
+    def _refusal(self, holder: ObservedLock | None, wait_s: float) -> str:
         waited = f" after waiting {wait_s:.0f} s" if wait_s else ""
         if holder is None:
             return f"{self.run_dir} is being locked by another process{waited}; start again in a moment"
@@ -310,16 +238,11 @@ class RunLock:
             )
         by_pid = f"kill {holder.record.pid} on {holder.record.host}"
         stop = f"scancel {holder.record.job_id}" if holder.record.job_id else by_pid
-        age_s = max(0.0, self._age_s(holder))
+        age_s = max(0.0, holder.age_s)
         return (
             f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
             f"ago{waited}. Wait until it ends, stop it ({stop}), or {self._remedy}"
         )
-
-    def _start_heartbeat(self) -> None:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
-        self._thread.start()
 
     def _beat(self) -> None:
         failing = False
@@ -338,15 +261,15 @@ class RunLock:
 
     def _confirm(self) -> None:
         """Notice a takeover; restore the file if it was merely removed."""
-        if self._still_ours() or (self._look(self._path) is None and self._link_own(self._path)):
+        if self._still_ours() or (look_at_lock(self._path) is None and self._link_own(self._path)):
             return
         self._lost = True
-        logger.error("%s was taken over by %s", self.run_dir, _who(self._look(self._path)))
+        logger.error("%s was taken over by %s", self.run_dir, _who(look_at_lock(self._path)))
 
     def _still_ours(self) -> bool:
-        current = self._look(self._path)
+        current = look_at_lock(self._path)
         return current is not None and current.record is not None and current.record.token == self._record.token
 
 
-def _who(holder: _Observed | None) -> str:
+def _who(holder: ObservedLock | None) -> str:
     return holder.record.describe() if holder is not None and holder.record is not None else "another process"

@@ -23,7 +23,7 @@ INNERMOST_FRAMES = 12
 _THREAD_LINE = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*\(most recent call first\):", re.MULTILINE)
 _NAMED_LINE = re.compile(rf"^Thread {MAIN_THREAD} .*:\n((?:  .*\n?)*)", re.MULTILINE)
 NO_ANSWER = "none of its threads answers"
-"""In the first line of a text that a rank's guard wrote, because the rank itself cannot run."""
+"""In the first line of the text of a rank that could not write its stacks."""
 _FILE_NAME = re.compile(r"stacks-(\d+)\.txt")
 
 
@@ -72,11 +72,6 @@ def read_stacks(folder: Path) -> dict[int, str]:
         except OSError:
             continue
     return dict(sorted(found.items()))
-
-
-def answering_ranks(texts: Mapping[int, str]) -> list[int]:
-    """Return the ranks that wrote their stacks themselves; the others' guards did."""
-    return [rank for rank, text in texts.items() if NO_ANSWER not in text.partition("\n")[0]]
 
 
 def join_stacks(texts: Mapping[int, str], world_size: int) -> str:

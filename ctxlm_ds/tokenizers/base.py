@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, and its implementation over the `tokenizers` library.
+"""The interface of all tokenizers, over the `tokenizers` library.
 
 In: text. Out: ids without special tokens.
 Not here: special-token templates (samples insert them), files (load.py, save.py).
@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,60 +27,6 @@ _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
 """Byte-level BPE's characters for a leading space, newline, carriage return and tab."""
 
 
-class Tokenizer(Protocol):
-    """A tokenizer and its facts for samples, masking and the model."""
-
-    kind: str
-    """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
-    pad_id: int
-    unk_id: int
-    cls_id: int
-    """RoBERTa: `<s>`."""
-    sep_id: int
-    """RoBERTa: `</s>`, GPT: `<|endoftext|>`; also the end-of-document token."""
-    special_ids: frozenset[int]
-    """Ids that are not text."""
-    split_special_tokens: bool
-    """True if the name of a special token inside a text is ordinary text, False if it is that token's id."""
-    double_separator: bool
-    """The pair template has two separators between A and B (RoBERTa)."""
-
-    @property
-    def has_mask(self) -> bool:
-        """True if there is a mask token (GPT has none)."""
-
-    @property
-    def mask_id(self) -> int:
-        """Id of the mask token. Raises TokenizerError if there is none (GPT)."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Highest id + 1."""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 (hex) of everything that decides the ids of text without names of special tokens."""
-
-    @property
-    def sentence_prefix(self) -> str:
-        """Text before a sentence that follows another one: a space for byte-level BPE, else nothing."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, with special tokens by name."""
-
-    def id_to_token(self, token_id: int) -> str:
-        """Return the token of an id."""
-
-    def save(self, directory: Path) -> None:
-        """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids."""
-
-    def word_start_mask(self) -> NDArray[np.bool_]:
-        """Return [vocab_size]: True if a token begins a word (the first token of a sequence always does)."""
-
-
 def missing_role(folder: str | Path, role: str) -> str:
     """Return the message for a tokenizer that lacks a special token."""
     return (
@@ -90,30 +36,12 @@ def missing_role(folder: str | Path, role: str) -> str:
     )
 
 
-def canonical_json(value: Any) -> str:
-    """Return JSON with sorted keys and without empty settings, so that new defaults of a library change nothing."""
-    return json.dumps(_without_empty(value), sort_keys=True, separators=(",", ":"))
-
-
-def _without_empty(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_empty(item) for key, item in value.items() if item not in (None, False, "")}
-    if isinstance(value, list):
-        return [_without_empty(item) for item in value]
-    return value
-
-
-def special_names(backend: Any) -> re.Pattern[str]:
-    """Return a pattern of the names of all special tokens; one that never matches if there are none."""
-    names = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
-    return re.compile("|".join(map(re.escape, names)) or r"(?!)")
-
-
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
     """The content of a tokenizer folder other than its tokenizer.json."""
 
     kind: str
+    """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
     special_tokens: dict[str, str]
     """Role (pad, unk, cls, sep, mask) to token; a decoder's has no mask."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -123,11 +51,14 @@ class TokenizerFacts:
     source: str = ""
     """Folder it was loaded from, for messages."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Further files of the folder that belong to it (spiece.model), by name."""
+    """Further files of the folder that belong to it, by name."""
 
 
-class FastTokenizer:
-    """A Tokenizer over one `tokenizers.Tokenizer`.
+class Tokenizer:
+    """A tokenizer and its facts for samples, masking and the model.
+
+    `cls_id` is `<s>` and `sep_id` is `</s>` for RoBERTa. `sep_id` is also the end-of-document token (GPT:
+    `<|endoftext|>`).
 
     Raises TokenizerError if a role (mask, cls, …) names a token that the vocabulary lacks.
     """
@@ -136,39 +67,46 @@ class FastTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.split_special_tokens = bool(facts.config.get("split_special_tokens", False))
+        """True if the name of a special token inside a text is ordinary text, False if it is that token's id."""
         backend.encode_special_tokens = self.split_special_tokens  # the library's name for splitting them
         self.backend = backend
         self.facts = facts
+        self._name = facts.source or "tokenizer"
         self.kind = facts.kind
-        role_ids = [self._role_id(role) for role in SPECIAL_ROLES if role in facts.special_tokens]
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id = role_ids[: len(DECODER_ROLES)]
-        self._mask_id = role_ids[-1] if self.has_mask else None
-        added = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
-        self.special_ids = frozenset(added.union(role_ids))
-        self.double_separator = self._has_double_separator()
-
-    @property
-    def has_mask(self) -> bool:
-        """True if masked language models can be trained with it."""
-        return "mask" in self.facts.special_tokens
-
-    @property
-    def mask_id(self) -> int:
-        if self._mask_id is None:
-            raise TokenizerError(missing_role(self.facts.source or "tokenizer", "mask"))
-        return self._mask_id
+        ids = {role: self._role_id(role) for role in facts.special_tokens}
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id = (ids[role] for role in DECODER_ROLES)
+        self._mask_id = ids.get("mask")
+        special = {token_id: token for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset({*special, *ids.values()})
+        """Ids that are not text."""
+        self.special_names = re.compile("|".join(re.escape(token.content) for token in special.values()) or r"(?!)")
+        """Pattern of the names of special tokens; one that never matches if there are none."""
 
     def _role_id(self, role: str) -> int:
         token = self.facts.special_tokens[role]
         token_id = self.backend.token_to_id(token)
         if token_id is None:
             raise TokenizerError(
-                f"{self.facts.source or 'tokenizer'}: the {role} token {token!r} is not in the vocabulary; "
+                f"{self._name}: the {role} token {token!r} is not in the vocabulary; "
                 "name one that is in tokenizer_config.json"
             )
         return int(token_id)
 
-    def _has_double_separator(self) -> bool:
+    @property
+    def has_mask(self) -> bool:
+        """True if there is a mask token (GPT has none)."""
+        return self._mask_id is not None
+
+    @property
+    def mask_id(self) -> int:
+        """Id of the mask token. Raises TokenizerError if there is none (GPT)."""
+        if self._mask_id is None:
+            raise TokenizerError(missing_role(self._name, "mask"))
+        return self._mask_id
+
+    @cached_property
+    def double_separator(self) -> bool:
+        """True if the pair template has two separators between A and B (RoBERTa)."""
         if self.backend.post_processor is None:
             return str(self.facts.config.get("tokenizer_class", "")).startswith("Roberta")
         ids = self.backend.encode("a", "a", add_special_tokens=True).ids
@@ -176,80 +114,78 @@ class FastTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
+        """Highest id + 1."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Content of tokenizer.json."""
+        return json.loads(self.backend.to_str())
 
     @cached_property
     def fingerprint(self) -> str:
-        content = json.loads(self.backend.to_str())
+        """sha256 (hex) of everything that decides the ids of text without names of special tokens."""
+        content = self.content
         deciding = {key: content.get(key) for key in ("normalizer", "pre_tokenizer", "model")}
         # How names of special tokens are matched in a text is left out: transformers changes it when it saves.
         deciding["added_tokens"] = [
             [token["id"], token["content"]] if token["special"] else token for token in content["added_tokens"]
         ]
         deciding["special_tokens"] = self.facts.special_tokens
-        return hashlib.sha256(canonical_json(deciding).encode()).hexdigest()
+        # Without empty settings, so that new defaults of a library change nothing.
+        canonical = json.dumps(_without_empty(deciding), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
     def sentence_prefix(self) -> str:
-        layers = json.loads(self.backend.to_str())["pre_tokenizer"] if self.kind == "byte_bpe" else None
-        return " " if layers is not None and not layers.get("add_prefix_space") else ""
+        """Text before a sentence that follows another one: a space for byte-level BPE, else nothing."""
+        return " " if self.kind == "byte_bpe" and not self.content["pre_tokenizer"].get("add_prefix_space") else ""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, with special tokens by name."""
         return str(self.backend.decode([int(token_id) for token_id in ids], skip_special_tokens=False))
 
     def id_to_token(self, token_id: int) -> str:
+        """Return the token of an id."""
         token = self.backend.id_to_token(int(token_id))
         return f"<id {token_id}>" if token is None else str(token)
 
     def save(self, directory: Path) -> None:
+        """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids."""
         from ctxlm_ds.tokenizers.save import save_tokenizer
 
         save_tokenizer(self, directory)
 
     def word_start_mask(self) -> NDArray[np.bool_]:
-        content = json.loads(self.backend.to_str())
-        is_start = _word_start_rule(content)
-        if is_start is None:
+        """Return [vocab_size]: True if a token begins a word (the first token of a sequence always does)."""
+        begins_word = _word_start_rule(self.content)
+        if begins_word is None:
             raise TokenizerError(
-                f"{self.facts.source or 'tokenizer'}: how this tokenizer marks the beginning of a word is not known; "
+                f"{self._name}: how this tokenizer marks the beginning of a word is not known; "
                 "set objective.whole_word to false"
             )
         mask = np.zeros(self.vocab_size, dtype=np.bool_)
         for token, token_id in self.backend.get_vocab(with_added_tokens=True).items():
-            mask[token_id] = token_id in self.special_ids or is_start(token)
+            mask[token_id] = token_id in self.special_ids or begins_word(token)
         return mask
 
 
-def _word_start_rule(content: dict[str, Any]) -> Any:
-    """Return the predicate `token begins a word` for the content of a tokenizer.json, or None."""
-    model = content["model"]
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_empty(item) for key, item in value.items() if item not in (None, False, "")}
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value
+
+
+def _word_start_rule(content: dict[str, Any]) -> Callable[[str], bool] | None:
+    model, pre_tokenizer = content["model"], json.dumps(content.get("pre_tokenizer"))
     if model["type"] == "WordPiece":
-        continuing = model["continuing_subword_prefix"]
-        return lambda token: not token.startswith(continuing)
-    layers = json.dumps(content.get("pre_tokenizer"))
-    if '"ByteLevel"' in layers:
+        return lambda token: not token.startswith(model["continuing_subword_prefix"])
+    if '"ByteLevel"' in pre_tokenizer:
         return lambda token: token.startswith(_BYTE_LEVEL_SPACES)
-    if '"Metaspace"' in layers:
+    if '"Metaspace"' in pre_tokenizer:
         return lambda token: token.startswith("▁")
     return None
-
-
-def count_words(texts: Iterable[str], normalizer: Any, pre_tokenizer: Any) -> dict[str, int]:
-    """Return occurrences by word, in code-point order. Memory grows with the number of different words.
-
-    `pre_tokenizer` cuts the words out of the normalized text.
-    """
-    from tokenizers import Tokenizer, models, trainers
-
-    counter = Tokenizer(models.BPE())
-    if normalizer is not None:
-        counter.normalizer = normalizer
-    counter.pre_tokenizer = pre_tokenizer
-    # A vocabulary of one learns nothing; the words that a trainer has counted are part of its state.
-    trainer = trainers.BpeTrainer(vocab_size=1, special_tokens=["<unk>"], limit_alphabet=0, show_progress=False)
-    counter.train_from_iterator(iter(texts), trainer)
-    words = json.loads(trainer.__getstate__())["BpeTrainer"]["words"]
-    return dict(sorted(words.items()))

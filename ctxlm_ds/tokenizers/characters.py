@@ -8,19 +8,16 @@ each plus one, so that 0 is free for positions outside the sentence: 262 ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, count_words
+from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.training_words import count_words, settings_record
 
 KIND = "characters"
-DEFAULT_VOCAB_SIZE = 793_471
-"""Size in the released ELMo models (One Billion Word benchmark)."""
 BEGIN, END, UNK = "<S>", "</S>", "<UNK>"
 ROLES = {"pad": END, "unk": UNK, "cls": BEGIN, "sep": END}
 WORD_RULES = ("punctuation", "whitespace")
@@ -34,7 +31,7 @@ BEGIN_WORD_CHARACTER, END_WORD_CHARACTER, PADDING_CHARACTER = 259, 260, 261
 class CharacterSettings:
     """Settings of an ELMo vocabulary."""
 
-    vocab_size: int = DEFAULT_VOCAB_SIZE
+    vocab_size: int
     min_frequency: int = 1
     """Least number of occurrences of a word."""
     words: str = "punctuation"
@@ -43,7 +40,7 @@ class CharacterSettings:
     """Further special tokens, after <UNK>."""
 
 
-class CharacterTokenizer(FastTokenizer):
+class CharacterTokenizer(Tokenizer):
     """Word ids like any other tokenizer; characters by `char_ids` and `character_table`."""
 
     def char_ids(self, words: Sequence[str]) -> NDArray[np.int32]:
@@ -76,30 +73,17 @@ _SENTENCE_CHARACTERS = {BEGIN: BEGIN_SENTENCE_CHARACTER, END: END_SENTENCE_CHARA
 
 def train_characters(texts: Iterable[str], settings: CharacterSettings) -> CharacterTokenizer:
     """Count the words of `texts` (iterated once) and keep the most frequent; ties in code-point order."""
-    if settings.words not in WORD_RULES:
-        raise ConfigError(f"words {settings.words!r} is not known; choose one of {', '.join(WORD_RULES)}")
+    from tokenizers import AddedToken, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    is_tokenized = settings.words == "whitespace"
+    pre_tokenizer = pre_tokenizers.WhitespaceSplit() if is_tokenized else pre_tokenizers.BertPreTokenizer()
+    counts = count_words(texts, pre_tokenizer)
     first = [BEGIN, END, UNK, *settings.special_tokens]
-    counts = count_words(texts, None, _pre_tokenizer(settings))
     wanted = (word for word, count in counts.items() if count >= settings.min_frequency and word not in first)
     ordered = sorted(wanted, key=lambda word: (-counts[word], word))
     vocab = {word: number for number, word in enumerate(first + ordered[: settings.vocab_size - len(first)])}
-    training: dict[str, Any] = asdict(settings)
-    training["requested_vocab_size"] = training.pop("vocab_size")
-    return CharacterTokenizer(_backend(vocab, settings, first), TokenizerFacts(KIND, dict(ROLES), training=training))
-
-
-def _pre_tokenizer(settings: CharacterSettings) -> Any:
-    from tokenizers import pre_tokenizers
-
-    if settings.words == "whitespace":
-        return pre_tokenizers.WhitespaceSplit()
-    return pre_tokenizers.BertPreTokenizer()
-
-
-def _backend(vocab: dict[str, int], settings: CharacterSettings, specials: list[str]) -> Any:
-    from tokenizers import AddedToken, Tokenizer, models
-
-    backend = Tokenizer(models.WordLevel(vocab, unk_token=UNK))
-    backend.pre_tokenizer = _pre_tokenizer(settings)
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
-    return backend
+    backend = Backend(models.WordLevel(vocab, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizer
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in first])
+    return CharacterTokenizer(backend, TokenizerFacts(KIND, dict(ROLES), training=settings_record(settings)))

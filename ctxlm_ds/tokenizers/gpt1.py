@@ -7,16 +7,19 @@ vocabulary has no end-of-document token. Its line end never comes out of a text 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from ctxlm_ds.tokenizers.base import DECODER_ROLES, FastTokenizer, TokenizerFacts
-from ctxlm_ds.tokenizers.byte_bpe import cut_long_words
+from ctxlm_ds.tokenizers.base import DECODER_ROLES, Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.training_words import (
+    count_words,
+    cut_long_words,
+    frequent_characters,
+    learn_from_counts,
+    settings_record,
+)
 
 KIND = "character_bpe"
-DEFAULT_VOCAB_SIZE = 40_478
 UNK, WORD_END, LINE_END = "<unk>", "</w>", "\n</w>"
 ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}
 
@@ -25,7 +28,7 @@ ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}
 class Gpt1Settings:
     """Settings of a GPT-1 vocabulary."""
 
-    vocab_size: int = DEFAULT_VOCAB_SIZE
+    vocab_size: int
     min_frequency: int = 2
     """Least number of occurrences of a pair to be merged."""
     limit_alphabet: int = 1000
@@ -33,30 +36,26 @@ class Gpt1Settings:
     special_tokens: tuple[str, ...] = ()
 
 
-def train_gpt1(texts: Iterable[str], settings: Gpt1Settings) -> FastTokenizer:
+def train_gpt1(texts: Iterable[str], settings: Gpt1Settings) -> Tokenizer:
     """Train on `texts` (iterated once); memory grows with the number of different words."""
-    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
+    normalizer, pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    counts = count_words(cut_long_words(texts), pre_tokenizer, normalizer)
     last = (*settings.special_tokens, LINE_END)
-    backend = Backend(models.BPE(unk_token=UNK, end_of_word_suffix=WORD_END))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # Each character may have two ids; a tiny vocabulary shrinks the alphabet.
+    room = max(1, (settings.vocab_size - 1 - len(last)) // 2)
+    alphabet = frequent_characters(counts, min(settings.limit_alphabet, room))
+    ends = sorted({word[-1] for word in counts}.intersection(alphabet))
+    vocab, merges = learn_from_counts(
+        counts, [UNK, *alphabet, *(character + WORD_END for character in ends)], alphabet,
+        vocab_size=settings.vocab_size - len(last), min_frequency=settings.min_frequency, end_of_word_suffix=WORD_END,
+    )  # fmt: skip
+    vocab |= {token: len(vocab) + number for number, token in enumerate(last)}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token=UNK, end_of_word_suffix=WORD_END))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocab_size - len(last),
-        min_frequency=settings.min_frequency,
-        special_tokens=[UNK],
-        limit_alphabet=settings.limit_alphabet,
-        end_of_word_suffix=WORD_END,
-        show_progress=False,
-    )
-    backend.train_from_iterator(cut_long_words(texts), trainer)
-    model = json.loads(backend.to_str())["model"]
-    vocab = model["vocab"] | {token: len(model["vocab"]) + number for number, token in enumerate(last)}
-    merges = [(left, right) for left, right in model["merges"]]
-    backend.model = models.BPE(vocab=vocab, merges=merges, unk_token=UNK, end_of_word_suffix=WORD_END)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (UNK, *last)])
-    training: dict[str, Any] = {"merge_score": "frequency", **asdict(settings)}
-    training["requested_vocab_size"] = training.pop("vocab_size")
-    return FastTokenizer(backend, TokenizerFacts(KIND, dict(ROLES), training=training))
+    return Tokenizer(backend, TokenizerFacts(KIND, dict(ROLES), training=settings_record(settings, "frequency")))

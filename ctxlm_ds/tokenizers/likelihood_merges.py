@@ -71,23 +71,23 @@ def _best_slot(table: NDArray[np.int64], occurrences: NDArray[np.int64], min_fre
     return best
 
 
-def learn_merges(
-    words: Sequence[str], counts: Sequence[int], names: Sequence[str], vocab_size: int, min_frequency: int
-) -> list[str]:
-    """Return all tokens: `names`, then those of the merges in order, up to `vocab_size`.
+def learn_merges(word_counts: dict[str, int], first: Sequence[str], vocab_size: int, min_frequency: int) -> list[str]:
+    """Return all tokens: `first`, then those of the merges in order, up to `vocab_size`.
 
     Two pairs with the same spelling have one token.
 
     Args:
-        words: different words.
-        counts: occurrences of each.
-        names: the first tokens, with every character of the words alone and after the mark of continuations.
+        word_counts: occurrences of each word.
+        first: the first tokens, with every character of the words alone and after the mark of continuations.
         vocab_size: the largest number of tokens.
         min_frequency: the least occurrences of a pair to be merged.
     """
-    names = list(names)
+    names = list(first)
     numbers = {name: number for number, name in enumerate(names)}
-    symbols = [[numbers[MARK * (place > 0) + character] for place, character in enumerate(word)] for word in words]
+    counts = list(word_counts.values())
+    symbols = [
+        [numbers[MARK * (place > 0) + character] for place, character in enumerate(word)] for word in word_counts
+    ]
     occurrences = np.zeros(max(len(names), vocab_size), dtype=np.int64)
     pairs = _Pairs()
     for word, count in enumerate(counts):

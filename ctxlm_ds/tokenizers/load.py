@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers import characters, gpt1, sentence_piece
-from ctxlm_ds.tokenizers.base import (
-    DECODER_ROLES,
-    SPECIAL_ROLES,
-    FastTokenizer,
-    Tokenizer,
-    TokenizerFacts,
-    missing_role,
-)
+from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece
+from ctxlm_ds.tokenizers.base import DECODER_ROLES, SPECIAL_ROLES, Tokenizer, TokenizerFacts, missing_role
 from ctxlm_ds.untrusted_json import read_json_object
 
 MAX_ID = 1 << 22
 TRAINING_FILE = "ctxlm_tokenizer.json"
-_CLASSES: dict[str, type[FastTokenizer]] = {
+_CLASSES: dict[str, type[Tokenizer]] = {
     sentence_piece.KIND: sentence_piece.SentencePieceTokenizer,
     characters.KIND: characters.CharacterTokenizer,
 }
@@ -32,9 +26,7 @@ _USUAL_NAMES = {
     "sep": ("[SEP]", "</s>", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
-_UNICODE_FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")
 _STAND_INS = {"cls": "bos", "sep": "eos"}
-_GPT_END_OF_TEXT = "<|endoftext|>"
 
 
 def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
@@ -66,16 +58,16 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
     special_map = _read_json(folder / "special_tokens_map.json")
     content = json.loads(backend.to_str())
     training = training_record(folder)
-    recorded_kind = training.get("kind")
+    recorded_kind = str(training.get("kind"))
     facts = TokenizerFacts(
-        kind=recorded_kind if recorded_kind in _CLASSES else detect_kind(content),
+        kind=recorded_kind if recorded_kind in _CLASSES else _detect_kind(content),
         special_tokens=_special_tokens(folder, (config, special_map), backend),
         config=config,
         training=training,
         source=str(folder),
         files=_other_files(folder, recorded_kind),
     )
-    tokenizer = _CLASSES.get(facts.kind, FastTokenizer)(backend, facts)
+    tokenizer = _CLASSES.get(facts.kind, Tokenizer)(backend, facts)
     recorded = facts.training.get("fingerprint")
     if recorded is not None and recorded != tokenizer.fingerprint:
         raise TokenizerError(
@@ -91,7 +83,7 @@ def training_record(folder: Path) -> dict[str, Any]:
     return _read_json(folder / TRAINING_FILE)
 
 
-def _other_files(folder: Path, kind: Any) -> dict[str, bytes]:
+def _other_files(folder: Path, kind: str) -> dict[str, bytes]:
     if kind != sentence_piece.KIND:
         return {}
     file = folder / sentence_piece.MODEL_FILE
@@ -124,49 +116,42 @@ def _check_ids(folder: Path) -> None:
     """Raise TokenizerError for an id that no vocabulary has; the library would take memory for all ids below it."""
     content = _read_json(folder / "tokenizer.json")
     model, added = content.get("model"), content.get("added_tokens")
-    vocabularies = [
+    vocabularies = (
         model.get("vocab") if isinstance(model, dict) else None,
-        {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
-        if isinstance(added, list)
-        else None,
         _read_json(folder / "vocab.json"),
         _read_json(folder / "added_tokens.json"),
-    ]
-    for vocabulary in vocabularies:
-        for token, number in vocabulary.items() if isinstance(vocabulary, dict) else ():
-            if isinstance(number, (int, float)) and number > MAX_ID:
-                raise TokenizerError(f"{folder}: the token {token!r} has the id {number}, more than {MAX_ID:,}")
+    )
+    ids = [item for vocabulary in vocabularies if isinstance(vocabulary, dict) for item in vocabulary.items()]
+    if isinstance(added, list):
+        ids += [(token.get("content"), token.get("id")) for token in added if isinstance(token, dict)]
+    for token, number in ids:
+        if isinstance(number, (int, float)) and number > MAX_ID:
+            raise TokenizerError(f"{folder}: the token {token!r} has the id {number}, more than {MAX_ID:,}")
 
 
-def _token_name(value: Any) -> str | None:
-    """Return the text of a special token, which is written as text or as an object with a `content`."""
-    name = value.get("content") if isinstance(value, dict) else value
-    return name if isinstance(name, str) and name else None
+def _special_tokens(folder: Path, settings: Sequence[dict[str, Any]], backend: Any) -> dict[str, str]:
+    """Return the token of each role; without a mask token, the end-of-document token replaces missing ones."""
 
+    def configured(name: str) -> str | None:
+        for value in (setting.get(f"{name}_token") for setting in settings):
+            token = value.get("content") if isinstance(value, dict) else value  # written as text or as an object
+            if isinstance(token, str) and token:
+                return token
+        return None
 
-Settings = tuple[dict[str, Any], ...]
+    def usual(role: str) -> str | None:
+        return next((name for name in _USUAL_NAMES[role] if backend.token_to_id(name) is not None), None)
 
-
-def _special_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
-    """Return the token of each role; those of a decoder if there is no mask token."""
-    if (_configured("mask", settings) or _usual("mask", backend)) is None:
-        return _decoder_tokens(folder, settings, backend)
-    tokens = {}
-    for role in SPECIAL_ROLES:
-        token = _configured(role, settings) or _usual(role, backend) or _stand_in(role, settings)
-        if token is None:
-            raise TokenizerError(missing_role(folder, role))
-        tokens[role] = token
-    return tokens
-
-
-def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str, str]:
-    """Return the token of each role of a decoder, the end-of-document token for those that are missing."""
-    found = {
-        role: _configured(role, settings) or _stand_in(role, settings) or _usual(role, backend)
-        for role in DECODER_ROLES
-    }
-    known = (name for name in (_GPT_END_OF_TEXT, gpt1.LINE_END) if backend.token_to_id(name) is not None)
+    if configured("mask") or usual("mask"):
+        tokens = {}
+        for role in SPECIAL_ROLES:
+            token = configured(role) or usual(role) or configured(_STAND_INS.get(role, ""))
+            if token is None:
+                raise TokenizerError(missing_role(folder, role))
+            tokens[role] = token
+        return tokens
+    found = {role: configured(role) or configured(_STAND_INS.get(role, "")) or usual(role) for role in DECODER_ROLES}
+    known = (name for name in (byte_bpe.END_OF_TEXT, gpt1.LINE_END) if backend.token_to_id(name) is not None)
     end = found["sep"] or next(known, None)
     if end is None:
         raise TokenizerError(
@@ -176,20 +161,7 @@ def _decoder_tokens(folder: Path, settings: Settings, backend: Any) -> dict[str,
     return {role: token or end for role, token in found.items()}
 
 
-def _configured(role: str, settings: Settings) -> str | None:
-    names = (_token_name(setting.get(f"{role}_token")) for setting in settings)
-    return next((name for name in names if name is not None), None)
-
-
-def _usual(role: str, backend: Any) -> str | None:
-    return next((name for name in _USUAL_NAMES[role] if backend.token_to_id(name) is not None), None)
-
-
-def _stand_in(role: str, settings: Settings) -> str | None:
-    return _configured(_STAND_INS[role], settings) if role in _STAND_INS else None
-
-
-def detect_kind(content: dict[str, Any]) -> str:
+def _detect_kind(content: dict[str, Any]) -> str:
     """Return the kind whose transformers class rebuilds tokenizer.json as it is, `huggingface` for any other."""
     model = content["model"]
     normalizer = (content.get("normalizer") or {}).get("type")
@@ -199,6 +171,6 @@ def detect_kind(content: dict[str, Any]) -> str:
         return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
     if parts == ("BPE", "BertNormalizer", "BertPreTokenizer") and content["normalizer"]["lowercase"]:
         return gpt1.KIND if model.get("end_of_word_suffix") == gpt1.WORD_END else "huggingface"
-    if parts[::2] == ("BPE", "ByteLevel") and normalizer in _UNICODE_FORMS:
+    if parts[::2] == ("BPE", "ByteLevel") and normalizer in (None, "NFC", "NFD", "NFKC", "NFKD"):
         return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"
     return "huggingface"

@@ -6,9 +6,8 @@ Thai write no spaces: compare characters per token there.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -17,92 +16,55 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 
 ALL_LANGUAGES = "all"
 _BATCH_DOCUMENTS = 64
-_COUNTS = ("num_documents", "num_characters", "num_words", "num_tokens", "num_unknown", "num_whole_words")
-
-
-@dataclass(slots=True)
-class LanguageFigures:
-    """Counts over the documents of one language."""
-
-    num_documents: int = 0
-    num_characters: int = 0
-    num_words: int = 0
-    num_tokens: int = 0
-    num_unknown: int = 0
-    num_whole_words: int = 0
-    words: Counter[str] = field(default_factory=Counter)
-
-    def rates(self) -> dict[str, float | int]:
-        """Return `fertility` (tokens per word), `characters_per_token`, `unknown_rate` (share of the tokens),
-        `whole_words` (share of words with one token), and the counts."""
-        tokens, words = max(1, self.num_tokens), max(1, self.num_words)
-        return {
-            "documents": self.num_documents,
-            "words": self.num_words,
-            "tokens": self.num_tokens,
-            "fertility": round(self.num_tokens / words, 4),
-            "characters_per_token": round(self.num_characters / tokens, 4),
-            "unknown_rate": round(self.num_unknown / tokens, 6),
-            "whole_words": round(self.num_whole_words / words, 4),
-        }
 
 
 def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> dict[str, dict[str, float | int]]:
     """Return rates by language, and of `all` if there are several, for documents as (language, text).
 
-    Memory grows with the number of different words.
+    The rates are `fertility` (tokens per word), `characters_per_token`, `unknown_rate` (share of the tokens) and
+    `whole_words` (share of words with one token), next to the counts of documents, words and tokens. Memory grows with
+    the number of different words.
     """
-    figures: dict[str, LanguageFigures] = {}
-    for batch in _batches(documents):
+    from tokenizers import pre_tokenizers
+
+    cut = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    words: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    remaining = iter(documents)
+    while batch := list(islice(remaining, _BATCH_DOCUMENTS)):
         for (language, text), ids in zip(batch, tokenizer.encode_batch([text for _, text in batch]), strict=True):
-            _add(figures.setdefault(language, LanguageFigures()), tokenizer, text, ids)
-    for counted in figures.values():
-        _count_whole_words(counted, tokenizer)
-    report = {language: figures[language].rates() for language in sorted(figures)}
-    if len(figures) != 1:
-        report[ALL_LANGUAGES] = _total(figures.values()).rates()
+            unknown = ids.count(tokenizer.unk_id)
+            counts[language].update(documents=1, characters=len(text), tokens=len(ids), unknown=unknown)
+            words[language].update(word for word, _ in cut(text))
+    for language, counted in words.items():
+        counts[language].update(words=counted.total(), whole_words=_count_whole_words(counted, tokenizer))
+    report = {language: _rates(counts[language]) for language in sorted(counts)}
+    if len(counts) != 1:
+        report[ALL_LANGUAGES] = _rates(sum(counts.values(), Counter()))
     return report
 
 
-def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    remaining = iter(documents)
-    while batch := list(islice(remaining, _BATCH_DOCUMENTS)):
-        yield batch
-
-
-def _add(figures: LanguageFigures, tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> None:
-    words = _words(text)
-    figures.num_documents += 1
-    figures.num_characters += len(text)
-    figures.num_words += len(words)
-    figures.num_tokens += len(ids)
-    figures.num_unknown += list(ids).count(tokenizer.unk_id)
-    figures.words.update(words)
-
-
-def _words(text: str) -> list[str]:
-    from tokenizers import pre_tokenizers
-
-    return [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)]
-
-
-def _count_whole_words(figures: LanguageFigures, tokenizer: Tokenizer) -> None:
-    words = sorted(figures.words)
-    encoded = tokenizer.encode_batch([tokenizer.sentence_prefix + word for word in words])
+def _count_whole_words(words: Counter[str], tokenizer: Tokenizer) -> int:
     # sentencepiece writes the space before a mark as a separate token if no piece contains both.
-    figures.num_whole_words = sum(
-        figures.words[word]
-        for word, ids in zip(words, encoded, strict=True)
+    encoded = tokenizer.encode_batch([tokenizer.sentence_prefix + word for word in words])
+    return sum(
+        count
+        for count, ids in zip(words.values(), encoded, strict=True)
         if len(ids) == 1 and ids[0] != tokenizer.unk_id
     )
 
 
-def _total(figures: Iterable[LanguageFigures]) -> LanguageFigures:
-    total = LanguageFigures()
-    for one in figures:
-        for name in _COUNTS:
-            setattr(total, name, getattr(total, name) + getattr(one, name))
-    return total
+def _rates(counts: Counter[str]) -> dict[str, float | int]:
+    tokens, words = max(1, counts["tokens"]), max(1, counts["words"])
+    return {
+        "documents": counts["documents"],
+        "words": counts["words"],
+        "tokens": counts["tokens"],
+        "fertility": round(counts["tokens"] / words, 4),
+        "characters_per_token": round(counts["characters"] / tokens, 4),
+        "unknown_rate": round(counts["unknown"] / tokens, 6),
+        "whole_words": round(counts["whole_words"] / words, 4),
+    }
 
 
 def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:

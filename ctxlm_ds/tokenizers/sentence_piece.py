@@ -16,23 +16,28 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts, special_names
+from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.training_words import settings_record
 
 KIND = "sentencepiece"
 MODEL_FILE = "spiece.model"
-DEFAULT_VOCAB_SIZE = 32_000
-"""Number of pieces; T5's sentinels are added to the default."""
 T5_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"}
 XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 WHITESPACE = "whitespace"
 """Only replaces every white space of Unicode by a space, as MBartTokenizer of transformers does."""
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity", WHITESPACE)
 _SPACES = (*range(0x9, 0xE), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
+MBART_CODES = (
+    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT", "ja_XX",
+    "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
+    "zh_CN",
+)  # fmt: skip
+"""Codes of mbart-large-cc25, in the order of their ids."""
 _FIRST_IDS: dict[str, dict[str, Any]] = {
     "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
     "xlmr": {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
@@ -49,7 +54,7 @@ SPACE = "▁"
 class SentencePieceSettings:
     """Settings of a sentencepiece vocabulary."""
 
-    vocab_size: int = DEFAULT_VOCAB_SIZE
+    vocab_size: int
     """Every id: pieces, special tokens, sentinels, language codes, mask."""
     model_type: str = "unigram"
     """`unigram` or `bpe`."""
@@ -70,7 +75,7 @@ class SentencePieceSettings:
         return [*self.special_tokens, *self.language_codes, XLMR_ROLES["mask"]]
 
 
-class SentencePieceTokenizer(FastTokenizer):
+class SentencePieceTokenizer(Tokenizer):
     """A tokenizer that encodes with the sentencepiece library, because tokenizer.json's normalizer differs slightly.
 
     Raises TokenizerError if spiece.model and tokenizer.json number their pieces differently.
@@ -80,7 +85,6 @@ class SentencePieceTokenizer(FastTokenizer):
         super().__init__(backend, facts)
         from sentencepiece import SentencePieceProcessor
 
-        self._named = special_names(backend).search
         try:
             self._processor = SentencePieceProcessor(model_proto=facts.files[MODEL_FILE])
         except RuntimeError as error:
@@ -96,10 +100,10 @@ class SentencePieceTokenizer(FastTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         threads = 1 if os.environ.get("TOKENIZERS_PARALLELISM") == "false" else -1
         ids: list[list[int]] = self._processor.encode(list(texts), num_threads=threads)
-        # sentencepiece itself never finds special tokens in a text.
-        named = [] if self.split_special_tokens else [place for place, text in enumerate(texts) if self._named(text)]
-        for place, found in zip(named, super().encode_batch([texts[place] for place in named]), strict=True):
-            ids[place] = found
+        if not self.split_special_tokens:  # sentencepiece itself never finds special tokens in a text
+            named = [place for place, text in enumerate(texts) if self.special_names.search(text)]
+            for place, found in zip(named, super().encode_batch([texts[place] for place in named]), strict=True):
+                ids[place] = found
         return ids
 
     @cached_property
@@ -110,32 +114,17 @@ class SentencePieceTokenizer(FastTokenizer):
 
 def train_sentencepiece(texts: Iterable[str], settings: SentencePieceSettings) -> SentencePieceTokenizer:
     """Train on `texts` (iterated once; held in memory by the library)."""
-    from ctxlm_ds.tokenizers.sentence_piece import build_backend
-
-    _check(settings)
-    model = _rounded_scores(_learn(texts, settings))
-    roles = dict(T5_ROLES if settings.extra_ids else XLMR_ROLES)
-    training: dict[str, Any] = asdict(settings)
-    training["requested_vocab_size"] = training.pop("vocab_size")
-    training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
-    config = {"tokenizer_class": transformers_class(settings), "extra_ids": settings.extra_ids}
-    facts = TokenizerFacts(KIND, roles, config, training, files={MODEL_FILE: model})
-    return SentencePieceTokenizer(build_backend(model, settings), facts)
-
-
-def _check(settings: SentencePieceSettings) -> None:
-    if settings.normalization not in NORMALIZATIONS:
-        raise ConfigError(
-            f"normalization {settings.normalization!r} is not known to sentencepiece; choose one of "
-            + ", ".join(NORMALIZATIONS)
-        )
     if settings.extra_ids and settings.language_codes:
         raise ConfigError("sentinels (--extra-ids) are T5's, --language-codes mBART's; name one of the two")
-    if settings.extra_ids < 0 or not 0 < settings.character_coverage <= 1:
-        raise ConfigError(
-            f"extra_ids {settings.extra_ids} must not be negative, character_coverage {settings.character_coverage} "
-            "must be above 0 and at most 1"
-        )
+    if not 0.98 <= settings.character_coverage <= 1:
+        raise ConfigError(f"character_coverage {settings.character_coverage} must be at least 0.98 and at most 1")
+    model = _reproducible(_learn(texts, settings))
+    training = settings_record(settings)
+    training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
+    config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
+    roles = T5_ROLES if settings.extra_ids else XLMR_ROLES
+    facts = TokenizerFacts(KIND, dict(roles), config, training, files={MODEL_FILE: model})
+    return SentencePieceTokenizer(_build_backend(model, settings), facts)
 
 
 def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
@@ -183,26 +172,27 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                 start = end
 
 
-def _rounded_scores(model: bytes) -> bytes:
-    """Round scores to steps that float32 adds without error, so that all implementations break ties equally."""
-    from sentencepiece import sentencepiece_model_pb2
+def _reproducible(model: bytes) -> bytes:
+    """Round scores to steps that float32 adds without error, so that all implementations break ties equally.
 
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    proto.ParseFromString(model)
+    Also remove the name of the temporary file with the rules.
+    """
+    proto = _parsed(model)
     for piece in proto.pieces:
         piece.score = round(piece.score * _SCORE_STEPS) / _SCORE_STEPS
+    proto.normalizer_spec.ClearField("normalization_rule_tsv")
     return proto.SerializeToString(deterministic=True)
 
 
-MBART_CODES = (
-    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT", "ja_XX",
-    "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
-    "zh_CN",
-)  # fmt: skip
-"""Codes of mbart-large-cc25, in the order of their ids."""
+def _parsed(model: bytes) -> Any:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model)
+    return proto
 
 
-def transformers_class(settings: SentencePieceSettings) -> str:
+def _transformers_class(settings: SentencePieceSettings) -> str:
     """Return the class whose pipeline (transformers 5 rebuilds it) gives these ids, or the generic one."""
     plain = settings.model_type == "unigram" and not settings.byte_fallback
     if plain and settings.language_codes:
@@ -214,14 +204,13 @@ def transformers_class(settings: SentencePieceSettings) -> str:
     return "PreTrainedTokenizerFast"
 
 
-def build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
+def _build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
     """Return the `tokenizers.Tokenizer` of a serialized sentencepiece model, with the tokens after the pieces."""
-    from sentencepiece import sentencepiece_model_pb2
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
 
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    proto.ParseFromString(model)
-    backend = Tokenizer(_model(proto))
+    proto = _parsed(model)
+    backend = Backend(_model(proto))
     _add_layers(backend, proto, settings)
     controls = [piece.piece for piece in proto.pieces if piece.type in (piece.CONTROL, piece.UNKNOWN)]
     tokens = [AddedToken(token, normalized=False, special=True) for token in controls]

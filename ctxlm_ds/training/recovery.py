@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.data.stream.lookup import BatchRows, summary
+from ctxlm_ds.data.stream.preview import BatchRows, summary
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP, append_event
 from ctxlm_ds.training.anomalies import AnomalyPolicy, LossJudge
@@ -55,7 +55,7 @@ class AnomalyLog:
         """
         if self._rows is None:
             return
-        sources = [source.to_dict() for source in self._rows.by_source(first_row, num_rows)]
+        sources = [source._asdict() for source in self._rows.by_source(first_row, num_rows)]
         # JSON has no NaN or infinity.
         loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.grad_norm))
         rows = {"first": first_row, "count": num_rows, "sources": sources}

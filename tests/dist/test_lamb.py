@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.data.sample import IGNORE_LABEL
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig, RunConfig
 from tests.dist.runner import run_ranks
@@ -23,7 +23,7 @@ OPTIMIZER = OptimizerConfig(name="lamb", learning_rate=0.02, weight_decay=0.1, e
 def reference_losses_and_weights(config: RunConfig) -> tuple[list[float], dict[str, torch.Tensor]]:
     """You 2019, algorithm 2, a parameter at a time in float64, on one process without DeepSpeed."""
     labels_of = {"predicted_logits": "masked_lm_labels", "sentence_logits": "next_sentence_labels"}
-    build = ModelBuild(tuple(labels_of), choose_kernels(config.kernels, "cpu", torch.float32))
+    build = ModelBuild(tuple(labels_of), KernelSet(config.kernels, "cpu", torch.float32))
     model = build_model(config.model, build, config.training.seed).double()
     parameters = dict(model.named_parameters())
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}

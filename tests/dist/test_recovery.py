@@ -16,7 +16,7 @@ import torch
 
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.data.stream.lookup import SourceRows
+from ctxlm_ds.data.stream.preview import SourceRows
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history

@@ -12,7 +12,8 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
 from ctxlm_ds import run_builder
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology

@@ -193,7 +193,12 @@ def _serve(rank: int, world_size: int, folder: Path, orders: Connection) -> NoRe
 
 
 def _answer(
-    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, world_size: int, store: Path, timeout_s: float,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    world_size: int,
+    store: Path,
+    timeout_s: float,
     saved: Mapping[str, Mapping[str, Any]],
 ) -> bytes:
     """Run one case and let go of all that it made."""

@@ -25,7 +25,7 @@ from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix
 from ctxlm_ds.data.preprocess.job import preprocess
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
@@ -247,7 +247,7 @@ def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
     config = run.config()
     kernels = config.kernels.model_copy(update={"attention": "reference"})
     config = config.model_copy(update={"kernels": kernels})
-    chosen = choose_kernels(kernels, "cpu", torch.float32)
+    chosen = KernelSet(kernels, "cpu", torch.float32)
     outputs = build_objective(config.objective).outputs
     module = build_model(config.model, ModelBuild(outputs, chosen, shares_rows=config.data.shares_rows), run.seed)
     with FlopCounterMode(display=False) as counter:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list, describe_layers
 from ctxlm_ds.models.layers import Flow, LayerDescription
 from ctxlm_ds.models.stages import plan_stages
@@ -153,7 +153,7 @@ def test_a_stage_of_a_teacher_alone_is_refused() -> None:
 def plan(name: str, layout: ParallelConfig) -> tuple[list[LayerDescription], list[int]]:
     """List a toy's layers and cut them."""
     outputs = TOYS[name].outputs
-    build = ModelBuild(outputs, choose_kernels(KernelsConfig(), "cpu", torch.float32))
+    build = ModelBuild(outputs, KernelSet(KernelsConfig(), "cpu", torch.float32))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FAMILIES, "_added", {})
         patch.setattr(FAMILIES, "_loaded", {})

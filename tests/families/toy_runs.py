@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds import run_builder
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
-from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.objectives.base import Field, LossTerm
 from ctxlm_ds.parallel.context import ParallelContext
@@ -328,7 +329,7 @@ def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
     register_toys()
     toy, config = TOYS[name], config_of(name, Layout(1, 0))
     streams = DropoutStreams(config.training.seed, enabled=True)
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     build = ModelBuild(toy.outputs, kernels, ParallelContext(dropout=streams))
     model = build_model(config.model, build, config.training.seed).train()
     facts = collect_facts(model)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.attention import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_uniform
@@ -253,7 +253,11 @@ def encoder_decoder(section: ToySection, build: ModelBuild) -> list[LayerDescrip
         for layer in (
             bias("decoder", "decoder_ids"),
             LayerDescription(
-                f"decoder.{index}", DecoderBlock, ("hidden", "bias", "memory"), ("hidden",), kwargs,
+                f"decoder.{index}",
+                DecoderBlock,
+                ("hidden", "bias", "memory"),
+                ("hidden",),
+                kwargs,
                 recompute=build.recompute,
             ),  # fmt: skip
         )
@@ -267,7 +271,13 @@ def shared_layer(section: ToySection, build: ModelBuild) -> list[LayerDescriptio
     table = word_table(build)
     blocks = [
         LayerDescription(
-            f"block.{index}", Attend, ("hidden", "hidden"), ("hidden",), parts(build), "shared", block=True,
+            f"block.{index}",
+            Attend,
+            ("hidden", "hidden"),
+            ("hidden",),
+            parts(build),
+            "shared",
+            block=True,
             recompute=build.recompute,
         )  # fmt: skip
         for index in range(4)
@@ -284,7 +294,12 @@ def half_used(section: ToySection, build: ModelBuild) -> list[LayerDescription]:
 def attend_blocks(build: ModelBuild, count: int = 4, name: str = "block") -> list[LayerDescription]:
     return [
         LayerDescription(
-            f"{name}.{index}", Attend, ("hidden", "hidden"), ("hidden",), parts(build), block=True,
+            f"{name}.{index}",
+            Attend,
+            ("hidden", "hidden"),
+            ("hidden",),
+            parts(build),
+            block=True,
             recompute=build.recompute,
         )  # fmt: skip
         for index in range(count)
@@ -295,8 +310,13 @@ def two_streams(section: ToySection, build: ModelBuild) -> list[LayerDescription
     table = word_table(build)
     blocks = [
         LayerDescription(
-            f"block.{index}", Exchange, ("left", "right"), ("left", "right"), {**parts(build), "label": str(index)},
-            block=True, recompute=build.recompute,
+            f"block.{index}",
+            Exchange,
+            ("left", "right"),
+            ("left", "right"),
+            {**parts(build), "label": str(index)},
+            block=True,
+            recompute=build.recompute,
         )  # fmt: skip
         for index in range(4)
     ]
@@ -311,7 +331,12 @@ def without_gradient(section: ToySection, build: ModelBuild) -> list[LayerDescri
     facts = LayerDescription("facts", Facts, ("input_ids", "hidden"), names, no_gradient=frozenset(names))
     blocks = [
         LayerDescription(
-            f"block.{index}", Gated, ("hidden", *names), ("hidden",), parts(build), block=True,
+            f"block.{index}",
+            Gated,
+            ("hidden", *names),
+            ("hidden",),
+            parts(build),
+            block=True,
             recompute=build.recompute,
         )  # fmt: skip
         for index in range(4)
@@ -339,11 +364,11 @@ def student_and_teacher(section: ToySection, build: ModelBuild) -> list[LayerDes
 
 def teacher_values(section: ToySection) -> Callable[[str], Tensor]:
     """Values of the teacher, as of a trained model that was read from somewhere."""
-    from ctxlm_ds.kernels.dispatch import choose_kernels
+    from ctxlm_ds.kernels.dispatch import KernelSet
     from ctxlm_ds.recipe.schema import KernelsConfig
 
     outputs = ("logits", "teacher.logits")
-    build = ModelBuild(outputs, choose_kernels(KernelsConfig(), "cpu", torch.float32))
+    build = ModelBuild(outputs, KernelSet(KernelsConfig(), "cpu", torch.float32))
     shapes = describe_layers(student_and_teacher(section, build), outputs).shapes
     return lambda name: initial_value(name, shapes[name], Normal(0.4), seed=77)
 
@@ -356,7 +381,11 @@ def generator_and_discriminator(section: ToySection, build: ModelBuild) -> list[
         *attend_blocks(build, 1, "generator"),
         table.decode("hidden", "generator_logits"),
         LayerDescription(
-            "sampler", Sampler, ("generator_logits", "input_ids", "labels"), replaced, {"parallel": build.parallel},
+            "sampler",
+            Sampler,
+            ("generator_logits", "input_ids", "labels"),
+            replaced,
+            {"parallel": build.parallel},
             no_gradient=frozenset(replaced),
         ),  # fmt: skip
         table.look_up("new_ids"),
@@ -369,8 +398,14 @@ def lanes(section: ToySection, build: ModelBuild) -> list[LayerDescription]:
     table = word_table(build)
     blocks = [
         LayerDescription(
-            f"block.{index}", Recurrent, ("hidden", f"state.{index}"), ("hidden", f"state.{index}"), parts(build),
-            carries=frozenset({f"state.{index}"}), block=True, recompute=build.recompute,
+            f"block.{index}",
+            Recurrent,
+            ("hidden", f"state.{index}"),
+            ("hidden", f"state.{index}"),
+            parts(build),
+            carries=frozenset({f"state.{index}"}),
+            block=True,
+            recompute=build.recompute,
         )  # fmt: skip
         for index in range(4)
     ]

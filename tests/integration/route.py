@@ -29,8 +29,13 @@ Finished = subprocess.CompletedProcess[str]
 def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: str) -> Finished:
     """Run a command from the repository's root; with `check` a failure shows its output."""
     done = subprocess.run(
-        [str(word) for word in command], cwd=ROOT, env=environment(**extra), capture_output=True, text=True,
-        timeout=timeout_s, check=False,
+        [str(word) for word in command],
+        cwd=ROOT,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     if check:
         assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
@@ -69,7 +74,11 @@ def start(words: Sequence[object], log: Path, **extra: str) -> subprocess.Popen[
     """Start a command in a process group of its own, its output in a file."""
     with open(log, "ab") as output:
         return subprocess.Popen(
-            [str(word) for word in words], cwd=ROOT, env=environment(**extra), stdout=output, stderr=output,
+            [str(word) for word in words],
+            cwd=ROOT,
+            env=environment(**extra),
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
 

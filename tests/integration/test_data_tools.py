@@ -232,7 +232,7 @@ _PIECEMEAL = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 from ctxlm_ds.data.preprocess import job
-job.PIECE_BYTES = 1 << 20
+job.SAVE_INTERVAL_BYTES = 1 << 20
 from ctxlm_ds.console import run_command
 from tools.preprocess_data import main
 run_command(main)

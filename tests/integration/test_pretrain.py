@@ -85,9 +85,7 @@ def test_roberta_trains_and_exports(roberta_route: Prepared, tmp_path: Path) -> 
 
 def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepared, tmp_path: Path) -> None:
     """Weights are taken, the step count is not; the longer position table keeps its new rows fresh."""
-    recipe = bert_route.recipe(
-        tmp_path / "recipe.yaml", model={"max_position_embeddings": 96}, data={"seq_length": 64}
-    )
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"max_position_embeddings": 96}, data={"seq_length": 64})
     overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=6"]
     call(*launcher("python", 1), *pretrain_words(recipe, overrides))
     assert sorted(metrics(tmp_path / "run")) == list(range(1, 7))

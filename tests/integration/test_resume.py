@@ -87,12 +87,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
 
 @pytest.mark.parametrize(
     ("ranks", "stage"),
-    [
-        (1, 3),
-        (2, 1),
-        pytest.param(1, 0, marks=pytest.mark.soak),
-        pytest.param(2, 3, marks=pytest.mark.soak),
-    ],
+    [(1, 3), (2, 1), pytest.param(1, 0, marks=pytest.mark.soak), pytest.param(2, 3, marks=pytest.mark.soak)],
 )
 def test_resume_under_another_layout(
     ranks: int, stage: int, uninterrupted: Path, bert_route: Prepared, tmp_path: Path

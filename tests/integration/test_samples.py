@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.pairs import SegmentPair
 from ctxlm_ds.data.formats.sentences import DocSentences
@@ -22,7 +23,7 @@ from ctxlm_ds.data.index.build import FEWEST_DOCUMENTS, build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.objectives.base import Objective
@@ -63,7 +64,10 @@ def make_route(folder: Path, kind: str) -> Route:
         return Path(made[0].prefix)
 
     return Route(
-        folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"),
+        folder,
+        tokenizer,
+        dataset("sentences", split_sentences=True),
+        dataset("documents"),
         dataset("ended", split_sentences=True, append_eod=True),
     )
 
@@ -91,7 +95,7 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
     dataset, template = IndexedDataset(prefix), SequenceTemplate.of(route.tokenizer)
     length, end = len(a) + len(b), len(a)
     records = np.array(
-        [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + template.pair_specials, 0)],
+        [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + 3 + template.double_separator, 0)],
         dtype=SAMPLE_DTYPE,
     )
     one = SampleReader(records, dataset, template, DocSentences()).read(np.array([0])).sample(0)
@@ -192,11 +196,15 @@ def write_recipe(route: Route, path: Path, **sections: Any) -> Path:
     settings: dict[str, Any] = {
         "tokenizer": {"path": str(route.folder / "tokenizer")},
         "model": {
-            "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
             "max_position_embeddings": 64,
         },
         "data": {
-            "train": [str(route.sentences)], "validation": [{"name": "again", "path": str(route.sentences)}],
+            "train": [str(route.sentences)],
+            "validation": [{"name": "again", "path": str(route.sentences)}],
             "seq_length": 64,
         },
     }

@@ -12,7 +12,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.recipe.schema import KernelsConfig
@@ -52,7 +52,7 @@ def our_model(
     config: ModelSection, outputs: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
 ) -> LayerSequence:
     """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
-    kernels = choose_kernels(asked or KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(asked or KernelsConfig(), "cpu", torch.float32)
     return build_model(config, ModelBuild(outputs, kernels, shares_rows=packing), seed=0)
 
 

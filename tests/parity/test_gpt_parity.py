@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch, Example
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch, Example
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.layers import LayerSequence
@@ -127,9 +128,7 @@ MEDIUM = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "int
         ("gpt1", 40478, 512, SMALL, 116_534_784),
     ],
 )
-def test_published_sizes(
-    family: str, vocab_size: int, positions: int, size: dict[str, int], published: int
-) -> None:
+def test_published_sizes(family: str, vocab_size: int, positions: int, size: dict[str, int], published: int) -> None:
     """The sizes of openai-community's gpt2, gpt2-medium and openai-gpt."""
     config = model_section(
         family=family, vocab_size=vocab_size, max_position_embeddings=positions, hidden_activation="gelu_tanh", **size

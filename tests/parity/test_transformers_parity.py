@@ -7,14 +7,15 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.sections import ModelSection
-from tests.encoder_batches import batch_of, random_batch, random_rows, tiny_model
+from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
 from tests.parity.mapping import Ids, copy_weights, hf_inputs, hf_labels, hf_model, key_map_of, our_model, randomize
 from tests.sections import model_section
 
@@ -91,6 +92,48 @@ def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> No
         assert expected.abs().max() > 0, name
         assert torch.allclose(parameter.grad, expected, rtol=1e-5, atol=1e-5), name
     assert gradients.keys() <= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+
+
+def test_pad_as_a_random_token_gets_the_gradient_of_its_look_up() -> None:
+    """With `special_tokens: bert` a token to predict may become [PAD], inside a sequence.
+
+    google-research/bert looks it up as any other token. transformers' padding_idx drops the gradient of the look-up;
+    that part is the only difference, and positions that are padding contribute nothing to it.
+    """
+    config, outputs = MODELS["bert"]
+    ours, theirs, key_map = pair(config, outputs)
+    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(outputs))
+    drawn = torch.zeros_like(batch.fields["input_ids"], dtype=torch.bool)
+    for row, position in ((0, 5), (0, 11), (1, 3)):
+        drawn[row, position] = True
+    batch.fields["input_ids"][drawn] = PAD_ID
+    our_value = our_loss(ours, batch)
+    our_value.backward()
+
+    table, looked_up = theirs.bert.embeddings.word_embeddings, []
+    assert table.padding_idx == PAD_ID
+
+    def keep(module: nn.Module, ids: tuple[Tensor, ...], vectors: Tensor) -> None:
+        vectors.retain_grad()
+        looked_up.append(vectors)
+
+    table.register_forward_hook(keep)
+    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
+    their_value.backward()
+    torch.testing.assert_close(our_value, their_value, rtol=1e-5, atol=0)
+    of_look_ups = looked_up[0].grad
+    assert (of_look_ups[batch.fields["sequence_ids"] == 0] == 0).all()
+    dropped = of_look_ups[drawn].sum(0)
+    assert dropped.abs().max() > 1e-3
+    gradient, expected = ours.get_parameter("word_embeddings.weight").grad, table.weight.grad.clone()
+    assert not torch.allclose(gradient[PAD_ID], expected[PAD_ID], rtol=1e-5, atol=1e-5)
+    expected[PAD_ID] += dropped
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
+
+    theirs.zero_grad()
+    table.padding_idx = None
+    theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss.backward()
+    compare_gradients(ours, theirs, key_map)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -54,7 +54,7 @@ def test_a_run_reads_copies_on_each_node_and_goes_on_without_them(
     cluster.node_exec("n2", "truncate", "-s", "1", next(path for path in staged[1] if "train" in path))
     second = submit(runs, tmp_path, local_disks, max_steps=8)
     second.assert_finished()
-    assert f"staging: n2: no room for {runs.route.train} in {local_disks}" in second.text(), second.text()
+    assert f"staging: n2: no room for {runs.route.train}.bin in {local_disks}" in second.text(), second.text()
     assert second.text().count("read from where the recipe says") == 1
 
     # It has found what the checkpoint was made of, or it would have refused to go on.

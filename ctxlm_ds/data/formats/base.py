@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SINGLE_SPECIALS = 2
 SMALLEST_ROOM = 2
+"""Fewest tokens of text for which a row has room."""
 MOST_PASSES = 1000
 
 
@@ -55,11 +56,6 @@ class SequenceTemplate(NamedTuple):
         return cls(
             tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.double_separator, tokenizer.vocab_size
         )
-
-    @property
-    def pair_specials(self) -> int:
-        """Special tokens in a pair."""
-        return 4 if self.double_separator else 3
 
 
 class Making(NamedTuple):
@@ -98,10 +94,6 @@ class SampleFormat(ABC):
     sequence_labels: ClassVar[tuple[str, ...]] = ()
     """The meaning of each label of a sequence; empty if sequences have no label."""
 
-    def passes(self, data: DataSection) -> int:
-        """Return how many passes over the dataset one epoch makes."""
-        return 1
-
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         """Return the settings that change the samples and that other formats do not have."""
         return {}
@@ -126,8 +118,8 @@ class SampleFormat(ABC):
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         """Return the function that writes samples into their places: (samples, slots [c], records, numbers [c]).
 
-        It fills everything of samples.Samples except `starts` and `keys` and returns INTACT, or the place in `numbers`
-        of a damaged sample (loops/framing.py).
+        It fills everything of Samples except `starts` and `keys` and returns INTACT, or the place in `numbers` of a
+        damaged sample (loops/framing.py).
         """
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
@@ -164,19 +156,15 @@ class RowSection(DataSection):
     def idle_settings(self) -> tuple[str, ...]:
         return () if self.packing else ("max_sequences_per_row",)
 
-    def special_tokens(self, model: ModelSection) -> int:
-        """Return the number of special tokens of a sample."""
+    @staticmethod
+    def special_tokens(double_separator: bool) -> int:
+        """Return how many special tokens frame a sample; `double_separator` counts two between A and B."""
         return SINGLE_SPECIALS
-
-    @property
-    def shortest_text(self) -> int:
-        """Fewest tokens of text in a sample."""
-        return 1
 
     def problems(self, model: ModelSection) -> Iterator[Problem]:
         yield from super().problems(model)
-        special = self.special_tokens(model)
-        least = special + self.shortest_text
+        special = self.special_tokens(model.double_separator)
+        least = special + SMALLEST_ROOM
         if self.seq_length < least:
             yield Problem(
                 "data.seq_length",
@@ -193,14 +181,6 @@ class RowFormat(SampleFormat):
     """A format of RowSection: samples of sentences, each framed by special tokens."""
 
     section: ClassVar[type[RowSection]]
-
-    def passes(self, data: DataSection) -> int:
-        passes: int = data.num_duplicates  # type: ignore[attr-defined]
-        return passes
-
-    def special_tokens(self, template: SequenceTemplate) -> int:
-        """Return how many special tokens frame a sample."""
-        return SINGLE_SPECIALS
 
     def make(self, making: Making) -> MadeSamples:
         from ctxlm_ds.data.index.sentence_table import sentence_table
@@ -225,7 +205,7 @@ class RowFormat(SampleFormat):
         Raises:
             ConfigError: there is no room for text.
         """
-        specials = self.special_tokens(making.template)
+        specials = self.section.special_tokens(making.template.double_separator)
         room = making.settings.seq_length - specials
         if room < SMALLEST_ROOM:
             raise ConfigError(

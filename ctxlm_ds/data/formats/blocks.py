@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
@@ -63,7 +64,4 @@ class Blocks(SampleFormat):
 
         from ctxlm_ds.data.formats.loops.framing import copy_blocks
 
-        tokens = np.asarray(dataset.tokens)
-        return lambda samples, slots, records, numbers: copy_blocks(
-            samples, slots, records, numbers, tokens, template.vocab_size
-        )
+        return partial(copy_blocks, np.asarray(dataset.tokens), template)

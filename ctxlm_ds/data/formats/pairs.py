@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection, SequenceTemplate
 from ctxlm_ds.recipe.section import Probability
-from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.registry import load_object
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
@@ -19,12 +20,9 @@ if TYPE_CHECKING:
 class PairSection(RowSection):
     """Rows of two segments."""
 
-    def special_tokens(self, model: ModelSection) -> int:
-        return 4 if model.double_separator else 3
-
-    @property
-    def shortest_text(self) -> int:
-        return 2
+    @staticmethod
+    def special_tokens(double_separator: bool) -> int:
+        return 4 if double_separator else 3
 
 
 class SegmentPairSection(PairSection):
@@ -48,13 +46,8 @@ class PairFormat(RowFormat):
 
     makes_pairs = True
     sequence_labels = ("B follows A", "B is from another document")
-
-    def special_tokens(self, template: SequenceTemplate) -> int:
-        return template.pair_specials
-
-    @abstractmethod
-    def chooser(self) -> Callable[..., tuple[int, int]]:
-        """Return the compiled loop that chooses the pairs of a range of documents (loops/pairs.py)."""
+    chooser: ClassVar[str]
+    """`module:function` of the compiled loop that chooses the pairs of a range of documents."""
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         from ctxlm_ds.data.formats.loops.pairs import PairSettings, make_pairs
@@ -62,21 +55,23 @@ class PairFormat(RowFormat):
         from ctxlm_ds.data.index.sentence_table import require_pairs_possible
         from ctxlm_ds.data.numba_random import stream_key
 
-        room, settings = self.room(making), making.settings
         require_pairs_possible(table, making.dataset.prefix, self.name)
-        key = stream_key(settings.seed, self.name)
-        short_seq_prob = settings.own.get("short_seq_prob", 0.0)
-        pass_settings = PairSettings(room, making.template.pair_specials, short_seq_prob, key, duplicate)
-        choose, ranges = self.chooser(), document_ranges(table.documents)
-        return in_order(lambda documents: make_pairs(choose, table, pass_settings, documents), ranges, making.workers)
+        settings = PairSettings(
+            room=self.room(making),
+            specials=self.section.special_tokens(making.template.double_separator),
+            short_seq_prob=making.settings.own.get("short_seq_prob", 0.0),
+            key=stream_key(making.settings.seed, self.name),
+            duplicate=duplicate,
+        )
+        make = partial(make_pairs, load_object(self.chooser), table, settings)
+        return in_order(make, document_ranges(table.documents), making.workers)
 
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         import numpy as np
 
         from ctxlm_ds.data.formats.loops.framing import frame_pairs
 
-        tokens = np.asarray(dataset.tokens)
-        return lambda samples, slots, records, numbers: frame_pairs(samples, slots, records, numbers, tokens, template)
+        return partial(frame_pairs, np.asarray(dataset.tokens), template)
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
         return records["a_end"][numbers] - records["a_start"][numbers] + 2
@@ -87,14 +82,10 @@ class SegmentPair(PairFormat):
 
     name = "segment_pair"
     section = SegmentPairSection
+    chooser = "ctxlm_ds.data.formats.loops.pairs:choose_segment_pairs"
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         return {"short_seq_prob": data.short_seq_prob}  # type: ignore[attr-defined]
-
-    def chooser(self) -> Callable[..., tuple[int, int]]:
-        from ctxlm_ds.data.formats.loops.pairs import choose_segment_pairs
-
-        return choose_segment_pairs
 
 
 class SentencePair(PairFormat):
@@ -102,11 +93,7 @@ class SentencePair(PairFormat):
 
     name = "sentence_pair"
     section = SentencePairSection
+    chooser = "ctxlm_ds.data.formats.loops.pairs:choose_sentence_pairs"
 
     def joins_sentences(self, data: DataSection) -> bool:
         return False
-
-    def chooser(self) -> Callable[..., tuple[int, int]]:
-        from ctxlm_ds.data.formats.loops.pairs import choose_sentence_pairs
-
-        return choose_sentence_pairs

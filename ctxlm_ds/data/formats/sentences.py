@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection, SequenceTemplate
@@ -61,10 +62,8 @@ class FullSentences(RowFormat):
         from ctxlm_ds.data.formats.loops.framing import frame_sentences
         from ctxlm_ds.data.index.sentence_table import sentence_table
 
-        tokens, table = np.asarray(dataset.tokens), sentence_table(dataset, template.sep_id)
-        return lambda samples, slots, records, numbers: frame_sentences(
-            samples, slots, records, numbers, tokens, table, template
-        )
+        table = sentence_table(dataset, template.sep_id)
+        return partial(frame_sentences, np.asarray(dataset.tokens), template, table)
 
 
 class DocSentences(FullSentences):

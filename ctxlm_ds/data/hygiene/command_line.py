@@ -1,8 +1,4 @@
-"""What tools/prepare_corpus.py shows and takes: filter settings as flags, the published corpora, what was prepared.
-
-In: an argument parser, parsed arguments, data recipes, a corpus.json. Out: one flag per setting, a recipe with the
-flags' filters, lines of text. Imports no numpy, so that --help answers fast. Not here: printing.
-"""
+"""Filter settings as flags, and the lines that tools/prepare_corpus.py prints. Imports no numpy (a fast --help)."""
 
 from __future__ import annotations
 
@@ -32,15 +28,13 @@ def add_filter_flags(parser: argparse._ActionsContainer) -> None:
     for name, field in FilterConfig.model_fields.items():
         explanation = " ".join((field.description or "").replace("`", "").replace("%", "%%").split())
         off = field.default in (None, False, [])
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": "N"}
-        options["help"] = f"{explanation} [{'off' if off else field.default}]"
+        options: dict[str, Any] = {"metavar": "N", "type": float if field.annotation is float else int}
         if field.annotation is bool:
-            options = {key: options[key] for key in ("default", "help")} | {"action": argparse.BooleanOptionalAction}
+            options = {"action": argparse.BooleanOptionalAction}
         elif get_origin(field.annotation) is list:
-            options |= {"nargs": "+", "metavar": "NAME"}
-        else:
-            options["type"] = float if field.annotation is float else int
-        parser.add_argument(f"--{name.replace('_', '-')}", **options)
+            options = {"nargs": "+", "metavar": "NAME"}
+        explanation += f" [{'off' if off else field.default}]"
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, help=explanation, **options)
 
 
 def with_filter_flags(recipe: CorpusRecipe, args: argparse.Namespace) -> CorpusRecipe:

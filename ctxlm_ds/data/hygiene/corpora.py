@@ -1,7 +1,6 @@
 """Data recipes: the sources of a corpus, how they are cleaned, and the published counts that prove it complete.
 
-In: the name of a shipped recipe, `wikipedia-LANG`, or a YAML file. Out: a checked, frozen CorpusRecipe, or one
-ConfigError with every problem. Imports no numpy. Not here: reading, filtering, counting.
+Imports no numpy, so that --help answers fast.
 """
 
 from __future__ import annotations
@@ -10,14 +9,15 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from ctxlm_ds.data.hygiene.cleaning import RULES
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import dotted
-from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
 from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml
 
@@ -26,17 +26,10 @@ LANGUAGE_TEMPLATE = "wikipedia"
 """The recipe for any language: `{language}` in it is the part of the name after the dash."""
 LANGUAGE_TOLERANCE = 0.05
 
-CleaningRule = Literal[
-    "control_characters",
-    "whitespace",
-    "markup",
-    "wiki_tail",
-    "prose_lines",
-    "boilerplate_lines",
-    "c4_lines",
-    "gutenberg",
-    "join_lines",
-]
+if TYPE_CHECKING:
+    CleaningRule = str
+else:
+    CleaningRule = Literal[tuple(RULES)]
 Measure = Literal[
     "records_read", "documents_read", "words_read", "bytes_read", "documents_written", "words_written", "bytes_written"
 ]
@@ -49,7 +42,6 @@ class Expectation(Section):
     """What is counted before (`_read`) or after (`_written`) all stages. A record is a row or line of the source,
     words are separated by blanks, bytes are UTF-8 text."""
     count: PositiveInt
-    """The published number."""
     tolerance: Probability = 0.01
     """Largest deviation, as a share of the number."""
     published: str
@@ -68,7 +60,6 @@ class CorpusSource(Section):
     json_keys: Annotated[list[str], Field(min_length=1)] = ["text"]
     """Keys or columns. The first is the text that is cleaned and filtered; it is written as `text`."""
     input_format: str = "auto"
-    """As for tools/preprocess_data.py."""
     status: Literal["original", "copy", "substitute"] = "original"
     """`copy`: somebody's copy of an original that is no longer available. `substitute`: what is usually read instead
     of an original that is not available at all."""
@@ -83,7 +74,6 @@ class CorpusSource(Section):
     epochs: PositiveFloat | None = None
     """Passes per epoch of the run in a concatenating blend."""
     expected: list[Expectation] = []
-    """Published counts, checked at the end."""
     records_by_language: dict[str, PositiveInt] = {}
     """Published number of records for each language."""
 
@@ -133,11 +123,34 @@ class FilterConfig(Section):
     """Least estimated Jaccard similarity of the 5-word shingles of near duplicates."""
 
 
+STAGE_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
+    "length": (["min_words", "max_words", "min_characters", "max_characters"], []),
+    "characters": (["min_letters", "scripts"], []),
+    "gopher_quality": (["gopher_quality"], []),
+    "gopher_repetition": (["gopher_repetition"], []),
+    "c4_quality": (["c4_quality"], []),
+    "language": (["languages", "min_language_confidence"], []),
+    "decontamination": (["decontaminate"], ["decontamination_ngram"]),
+    "exact_duplicates": (["exact_duplicates"], []),
+    "near_duplicates": (["near_duplicates"], ["near_duplicate_threshold"]),
+}
+"""The stages in their order: the settings that turn each on, and its further settings."""
+
+
+def active_stages(filters: FilterConfig) -> dict[str, dict[str, object]]:
+    """Return the stages that are on, in order, with their settings."""
+    off = FilterConfig()
+    return {
+        stage: {name: getattr(filters, name) for name in (*switches, *others)}
+        for stage, (switches, others) in STAGE_SETTINGS.items()
+        if any(getattr(filters, name) != getattr(off, name) for name in switches)
+    }
+
+
 class CorpusRecipe(Section):
     """A corpus: sources, filters, provenance."""
 
     name: str
-    """Name of the corpus."""
     title: str = ""
     """One line on its content."""
     language: str = ""
@@ -147,7 +160,6 @@ class CorpusRecipe(Section):
     paper: str = ""
     """Address of the publication."""
     note: str = ""
-    """Anything else."""
     include: list[str] = []
     """Data recipes whose sources come first. Their filters do not apply."""
     sources: list[CorpusSource] = []
@@ -156,13 +168,6 @@ class CorpusRecipe(Section):
     """The stages that all documents pass."""
     blend: Literal["concatenate", "weighted"] = "concatenate"
     """How training mixes the sources (`data.blend`)."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> CorpusRecipe:
-        names = [source.name for source in self.sources]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two sources have the same name ({', '.join(names)}); rename one")
-        return self
 
 
 def shipped_corpora() -> list[str]:
@@ -189,26 +194,27 @@ def load_corpus(name: str | Path, above: tuple[str, ...] = ()) -> CorpusRecipe:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"data recipe {path}: not UTF-8 text (byte {error.start})") from error
-    source = read_yaml(text.replace("{language}", language), str(path))
+    yaml = read_yaml(text.replace("{language}", language), str(path))
     raise_problems(
         f"data recipe {path}",
-        [Problem(dotted(at) or str(path), problem, where=f"{path}:{line}") for at, line, problem in source.problems],
+        [Problem(dotted(at) or str(path), problem, where=f"{path}:{line}") for at, line, problem in yaml.problems],
     )
-    if not isinstance(source.data, dict):
-        raise ConfigError(f"data recipe {path}: expected settings, not {show_value(source.data)}")
-    recipe = _checked(source.data, source, str(path))
-    included = [one for other in recipe.include for one in load_corpus(other, (*above, name)).sources]
-    complete = recipe.model_copy(update={"include": [], "sources": [*included, *recipe.sources]})
-    if not complete.sources:
+    if not isinstance(yaml.data, dict):
+        raise ConfigError(f"data recipe {path}: expected settings, not {show_value(yaml.data)}")
+    recipe = _checked(yaml, str(path))
+    included = [source for other in recipe.include for source in load_corpus(other, (*above, name)).sources]
+    sources = [*included, *recipe.sources]
+    names = [source.name for source in sources]
+    if not sources:
         raise ConfigError(f"data recipe {path}: no sources; name at least one")
-    data = complete.model_dump(mode="json")
-    return _checked(data, YamlSource(data), str(path))
+    if len(set(names)) < len(names):
+        raise ConfigError(f"data recipe {path}: two sources have the same name ({', '.join(names)}); rename one")
+    return recipe.model_copy(update={"include": [], "sources": sources})
 
 
 def input_corpus(name: str, source: Mapping[str, Any]) -> CorpusRecipe:
     """Return a data recipe of one source made of files, given its settings. Raises ConfigError for a wrong one."""
-    data = {"name": name, "sources": [{"name": "part", **source}]}
-    return _checked(data, YamlSource(data), "of --input")
+    return _checked(YamlSource({"name": name, "sources": [{"name": "part", **source}]}), "of --input")
 
 
 def _find(name: str) -> tuple[Path, str]:
@@ -222,23 +228,23 @@ def _find(name: str) -> tuple[Path, str]:
             return CORPUS_DIR / f"{LANGUAGE_TEMPLATE}.yaml", language
     elif Path(name).is_file():
         return Path(name), ""
-    near = nearest_name(name, shipped_corpora())
-    hint = f"did you mean {near}? " if near else ""
-    raise ConfigError(f"data recipe {name}: not found; {hint}Shipped: {', '.join(shipped_corpora())}")
+    shipped_names = shipped_corpora()
+    hint = did_you_mean(name, shipped_names) or "."
+    raise ConfigError(f"data recipe {name}: not found{hint} Shipped: {', '.join(shipped_names)}")
 
 
-def _checked(data: dict[str, Any], source: YamlSource, where: str) -> CorpusRecipe:
+def _checked(yaml: YamlSource, where: str) -> CorpusRecipe:
     try:
-        return CorpusRecipe.model_validate_json(json.dumps(data), strict=True)
+        return CorpusRecipe.model_validate_json(json.dumps(yaml.data), strict=True)
     except ValidationError as error:
-        problems = [_problem(details, source, where) for details in error.errors(include_url=False)]
+        problems = [_problem(details, yaml.lines, where) for details in error.errors(include_url=False)]
     raise_problems(f"data recipe {where}", problems)
     raise AssertionError("a validation error holds at least one problem")
 
 
-def _problem(details: ErrorDetails, source: YamlSource, where: str) -> Problem:
+def _problem(details: ErrorDetails, lines: Mapping[tuple[str | int, ...], int], where: str) -> Problem:
     path = details["loc"]
-    line = next((source.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in source.lines), None)
+    line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
     if details["type"] == "extra_forbidden":
         sections: dict[Any, type[Section]] = {"sources": CorpusSource, "expected": Expectation, "filters": FilterConfig}
         section = next((sections[part] for part in reversed(path[:-1]) if part in sections), CorpusRecipe)
@@ -253,12 +259,12 @@ def _problem(details: ErrorDetails, source: YamlSource, where: str) -> Problem:
 def expectations(source: CorpusSource, language: str) -> list[Expectation]:
     """Return the published counts of a source, including those for its language."""
     expected = [count for count in source.expected if count.language in ("", language)]
-    number = source.records_by_language.get(language)
-    if number is None:
-        return expected
-    published = f"articles of the {language} edition of that date"
-    by_language = Expectation(measure="records_read", count=number, tolerance=LANGUAGE_TOLERANCE, published=published)
-    return [*expected, by_language]
+    if language in source.records_by_language:
+        count, published = source.records_by_language[language], f"articles of the {language} edition of that date"
+        expected.append(
+            Expectation(measure="records_read", count=count, tolerance=LANGUAGE_TOLERANCE, published=published)
+        )
+    return expected
 
 
 def blend_text(recipe: CorpusRecipe, names: Collection[str], prefix: str = "PREFIX") -> str:

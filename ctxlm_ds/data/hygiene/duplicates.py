@@ -93,7 +93,7 @@ class NearIndex:
         return None
 
     def add(self, signature: Signatures, has_words: bool = True) -> None:
-        """Number a document that is kept. One without words is never found: its set of shingles is empty."""
+        """Add a document that is kept. One without words is never found: its set of shingles is empty."""
         if self._count >= MAX_DOCUMENTS:
             raise DataError(f"more than {MAX_DOCUMENTS:,} documents; prepare the corpus in parts")
         self._file.write(signature.tobytes())

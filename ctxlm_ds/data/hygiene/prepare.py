@@ -1,8 +1,8 @@
-"""A corpus prepared: read, cleaned and filtered in worker processes, duplicates dropped in order, written in parts.
+"""Prepare a corpus: read, clean and filter in worker processes, drop duplicates in order, write in parts.
 
-In: a data recipe. Out: a folder with SOURCE-00000.jsonl.zst ..., corpus.json, dropped.jsonl, errors.jsonl, blend.yaml,
-complete or absent, the same bytes for any number of workers. Memory: the chunks in flight, and what the duplicate
-stages remember. An interrupted run starts again, because what these remember is most of the work.
+The folder has SOURCE-00000.jsonl.zst ..., corpus.json, dropped.jsonl, errors.jsonl and blend.yaml. It is complete or
+absent, and has the same bytes for any number of workers. Memory: the chunks in flight, and what the duplicate stages
+remember. An interrupted run starts again, because what these remember is most of the work.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,15 @@ from typing import Any
 import zstandard
 
 from ctxlm_ds.atomic import is_full_disk, output_folder
-from ctxlm_ds.console import ByteProgress, byte_progress
+from ctxlm_ds.console import byte_progress
 from ctxlm_ds.data.dataset.checksums import file_digest
-from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, blend_text
-from ctxlm_ds.data.hygiene.duplicates import NearIndex, Signatures, held_out_sources, require_rensa, write_held_out
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, active_stages, blend_text
+from ctxlm_ds.data.hygiene.duplicates import NearIndex, held_out_sources, require_rensa, write_held_out
 from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
-from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, active_stages, read_report
-from ctxlm_ds.data.hygiene.stages import ChunkStager, Judged, StagedChunk
+from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, read_report
+from ctxlm_ds.data.hygiene.stages import ChunkStager, StagedChunk
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
-from ctxlm_ds.data.preprocess.records import BadRecords
+from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
 from ctxlm_ds.data.sources.types import Chunk
 from ctxlm_ds.errors import DataError
@@ -41,7 +41,6 @@ STAGES_VERSION = 3
 """Increased when a stage drops other documents than before with the same settings."""
 COMPRESSION_LEVEL = 3
 _LIBRARIES = {"language": "py3langid", "near_duplicates": "rensa"}
-_UNKNOWN_SIZE_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class PrepareOptions:
 class PrepareResult:
     """A prepared corpus."""
 
-    directory: Path
     report: dict[str, Any]
     seconds: float
     """0 if it was complete already."""
@@ -80,7 +78,7 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
         raise DataError(f"--workers {options.workers}: at least 1 is needed")
     run = _Run(recipe, options)
     if not options.overwrite and directory.exists():
-        return PrepareResult(directory, _finished(directory, run.facts["build_key"]), 0.0)
+        return PrepareResult(_finished(directory, run.facts["build_key"]), 0.0)
     start_s = time.monotonic()
     try:
         with stop_signals_interrupt(), output_folder(directory) as folder:
@@ -91,7 +89,7 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
         raise DataError(
             f"{directory.parent}: {error.strerror}; nothing was kept, free some space or choose another --output-dir"
         ) from error
-    return PrepareResult(directory, report, time.monotonic() - start_s)
+    return PrepareResult(report, time.monotonic() - start_s)
 
 
 def _finished(directory: Path, build_key: str) -> dict[str, Any]:
@@ -122,10 +120,10 @@ class _PartWriter:
     def write(self, line: bytes) -> None:
         """Write one document; a part ends with the document that fills it."""
         if self._file is None:
-            path = self._directory / f"{self._source}-{len(self.parts):05d}.jsonl.zst"
+            self._path = self._directory / f"{self._source}-{len(self.parts):05d}.jsonl.zst"
             compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
-            self._file = zstandard.open(path, "wb", cctx=compressor)
-            self._path, self._documents, self._text_bytes = path, 0, 0
+            self._file = zstandard.open(self._path, "wb", cctx=compressor)
+            self._documents = self._text_bytes = 0
         self._file.write(line)
         self._documents += 1
         self._text_bytes += len(line)
@@ -133,12 +131,12 @@ class _PartWriter:
             self.close()
 
     def close(self) -> None:
-        if self._file is None:
-            return
-        self._file.close()
-        self._file = None
-        size, digest = self._path.stat().st_size, file_digest(self._path)
-        self.parts.append(Part(self._path.name, self._documents, size, digest))
+        """Finish the current part."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            size, digest = self._path.stat().st_size, file_digest(self._path)
+            self.parts.append(Part(self._path.name, self._documents, size, digest))
 
 
 class _Run:
@@ -153,7 +151,6 @@ class _Run:
             check_keys(files, source.json_keys)
         self.facts = self._facts()
         self._bad_records = BadRecords(options.max_bad_records)
-        self._shown_s = time.monotonic()
         self._prints: set[bytes] = set()
         self._near: NearIndex | None = None
 
@@ -181,29 +178,30 @@ class _Run:
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill the folder; return the object of its corpus.json."""
         recipe = self.recipe
-        held_out = self._write_held_out(folder / "held-out.npy") if recipe.filters.decontaminate else None
-        if recipe.filters.near_duplicates:
-            self._near = NearIndex(folder / "signatures.u32", recipe.filters.near_duplicate_threshold)
-        try:
+        with ExitStack() as stack:
+            held_out = self._write_held_out(folder, stack) if recipe.filters.decontaminate else None
+            if recipe.filters.near_duplicates:
+                self._near = NearIndex(folder / "signatures.u32", recipe.filters.near_duplicate_threshold)
+                stack.callback(self._near.close)
             parts = self._write_parts(folder, held_out)
-        finally:
-            if self._near is not None:
-                self._near.close()
-        if held_out:
-            held_out.unlink()
         all_sources = [source.name for source in recipe.sources]
         unchecked = self.options.replaced if self.options.limit_bytes is None else all_sources
         report = self.counts.report(parts, unchecked, self.facts)
-        (folder / "dropped.jsonl").write_text("".join(self.counts.sample.lines()), encoding="utf-8")
-        (folder / "errors.jsonl").write_text(self._bad_records.error_lines(), encoding="utf-8")
+        contents = {
+            "dropped.jsonl": "".join(self.counts.sample.lines()),
+            "errors.jsonl": self._bad_records.error_lines(),
+            REPORT_NAME: json.dumps(report, indent=1) + "\n",
+        }
         kept = [name for name, files in zip(all_sources, parts, strict=True) if files]
         if kept:
-            (folder / "blend.yaml").write_text(blend_text(recipe, kept), encoding="utf-8")
-        (folder / REPORT_NAME).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            contents["blend.yaml"] = blend_text(recipe, kept)
+        for name, content in contents.items():
+            (folder / name).write_text(content, encoding="utf-8")
         return report
 
-    def _write_held_out(self, path: Path) -> Path:
-        size = self.recipe.filters.decontamination_ngram
+    def _write_held_out(self, folder: Path, stack: ExitStack) -> Path:
+        path, size = folder / "held-out.npy", self.recipe.filters.decontamination_ngram
+        stack.callback(path.unlink, missing_ok=True)
         found = write_held_out(self.recipe.filters.decontaminate, size, path)
         if found["too_short"]:
             text = "%d of %d held-out documents have fewer than %d words: training data is not searched for them"
@@ -213,61 +211,55 @@ class _Run:
 
     def _write_parts(self, folder: Path, held_out: Path | None) -> list[list[Part]]:
         writers = [_PartWriter(folder, source.name, self.options.part_bytes) for source in self.recipe.sources]
-        build = partial(ChunkStager, self.recipe, held_out)
-        with byte_progress("prepare", sum(map(total_bytes, self.sources))) as progress:
-            for chunk in ordered_map(build, self._chunks(), self.options.workers):
-                self._take(chunk, writers[chunk.source])
+        sizes = [total_bytes(files) for files in self.sources]
+        counts = self.counts
+        stager = partial(ChunkStager, self.recipe, held_out)
+        with byte_progress("prepare", sum(sizes)) as progress:
+            for chunk in ordered_map(stager, self._chunks(), self.options.workers):
+                self._drop_duplicates(chunk)
+                for document in chunk.documents:
+                    if not document.stage:
+                        writers[chunk.source].write(document.line)
+                counts.add(chunk)
                 for bad in chunk.bad_records:
-                    self._bad_records.add(bad, self.counts.total("records_read"))
-                self._show(progress, chunk)
-        self._bad_records.check(self.counts.total("records_read"))
+                    self._bad_records.add(bad, counts.total("records_read"))
+                note = (
+                    f"({counts.total('records_read'):,} records, {counts.total('documents_written'):,} documents kept)"
+                )
+                progress.update(sum(sizes[: chunk.source]) + chunk.bytes_read, note)
+        self._bad_records.check(counts.total("records_read"))
         for writer in writers:
             writer.close()
         return [writer.parts for writer in writers]
 
     def _chunks(self) -> Iterator[tuple[int, Chunk]]:
-        limit = sys.maxsize if self.options.limit_bytes is None else self.options.limit_bytes
+        """Yield chunks with the number of their source, of each source up to the limit."""
+        limit = self.options.limit_bytes
         for number, (source, files) in enumerate(zip(self.recipe.sources, self.sources, strict=True)):
             text_bytes = 0
             for chunk in read_chunks(files, source.json_keys):
                 yield number, chunk
                 text_bytes += _text_size(chunk.records)
-                if text_bytes >= limit:
+                if limit is not None and text_bytes >= limit:
                     break
 
-    def _take(self, chunk: StagedChunk, writer: _PartWriter) -> None:
-        """Write the documents of a chunk that are no duplicates of an earlier one."""
+    def _drop_duplicates(self, chunk: StagedChunk) -> None:
+        """Mark the documents of a chunk that are duplicates of an earlier one, and remember the others."""
         kept = [document for document in chunk.documents if not document.stage]
         for index, document in enumerate(kept):
-            self._find_duplicate(document, None if chunk.signatures is None else chunk.signatures[index])
-            if not document.stage:
-                writer.write(document.line)
-        self.counts.add(chunk)
-
-    def _find_duplicate(self, document: Judged, signature: Signatures | None) -> None:
-        if document.print in self._prints:
-            document.stage, document.reason = "exact_duplicates", "the same words as an earlier document"
-            return
-        if document.print:
-            self._prints.add(document.print)
-        if self._near is None or signature is None:
-            return
-        original = self._near.find(signature) if document.has_words else None
-        if original is None:
-            self._near.add(signature, document.has_words)
-        else:
-            document.stage, document.reason = "near_duplicates", "nearly the same as an earlier document"
-            document.duplicate_of = original + 1
-
-    def _show(self, progress: ByteProgress, chunk: StagedChunk) -> None:
-        records, written = self.counts.total("records_read"), self.counts.total("documents_written")
-        note = f"({records:,} records, {written:,} documents kept)"
-        if any(file.num_bytes for files in self.sources for file in files):
-            before = sum(map(total_bytes, self.sources[: chunk.source]))
-            progress.update(before + chunk.bytes_read, note)
-        elif time.monotonic() - self._shown_s >= _UNKNOWN_SIZE_INTERVAL_S:
-            self._shown_s = time.monotonic()
-            logger.info("prepare: %s", note)
+            if document.print in self._prints:
+                document.stage, document.reason = "exact_duplicates", "the same words as an earlier document"
+                continue
+            if document.print:
+                self._prints.add(document.print)
+            if self._near is None or chunk.signatures is None:
+                continue
+            original = self._near.find(chunk.signatures[index]) if document.has_words else None
+            if original is None:
+                self._near.add(chunk.signatures[index], document.has_words)
+            else:
+                document.stage, document.reason = "near_duplicates", "nearly the same as an earlier document"
+                document.duplicate_of = original + 1
 
 
 def _text_size(records: bytes | Sequence[dict[str, Any]]) -> int:

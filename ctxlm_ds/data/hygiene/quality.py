@@ -1,7 +1,6 @@
 """Rules by which documents are dropped: length, characters, Gopher, C4, repetition, language.
 
-In: a text. Out: the reason to drop it, which names the bound and is counted, or None.
-Not here: what cleaning takes out of a text (cleaning.py).
+Each returns the reason to drop a text, which names the bound and is counted, or None.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import re
 import unicodedata
 from collections import Counter
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +21,6 @@ from ctxlm_ds.errors import DataError
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "·", "*", "-", "–", "—")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?:\s|$)")
-_C4_MIN_SENTENCES = 3
 MIN_SCRIPT_SHARE = 0.9
 LANGUAGE_CHARACTERS = 2000
 """Characters given to py3langid; more cost time and change no answer."""
@@ -33,9 +30,9 @@ MAX_TOP_NGRAM = {2: 0.20, 3: 0.18, 4: 0.16}
 MAX_REPEATED_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 
-def length_reason(text: str, num_words: int, filters: FilterConfig) -> str | None:
+def length_reason(text: str, filters: FilterConfig) -> str | None:
     """Return a reason for too few or too many words or characters."""
-    for count, unit in ((num_words, "words"), (len(text), "characters")):
+    for count, unit in ((len(text.split()), "words"), (len(text), "characters")):
         least, most = getattr(filters, f"min_{unit}"), getattr(filters, f"max_{unit}")
         if count < least:
             return f"fewer than {least} {unit}"
@@ -97,8 +94,8 @@ def c4_reason(text: str) -> str | None:
         return "C4: lorem ipsum"
     if "{" in text:
         return "C4: a curly bracket"
-    if len(_SENTENCE_END.findall(text)) < _C4_MIN_SENTENCES:
-        return f"C4: fewer than {_C4_MIN_SENTENCES} sentences"
+    if len(_SENTENCE_END.findall(text)) < 3:
+        return "C4: fewer than 3 sentences"
     return None
 
 
@@ -110,39 +107,26 @@ class LanguageIdentifier:
 
     def __init__(self, filters: FilterConfig) -> None:
         try:
-            import py3langid  # noqa: F401
+            from py3langid import langid
         except ImportError as error:
             raise DataError(
                 "--languages needs the package py3langid, which is not installed here; pip install py3langid"
             ) from error
         self._filters = filters
-        self._model = _load_model()
-        known = set(self._model.labels)
-        unknown = sorted(set(filters.languages) - known)
+        self._model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+        unknown = sorted(set(filters.languages) - set(self._model.labels))
         if unknown:
-            choice = " ".join(sorted(known))
+            choice = " ".join(sorted(set(self._model.labels)))
             raise DataError(f"--languages {' '.join(unknown)}: not known to py3langid; choose among {choice}")
-
-    def __call__(self, text: str) -> tuple[str, float]:
-        """Return ISO 639 code and probability."""
-        code, probability = self._model.classify(text[:LANGUAGE_CHARACTERS])
-        return str(code), float(probability)
 
     def reason(self, text: str) -> str | None:
         """Return a reason for another language than the wanted ones (any if none are given), or an uncertain one."""
-        code, probability = self(text)
+        code, probability = self._model.classify(text[:LANGUAGE_CHARACTERS])
         if self._filters.languages and code not in self._filters.languages:
             return f"language {code}"
         if probability < self._filters.min_language_confidence:
             return f"language under {self._filters.min_language_confidence:.0%} certain"
         return None
-
-
-@cache
-def _load_model() -> Any:
-    from py3langid import langid
-
-    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
 def repetition_reason(text: str) -> str | None:

@@ -1,7 +1,6 @@
 """corpus.json: counts of each source and stage, published counts, a sample of what was dropped.
 
-In: StagedChunks with the duplicates among them. Out: the objects and lines of the files, the same for the same command
-(no times), and for preprocessing the stages of corpora that it reads. Imports no compiled code.
+The contents have no times, so that they are the same for the same command. Imports no compiled code.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, FilterConfig, expectations
+from ctxlm_ds.data.hygiene.corpora import STAGE_SETTINGS, CorpusRecipe, active_stages, expectations
 from ctxlm_ds.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,29 +27,6 @@ REPORT_NAME = "corpus.json"
 SAMPLE_SIZE = 100
 """Dropped documents of each stage in dropped.jsonl."""
 EMPTY_STAGE = "empty"
-_LENGTHS = ("min_words", "max_words", "min_characters", "max_characters")
-STAGE_SETTINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "length": (_LENGTHS, ()),
-    "characters": (("min_letters", "scripts"), ()),
-    "gopher_quality": (("gopher_quality",), ()),
-    "gopher_repetition": (("gopher_repetition",), ()),
-    "c4_quality": (("c4_quality",), ()),
-    "language": (("languages", "min_language_confidence"), ()),
-    "decontamination": (("decontaminate",), ("decontamination_ngram",)),
-    "exact_duplicates": (("exact_duplicates",), ()),
-    "near_duplicates": (("near_duplicates",), ("near_duplicate_threshold",)),
-}
-"""The stages in their order: the settings that turn each on, and its further settings."""
-
-
-def active_stages(filters: FilterConfig) -> dict[str, dict[str, object]]:
-    """Return the stages that are on, in order, with their settings."""
-    off = FilterConfig()
-    return {
-        stage: {name: getattr(filters, name) for name in (*switches, *others)}
-        for stage, (switches, others) in STAGE_SETTINGS.items()
-        if any(getattr(filters, name) != getattr(off, name) for name in switches)
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +52,8 @@ class DroppedSample:
         key = int.from_bytes(hashlib.blake2b(f"{source}\0{record}".encode(), digest_size=8).digest(), "big")
         shown: dict[str, Any] = {"stage": dropped.stage, "reason": dropped.reason, "source": source, "record": record}
         shown["file"] = path.encode("utf-8", "replace").decode("utf-8")
-        shown |= {} if dropped.duplicate_of is None else {"duplicate_of": dropped.duplicate_of}
+        if dropped.duplicate_of is not None:
+            shown["duplicate_of"] = dropped.duplicate_of
         line = json.dumps(shown | {"words": dropped.words, "text": dropped.excerpt}, ensure_ascii=False)
         heap = self._heaps.setdefault(dropped.stage, [])
         self._arrivals += 1
@@ -96,15 +73,13 @@ class CorpusCounts:
 
     def __init__(self, recipe: CorpusRecipe) -> None:
         self.recipe = recipe
+        self.stages: dict[str, dict[str, object]] = {EMPTY_STAGE: {}, **active_stages(recipe.filters)}
         self.sources: list[Counter[str]] = [Counter() for _ in recipe.sources]
         self.unreadable: list[Counter[str]] = [Counter() for _ in recipe.sources]
-        self.reasons: dict[str, Counter[str]] = {name: Counter() for name in self._stages()}
+        self.reasons: dict[str, Counter[str]] = {name: Counter() for name in self.stages}
         self.dropped_words: Counter[str] = Counter()
         self.removed_characters: Counter[str] = Counter()
         self.sample = DroppedSample()
-
-    def _stages(self) -> dict[str, dict[str, object]]:
-        return {EMPTY_STAGE: {}, **active_stages(self.recipe.filters)}
 
     def total(self, measure: str) -> int:
         """Return a measure, summed over the sources."""
@@ -135,45 +110,56 @@ class CorpusCounts:
             unchecked: sources that are not the published ones, so that their counts prove nothing.
             facts: build key and library versions.
         """
-        head = {"format": CORPUS_FORMAT, "version": CORPUS_VERSION, "name": self.recipe.name, **facts}
-        sources = [self._source_report(number, files) for number, files in enumerate(parts)]
-        checks = [check for number in range(len(parts)) for check in self._checks(number, unchecked)]
-        tail = {"stages": self._stage_reports(), "expected": checks, "blend": self.recipe.blend}
-        return {**head, "sources": sources, **tail}
+        return {
+            "format": CORPUS_FORMAT,
+            "version": CORPUS_VERSION,
+            "name": self.recipe.name,
+            **facts,
+            "sources": [self._source_report(number, files) for number, files in enumerate(parts)],
+            "stages": list(self._stage_reports()),
+            "expected": list(self._checks(unchecked)),
+            "blend": self.recipe.blend,
+        }
 
     def _source_report(self, number: int, files: Sequence[Part]) -> dict[str, Any]:
-        source = self.recipe.sources[number].model_dump(include={"name", "input", "status", "weight", "epochs"})
         counts = self.sources[number]
-        source |= {"records": counts["records_read"], "unreadable": dict(sorted(self.unreadable[number].items()))}
-        for when in ("read", "written"):
-            source[when] = {what: counts[f"{what}_{when}"] for what in ("documents", "words", "bytes")}
-        return source | {"files": [asdict(file) for file in files]}
+        return {
+            **self.recipe.sources[number].model_dump(include={"name", "input", "status", "weight", "epochs"}),
+            "records": counts["records_read"],
+            "unreadable": dict(sorted(self.unreadable[number].items())),
+            "read": {what: counts[f"{what}_read"] for what in ("documents", "words", "bytes")},
+            "written": {what: counts[f"{what}_written"] for what in ("documents", "words", "bytes")},
+            "files": [asdict(file) for file in files],
+        }
 
-    def _checks(self, number: int, unchecked: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield every published count of a source with what was found."""
-        source = self.recipe.sources[number]
-        checked = source.name not in unchecked
-        for expected in expectations(source, self.recipe.language):
-            found = self.sources[number][expected.measure]
-            met = abs(found - expected.count) <= expected.tolerance * expected.count or not checked
-            check = {"source": source.name, **expected.model_dump(mode="json")}
-            yield {**check, "found": found, "checked": checked, "met": met}
+    def _checks(self, unchecked: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield every published count with what was found."""
+        for source, counts in zip(self.recipe.sources, self.sources, strict=True):
+            checked = source.name not in unchecked
+            for expected in expectations(source, self.recipe.language):
+                found = counts[expected.measure]
+                met = abs(found - expected.count) <= expected.tolerance * expected.count or not checked
+                check = {"source": source.name, **expected.model_dump(mode="json")}
+                yield {**check, "found": found, "checked": checked, "met": met}
 
-    def _stage_reports(self) -> list[dict[str, Any]]:
-        """Return cleaning, then every stage that is on, in order, with the documents that reached it."""
-        reports: list[dict[str, Any]] = []
+    def _stage_reports(self) -> Iterator[dict[str, Any]]:
+        """Yield cleaning, then every stage that is on, in order, with the documents that reached it."""
         cleaned = {source.name: list(source.clean) for source in self.recipe.sources if source.clean}
         if cleaned:
             removed = dict(sorted(self.removed_characters.items()))
-            reports.append({"stage": "cleaning", "settings": cleaned, "removed_characters": removed})
+            yield {"stage": "cleaning", "settings": cleaned, "removed_characters": removed}
         remaining = self.total("documents_written") + sum(reasons.total() for reasons in self.reasons.values())
-        for name, settings in self._stages().items():
+        for name, settings in self.stages.items():
             reasons = self.reasons[name]
-            stage = {"stage": name, "settings": settings, "documents_in": remaining}
-            stage |= {"dropped_documents": reasons.total(), "dropped_words": self.dropped_words[name]}
-            reports.append(stage | {"reasons": dict(sorted(reasons.items()))})
+            yield {
+                "stage": name,
+                "settings": settings,
+                "documents_in": remaining,
+                "dropped_documents": reasons.total(),
+                "dropped_words": self.dropped_words[name],
+                "reasons": dict(sorted(reasons.items())),
+            }
             remaining -= reasons.total()
-        return reports
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
@@ -198,11 +184,8 @@ def cleaning_record(inputs: Sequence[str]) -> list[dict[str, Any]]:
 
     Other inputs add nothing.
     """
-    record: list[dict[str, Any]] = []
     names = [name for name in inputs if "://" not in name]
     paths = [path for name in names for path in (name, *sorted(glob.glob(name, recursive=True)))]
-    for folder in dict.fromkeys(Path(path).resolve().parent for path in paths if Path(path).exists()):
-        report = read_report(folder)
-        if report is not None:
-            record += [{"corpus": report.get("name"), **stage} for stage in report["stages"]]
-    return record
+    folders = dict.fromkeys(Path(path).resolve().parent for path in paths if Path(path).exists())
+    reports = [report for folder in folders if (report := read_report(folder)) is not None]
+    return [{"corpus": report.get("name"), **stage} for report in reports for stage in report["stages"]]

@@ -1,21 +1,21 @@
-"""The stages of a corpus, and the worker's side of them: clean and judge the documents of a chunk.
+"""The worker's side of preparing a corpus: clean and judge the documents of a chunk.
 
-In: chunks of raw records (sources/reading.py), a data recipe. Out: per chunk its documents, the lines of those that
-stay with what the duplicate stages need, and counts. Not here: duplicates, which prepare.py decides in order.
+prepare.py decides duplicates, in order.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ctxlm_ds.data.hygiene.cleaning import clean
-from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, FilterConfig
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, FilterConfig, active_stages
 from ctxlm_ds.data.hygiene.duplicates import Signatures, fingerprint, shares_ngram, signatures
 from ctxlm_ds.data.hygiene.quality import (
     LanguageIdentifier,
@@ -25,7 +25,7 @@ from ctxlm_ds.data.hygiene.quality import (
     length_reason,
     repetition_reason,
 )
-from ctxlm_ds.data.hygiene.report import EMPTY_STAGE, active_stages
+from ctxlm_ds.data.hygiene.report import EMPTY_STAGE
 from ctxlm_ds.data.hygiene.words import Hashes, word_hashes
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.types import BadRecord, Chunk, Document
@@ -82,40 +82,31 @@ class DocumentFilter:
     """
 
     def __init__(self, filters: FilterConfig, held_out: Path | None = None) -> None:
-        self.filters = filters
         self.stages = active_stages(filters)
-        self._identifier = LanguageIdentifier(filters) if "language" in self.stages else None
+        asks_stop_words = not filters.languages or "en" in filters.languages
+        rules: dict[str, Callable[[str], str | None]] = {
+            "length": partial(length_reason, filters=filters),
+            "characters": partial(character_reason, filters=filters),
+            "gopher_quality": partial(gopher_reason, check_stop_words=asks_stop_words),
+            "gopher_repetition": repetition_reason,
+            "c4_quality": c4_reason,
+        }
+        if "language" in self.stages:
+            rules["language"] = LanguageIdentifier(filters).reason
+        self._rules = {stage: rule for stage, rule in rules.items() if stage in self.stages}
+        self._ngram = filters.decontamination_ngram
         self._held_out: Hashes | None = np.load(held_out, mmap_mode="r") if held_out else None
 
     def __call__(self, text: str, words: Hashes) -> tuple[str, str]:
         """Return the stage that drops the text and its reason, or two empty strings."""
-        num_words = len(text.split())
-        if not num_words:
+        if not text or text.isspace():
             return EMPTY_STAGE, "no text"
-        for stage in self.stages:
-            reason = self._reason(stage, text, num_words, words)
-            if reason:
+        for stage, rule in self._rules.items():
+            if reason := rule(text):
                 return stage, reason
+        if self._held_out is not None and shares_ngram(words, self._ngram, self._held_out):
+            return "decontamination", f"shares {self._ngram} words in a row"
         return "", ""
-
-    def _reason(self, stage: str, text: str, num_words: int, words: Hashes) -> str | None:
-        filters = self.filters
-        if stage == "length":
-            return length_reason(text, num_words, filters)
-        if stage == "characters":
-            return character_reason(text, filters)
-        if stage == "gopher_quality":
-            return gopher_reason(text, check_stop_words=not filters.languages or "en" in filters.languages)
-        if stage == "gopher_repetition":
-            return repetition_reason(text)
-        if stage == "c4_quality":
-            return c4_reason(text)
-        if self._identifier is not None and stage == "language":
-            return self._identifier.reason(text)
-        if self._held_out is not None and stage == "decontamination":
-            size = filters.decontamination_ngram
-            return f"shares {size} words in a row" if shares_ngram(words, size, self._held_out) else None
-        return None
 
 
 class ChunkStager:
@@ -127,6 +118,7 @@ class ChunkStager:
         self._stages = set(self._filter.stages)
 
     def __call__(self, item: tuple[int, Chunk]) -> StagedChunk:
+        """Return the judged documents of a chunk, given with the number of its source."""
         number, chunk = item
         source = self.recipe.sources[number]
         result = StagedChunk(number, chunk.path, chunk.bytes_read)
@@ -143,18 +135,16 @@ class ChunkStager:
         """Clean and judge a document; append its words to `kept` if it stays."""
         original = document[source.json_keys[0]]
         num_words = len(original.split())
-        result.counts.update(
-            documents_read=bool(num_words), words_read=num_words, bytes_read=len(original.encode("utf-8"))
-        )
+        result.counts.update(documents_read=bool(num_words), words_read=num_words, bytes_read=len(original.encode()))
         text, removed = clean(original, source.clean)
         result.removed_characters.update(dict(zip(source.clean, removed, strict=True)))
         words = word_hashes(text)[0] if self._stages & _WORD_STAGES else np.empty(0, dtype=np.uint64)
-        judged = Judged(position, len(text.split()), len(text.encode("utf-8")), text[:EXCERPT_CHARACTERS])
+        judged = Judged(position, len(text.split()), len(text.encode()), text[:EXCERPT_CHARACTERS])
         judged.stage, judged.reason = self._filter(text, words)
         if not judged.stage:
             kept.append(words)
             record = {"text": text} | {other: document[other] for other in source.json_keys[1:]}
-            judged.line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
+            judged.line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
             judged.print = fingerprint(text, words) if "exact_duplicates" in self._stages else b""
             judged.has_words = len(words) > 0
         return judged
@@ -164,6 +154,10 @@ def _documents(chunk: Chunk, source: CorpusSource, result: StagedChunk) -> Itera
     """Yield number of the first record and text of each document; rows are joined if the source asks for it."""
     rows: list[Document] = []
     first = 0
+
+    def joined() -> Document:
+        return {key: "\n".join(row[key] for row in rows) for key in rows[0]}
+
     for position, document in enumerate(parse_chunk(chunk, source.json_keys)):
         result.counts["records_read"] += 1
         if isinstance(document, BadRecord):
@@ -172,11 +166,7 @@ def _documents(chunk: Chunk, source: CorpusSource, result: StagedChunk) -> Itera
         first = first if rows else position
         rows.append(document)
         if len(rows) >= source.join_rows:
-            yield first, _joined(rows)
+            yield first, joined()
             rows = []
     if rows:
-        yield first, _joined(rows)
-
-
-def _joined(rows: list[Document]) -> Document:
-    return {key: "\n".join(row[key] for row in rows) for key in rows[0]}
+        yield first, joined()

@@ -43,13 +43,12 @@ class SourcePart:
     documents: tuple[int, int] | None = None
     """First document, and the one after the last; None means all."""
 
+    @property
+    def is_empty(self) -> bool:
+        return self.documents is not None and self.documents[0] == self.documents[1]
+
 
 Source = SourcePart | str | Path
-
-
-def as_part(source: Source) -> SourcePart:
-    """Return a source that may be named by its prefix alone."""
-    return source if isinstance(source, SourcePart) else SourcePart(str(source))
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings
     return SampleSettings(
         sample_format=data.sample_format,
         seq_length=data.seq_length,
-        num_duplicates=1 if held_out else sample_format.passes(data),
+        num_duplicates=1 if held_out else data.passes,
         seed=HELD_OUT_SEED if held_out else config.training.seed,
         packing=data.shares_rows,
         max_sequences_per_row=data.sequences_per_row,

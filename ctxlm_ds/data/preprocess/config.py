@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
-from ctxlm_ds.data.sources.types import InputShard
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.data.sources.types import WHOLE_INPUT, InputShard
 
 BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
-MIN_RECORDS_FOR_SHARE = 10_000
-"""A share of bad records is judged after this many records, and at the end."""
 _NOT_IN_KEY = ("workers", "max_bad_records", "overwrite", "shard")
 
 
@@ -41,33 +37,18 @@ class PreprocessConfig:
     """Records that may be skipped because they are no documents; a float is a share of all records."""
     input_format: str = "auto"
     """`auto` (by file name) or a format of sources/reading.py."""
-    shard: InputShard = InputShard(0, 1)
+    shard: InputShard = WHOLE_INPUT
     """The part of the input that this dataset holds."""
     overwrite: bool = False
     """Replace datasets that exist, once the new ones are complete."""
 
 
-def parse_max_bad_records(text: str) -> int | float:
-    """`10` -> 10, `1%` -> 0.01. Raises DataError for anything else."""
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
-    if match is None or (match[2] and float(match[2]) > 100):
-        raise DataError(f"--max-bad-records {text}: a number of records (10) or a share of them (1%) is needed")
-    return int(match[1]) if match[1] else float(match[2]) / 100
-
-
 def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig) -> str:
     """Return Megatron's name of a dataset, with the number of its shard."""
     kind = "sentence" if config.split_sentences else "document"
-    return f"{output_prefix}_{key}_{kind}{_shard_suffix(config.shard)}"
-
-
-def shard_set_prefix(prefix: str, config: PreprocessConfig) -> str:
-    """Return a shard's prefix without its number: that of the joined dataset."""
-    return prefix.removesuffix(_shard_suffix(config.shard))
-
-
-def _shard_suffix(shard: InputShard) -> str:
-    return f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
+    shard = config.shard
+    suffix = f"_shard{shard.index:05d}-of-{shard.count:05d}" if shard.count > 1 else ""
+    return f"{output_prefix}_{key}_{kind}{suffix}"
 
 
 def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:

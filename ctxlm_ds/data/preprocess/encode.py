@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +45,18 @@ class EncodedChunk:
 
 
 class ChunkEncoder:
-    """Encoder of one chunk at a time."""
+    """Encoder of one chunk at a time; a worker process makes one."""
 
-    def __init__(self, tokenizer: Tokenizer, config: PreprocessConfig) -> None:
+    def __init__(self, tokenizer_path: Path, config: PreprocessConfig) -> None:
+        tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
         self.config = config
         self._encode_flat = flat_encoder(tokenizer)
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._end_id = tokenizer.sep_id if config.append_eod else None
-        self._sentence_prefix = encoded_prefix(config, tokenizer) if config.split_sentences else ""
+        self._sentence_prefix = encoded_prefix(config, tokenizer)
 
     def __call__(self, chunk: Chunk) -> EncodedChunk:
+        """Return the documents of a chunk as tokens."""
         documents: list[dict[str, str]] = []
         result = EncodedChunk(chunk.position, chunk.bytes_read)
         for document in parse_chunk(chunk, self.config.json_keys):
@@ -66,9 +69,7 @@ class ChunkEncoder:
         result.keys = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
         # A document is left out if it is empty under every key. Otherwise the datasets of all keys keep it, since
         # Megatron pairs titles and texts by number.
-        kept = np.zeros(len(documents), dtype=np.bool_)
-        for encoded in result.keys:
-            kept |= encoded.document_sizes > 0
+        kept = np.any([encoded.document_sizes > 0 for encoded in result.keys], axis=0)
         result.empty_documents = int(kept.size - np.count_nonzero(kept))
         for encoded in result.keys:
             encoded.document_sizes = encoded.document_sizes[kept]
@@ -76,15 +77,10 @@ class ChunkEncoder:
 
     def _encode(self, texts: Sequence[str]) -> EncodedKey:
         """Encode all texts; one without any token has no sequences."""
-        pieces: list[str] = []
-        counts: list[int] = []
-        for text in texts:
-            parts = self._split(text)
-            counts.append(len(parts))
-            pieces.extend(parts)
-        tokens, lengths = self._encode_flat(pieces)
+        split = [self._split(text) for text in texts]
+        tokens, lengths = self._encode_flat([sequence for sequences in split for sequence in sequences])
         filled = lengths > 0
-        owners = np.repeat(np.arange(len(texts)), counts)[filled]
+        owners = np.repeat(np.arange(len(texts)), list(map(len, split)))[filled]
         lengths, sizes = lengths[filled], np.bincount(owners, minlength=len(texts))
         if self._end_id is not None and lengths.size:
             last = np.cumsum(sizes)[sizes > 0] - 1
@@ -99,11 +95,6 @@ class ChunkEncoder:
             return [text]
         sentences = split_sentences(text, self.config.keep_newlines)
         return sentences[:1] + [self._sentence_prefix + sentence for sentence in sentences[1:]]
-
-
-def build_encoder(tokenizer_path: str, config: PreprocessConfig) -> ChunkEncoder:
-    """Build a ChunkEncoder in a worker process."""
-    return ChunkEncoder(load_tokenizer(tokenizer_path, config.split_special_tokens or None), config)
 
 
 def encoded_prefix(config: PreprocessConfig, tokenizer: Tokenizer) -> str:

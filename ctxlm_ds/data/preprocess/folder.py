@@ -1,7 +1,7 @@
 """Lock the folder of an unfinished dataset, and save and load how far it has come.
 
-PREFIX.partial/ holds what is written, progress.json (replaced atomically, after everything it counts is on the disk)
-and a lock. Progress made from other sources or settings or with another tokenizer is deleted, and so is damaged one.
+PREFIX.partial/ holds what is written, progress.json and a lock. Progress of another build is deleted, and damaged
+progress too.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class PartialFolder:
 
     def clear(self) -> bool:
         """Delete the progress and all unfinished files. Returns True if there were any."""
-        (self.path / PROGRESS_NAME).unlink(missing_ok=True)
-        left = list(self.path.glob("*.part"))
+        left = [*self.path.glob(PROGRESS_NAME), *self.path.glob("*.part")]
         for path in left:
             path.unlink()
         return bool(left)
@@ -111,7 +110,7 @@ class PartialFolder:
             if value.pop("sha256") != _digest(value):
                 raise DataError("changed since it was written")
             states = [WriterState(**state) for state in value.pop("writers")]
-            return Progress(**(value | {"position": Position.from_json(value["position"]), "writers": states}))
+            return Progress(**(value | {"position": Position(**value["position"]), "writers": states}))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:

@@ -12,8 +12,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,24 +30,21 @@ from ctxlm_ds.data.dataset.writer import (
     refuse_existing,
 )
 from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, build_key, dataset_prefix
-from ctxlm_ds.data.preprocess.encode import EncodedChunk, build_encoder, encoded_prefix
+from ctxlm_ds.data.preprocess.encode import ChunkEncoder, EncodedChunk, encoded_prefix
 from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
-from ctxlm_ds.data.preprocess.records import BadRecords
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
+from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
 from ctxlm_ds.data.sources.types import Position, Source
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
 logger = logging.getLogger("ctxlm_ds")
 
-PIECE_BYTES = 64 << 20
+SAVE_INTERVAL_BYTES = 64 << 20
 """Input after which progress is saved."""
-PIECE_S = 30.0
-"""Time after which progress is saved."""
-_UNKNOWN_SIZE_INTERVAL_S = 10.0
+SAVE_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,206 +77,184 @@ def preprocess(
     if config.workers < 1:
         raise DataError(f"--workers {config.workers}: at least 1 is needed")
     start_s = time.monotonic()
-    sources = find_sources(inputs, config.input_format)
-    check_keys(sources, config.json_keys)
-    tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
-    config = replace(config, split_special_tokens=tokenizer.split_special_tokens)
-    prefixes = [dataset_prefix(output_prefix, key, config) for key in config.json_keys]
-    signature = source_signature(sources)
-    key = build_key(signature, tokenizer.fingerprint, config)
-    folder = PartialFolder(prefixes[0], key)
-    if not folder.path.exists() and (complete := _complete_datasets(prefixes, key, config)):
+    job = _Job(inputs, Path(tokenizer_path), output_prefix, config)
+    folder = job.folder
+    if not folder.path.exists() and (complete := job.complete_datasets()):
         return complete
-    job = _Job(config, tokenizer, Path(tokenizer_path), sources, signature, prefixes)
-    with folder, stop_signals_interrupt(), _explained(folder, job):
-        if complete := _complete_datasets(prefixes, key, config):
+    with folder, stop_signals_interrupt(), job.explained():
+        if complete := job.complete_datasets():
             return complete
         progress = folder.load()
         if progress is None or not progress.is_prepared:
-            for prefix in prefixes:
+            for prefix in job.prefixes:
                 refuse_existing(prefix, config.overwrite)
-            job.write(folder, progress, inputs)
+            job.write(progress)
         folder.check()
-        for prefix in prefixes:
+        for prefix in job.prefixes:
             # Other keys of the same input have other locks. A .bin gets its name first: until ours has its name,
             # existing files are another run's.
             if part_file(folder.path, prefix, "bin").exists():
                 refuse_existing(prefix, config.overwrite)
-        for prefix in prefixes:
+        for prefix in job.prefixes:
             publish_parts(prefix, folder.path)
     seconds = time.monotonic() - start_s
-    return [PreprocessResult(prefix, _read_json(prefix), seconds) for prefix in prefixes]
-
-
-def _complete_datasets(prefixes: Sequence[str], key: str, config: PreprocessConfig) -> list[PreprocessResult]:
-    """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
-    if config.overwrite or not all(dataset_file(prefix, "idx").exists() for prefix in prefixes):
-        return []
-    try:
-        found = [IndexedDataset(prefix).metadata or {} for prefix in prefixes]
-    except DataError:
-        return []
-    if any(metadata.get("build_key") != key for metadata in found):
-        return []
-    return [PreprocessResult(prefix, metadata, 0.0, True) for prefix, metadata in zip(prefixes, found, strict=True)]
-
-
-def _read_json(prefix: str) -> dict[str, Any]:
-    metadata: dict[str, Any] = json.loads(dataset_file(prefix, "json").read_text(encoding="utf-8"))
-    return metadata
-
-
-@contextmanager
-def _explained(folder: PartialFolder, job: _Job) -> Iterator[None]:
-    """Say what an interrupted or failed run leaves behind."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not folder.is_kept:
-            raise
-        raise KeyboardInterrupt(f"{folder.path} is kept: rerun the command to resume") from None
-    except OSError as error:
-        if not is_full_disk(error):
-            raise
-        kept = f"{folder.path} is kept, rerun the command to resume" if folder.is_kept else "nothing was kept"
-        raise DataError(
-            f"{folder.path.parent}: {error.strerror} after {job.counts['input_bytes'] / 1e6:.1f} MB of input; "
-            f"{kept}; free some space or choose another --output-prefix"
-        ) from error
-    except DataError:
-        if folder.is_kept:
-            logger.warning("%s is kept: rerun the command to resume once the cause is removed", folder.path)
-        raise
+    metadata = [json.loads(dataset_file(prefix, "json").read_text(encoding="utf-8")) for prefix in job.prefixes]
+    return [PreprocessResult(prefix, one, seconds) for prefix, one in zip(job.prefixes, metadata, strict=True)]
 
 
 class _Job:
-    """One run: counts what passes, writes it, and saves its progress."""
+    """One run: the datasets to write, how far they are, and counts of what passed."""
 
     def __init__(
-        self,
-        config: PreprocessConfig,
-        tokenizer: Tokenizer,
-        tokenizer_path: Path,
-        sources: Sequence[Source],
-        signature: str,
-        prefixes: Sequence[str],
+        self, inputs: Sequence[str], tokenizer_path: Path, output_prefix: str | Path, config: PreprocessConfig
     ) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
+        self.inputs = list(inputs)
+        self.sources = find_sources(inputs, config.input_format)
+        check_keys(self.sources, config.json_keys)
+        self.tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
         self.tokenizer_path = tokenizer_path
-        self.sources = sources
-        self.signature = signature
-        self.prefixes = prefixes
+        self.config = replace(config, split_special_tokens=self.tokenizer.split_special_tokens)
+        self.prefixes = [dataset_prefix(output_prefix, key, config) for key in config.json_keys]
+        self.signature = source_signature(self.sources)
+        build = build_key(self.signature, self.tokenizer.fingerprint, self.config)
+        self.folder = PartialFolder(self.prefixes[0], build)
+        self.writers: list[IndexedDatasetWriter] = []
+        self.position = Position()
         self.bad_records = BadRecords(config.max_bad_records)
         self.counts = dict.fromkeys(("input_bytes", "characters", "empty_documents", "records"), 0)
 
-    def write(self, folder: PartialFolder, progress: Progress | None, inputs: Sequence[str]) -> None:
-        """Write every dataset into `folder`, continuing behind `progress`, until only the names are missing."""
+    def complete_datasets(self) -> list[PreprocessResult]:
+        """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
+        if self.config.overwrite or not all(dataset_file(prefix, "idx").exists() for prefix in self.prefixes):
+            return []
+        try:
+            found = [IndexedDataset(prefix).metadata or {} for prefix in self.prefixes]
+        except DataError:
+            return []
+        if any(metadata.get("build_key") != self.folder.build_key for metadata in found):
+            return []
+        return [PreprocessResult(prefix, one, 0.0, True) for prefix, one in zip(self.prefixes, found, strict=True)]
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say what an interrupted or failed run leaves behind."""
+        path = self.folder.path
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.folder.is_kept:
+                raise
+            raise KeyboardInterrupt(f"{path} is kept: rerun the command to resume") from None
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            kept = f"{path} is kept, rerun the command to resume" if self.folder.is_kept else "nothing was kept"
+            raise DataError(
+                f"{path.parent}: {error.strerror} after {self.counts['input_bytes'] / 1e6:.1f} MB of input; "
+                f"{kept}; free some space or choose another --output-prefix"
+            ) from error
+        except DataError:
+            if self.folder.is_kept:
+                logger.warning("%s is kept: rerun the command to resume once the cause is removed", path)
+            raise
+
+    def write(self, progress: Progress | None) -> None:
+        """Write every dataset into the folder, continuing behind `progress`, until only the names are missing."""
         with ExitStack() as stack:
             try:
-                writers = self._open_writers(stack, folder, progress)
+                self._open_writers(stack, progress)
             except DamagedPartsError as error:
                 logger.warning("%s; starting again", error)
-                folder.clear()
+                self.folder.clear()
                 progress = None
-                writers = self._open_writers(stack, folder, progress)
+                self._open_writers(stack, progress)
             if progress is not None:
-                self.counts = dict(progress.counts)
+                self.position, self.counts = progress.position, dict(progress.counts)
                 self.bad_records.restore(progress.bad_records)
-                logger.info("resuming after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, folder.path)
-            position = self._consume(folder, progress, writers)
-            self._check_end(writers)
-            metadata = self._metadata(inputs, folder.build_key)
-            for writer, key in zip(writers, self.config.json_keys, strict=True):
+                logger.info("resuming after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, self.folder.path)
+            self._consume()
+            self._check_end()
+            metadata = self._metadata()
+            for writer, key in zip(self.writers, self.config.json_keys, strict=True):
                 writer.prepare(metadata | {"json_key": key}, self.bad_records.error_lines())
-            self._save(folder, writers, position, is_prepared=True)
+            self._save(is_prepared=True)
 
-    def _open_writers(
-        self, stack: ExitStack, folder: PartialFolder, progress: Progress | None
-    ) -> list[IndexedDatasetWriter]:
-        dtype = token_dtype(self.tokenizer.vocab_size)
+    def _open_writers(self, stack: ExitStack, progress: Progress | None) -> None:
+        dtype, overwrite = token_dtype(self.tokenizer.vocab_size), self.config.overwrite
         states = progress.writers if progress is not None else [None] * len(self.prefixes)
-        return [
-            stack.enter_context(IndexedDatasetWriter(prefix, dtype, self.config.overwrite, folder.path, state))
+        self.writers = [
+            stack.enter_context(IndexedDatasetWriter(prefix, dtype, overwrite, self.folder.path, state))
             for prefix, state in zip(self.prefixes, states, strict=True)
         ]
 
-    def _consume(
-        self, folder: PartialFolder, progress: Progress | None, writers: list[IndexedDatasetWriter]
-    ) -> Position:
-        """Write all chunks and return the position behind the last."""
-        position = None if progress is None else progress.position
-        build = partial(build_encoder, str(self.tokenizer_path), self.config)
+    def _consume(self) -> None:
+        """Write all chunks and save the progress from time to time."""
+        config = self.config
+        num_bytes = total_bytes(self.sources, config.shard)
+        encoder = partial(ChunkEncoder, self.tokenizer_path, config)
         chunks = ordered_map(
-            build, read_chunks(self.sources, self.config.json_keys, self.config.shard, position), self.config.workers
+            encoder, read_chunks(self.sources, config.json_keys, config.shard, self.position), config.workers
         )
         saved_bytes, saved_s = self.counts["input_bytes"], time.monotonic()
-        with ExitStack() as stack:
-            # The pool ends before the progress display does: it may still log a worker's death.
-            num_bytes = total_bytes(self.sources, self.config.shard)
-            progress_bar = byte_progress("preprocess", num_bytes)
-            update = stack.enter_context(progress_bar).update if num_bytes else _log_at_times()
-            stack.callback(getattr(chunks, "close", lambda: None))
+        # The pool ends before the progress display does: it may still log a worker's death.
+        with byte_progress("preprocess", num_bytes) as progress, closing(chunks):
             for chunk in chunks:
-                self._count(chunk)
-                for writer, encoded in zip(writers, chunk.keys, strict=True):
-                    writer.add_documents(encoded.tokens, encoded.lengths, encoded.document_sizes)
-                documents, tokens = writers[0].num_documents, writers[0].num_tokens
-                update(chunk.bytes_read, f"{counted(documents, 'document')}, {tokens / 1e6:.1f} M tokens")
-                position = chunk.position
-                if chunk.bytes_read - saved_bytes >= PIECE_BYTES or time.monotonic() - saved_s >= PIECE_S:
-                    self._save(folder, writers, position)
-                    saved_bytes, saved_s = chunk.bytes_read, time.monotonic()
+                self._add(chunk)
+                documents, tokens = self.writers[0].num_documents, self.writers[0].num_tokens
+                progress.update(chunk.bytes_read, f"{counted(documents, 'document')}, {tokens / 1e6:.1f} M tokens")
+                now_s = time.monotonic()
+                if chunk.bytes_read - saved_bytes >= SAVE_INTERVAL_BYTES or now_s - saved_s >= SAVE_INTERVAL_S:
+                    self._save()
+                    saved_bytes, saved_s = chunk.bytes_read, now_s
         self.counts["input_bytes"] = num_bytes or self.counts["input_bytes"]
-        return position or Position(0)
 
-    def _save(
-        self, folder: PartialFolder, writers: list[IndexedDatasetWriter], position: Position, is_prepared: bool = False
-    ) -> None:
-        states = [writer.save() for writer in writers]
-        bad_records = self.bad_records.to_json()
-        folder.save(Progress(folder.build_key, position, states, self.counts, bad_records, is_prepared))
-
-    def _count(self, chunk: EncodedChunk) -> None:
+    def _add(self, chunk: EncodedChunk) -> None:
         self.counts["input_bytes"] = chunk.bytes_read
-        self.counts["characters"] += chunk.characters
-        self.counts["empty_documents"] += chunk.empty_documents
-        self.counts["records"] += chunk.records
+        for name in ("characters", "empty_documents", "records"):
+            self.counts[name] += getattr(chunk, name)
         for bad in chunk.bad_records:
             self.bad_records.add(bad, self.counts["records"])
+        for writer, encoded in zip(self.writers, chunk.keys, strict=True):
+            writer.add_documents(encoded.tokens, encoded.lengths, encoded.document_sizes)
+        self.position = chunk.position
 
-    def _check_end(self, writers: list[IndexedDatasetWriter]) -> None:
+    def _save(self, is_prepared: bool = False) -> None:
+        states, bad_records = [writer.save() for writer in self.writers], self.bad_records.to_json()
+        build = self.folder.build_key
+        self.folder.save(Progress(build, self.position, states, self.counts, bad_records, is_prepared))
+
+    def _check_end(self) -> None:
         self.bad_records.check(self.counts["records"])
-        if any(writer.num_sequences for writer in writers):
+        if any(writer.num_sequences for writer in self.writers):
             return
         found = f"{self.counts['empty_documents']} empty documents, {self.bad_records.count} bad records"
         if self.config.shard.count == 1:
             raise DataError(f"the input holds no text ({found}); check --input and --json-keys")
         logger.warning("shard %d holds no text (%s): an empty dataset", self.config.shard.index, found)
 
-    def _metadata(self, inputs: Sequence[str], key: str) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         from ctxlm_ds.data.hygiene.report import cleaning_record  # brings pydantic
 
-        config = self.config
+        config, tokenizer = self.config, self.tokenizer
         return {
-            "tokenizer_fingerprint": self.tokenizer.fingerprint,
+            "tokenizer_fingerprint": tokenizer.fingerprint,
             "tokenizer_path": str(self.tokenizer_path.resolve()),
-            "tokenizer_kind": self.tokenizer.kind,
-            "vocab_size": self.tokenizer.vocab_size,
-            "eod_id": self.tokenizer.sep_id,
-            "sentence_prefix": encoded_prefix(self.config, self.tokenizer),
+            "tokenizer_kind": tokenizer.kind,
+            "vocab_size": tokenizer.vocab_size,
+            "eod_id": tokenizer.sep_id,
+            "sentence_prefix": encoded_prefix(config, tokenizer),
             "split_sentences": config.split_sentences,
             "sentence_splitter": SPLITTER_VERSION if config.split_sentences else None,
             "keep_newlines": config.keep_newlines,
             "append_eod": config.append_eod,
             "split_special_tokens": config.split_special_tokens,
             "shard": [config.shard.index, config.shard.count],
-            "build_key": key,
+            "build_key": self.folder.build_key,
             "empty_documents": self.counts["empty_documents"],
             "bad_records": self.bad_records.count,
             "bad_record_reasons": dict(sorted(self.bad_records.reasons.items())),
-            "cleaning": cleaning_record(inputs),
-            "inputs": list(inputs),
+            "cleaning": cleaning_record(self.inputs),
+            "inputs": self.inputs,
             "sources": [_source_name(source) for source in self.sources],
             "source_signature": self.signature,
             "input_format": config.input_format,
@@ -294,15 +269,3 @@ def _source_name(source: Source) -> str:
     """Return the name without its folder, which is not in the signature either; it may have any bytes."""
     name = source.path if source.format == "hf" else os.path.basename(source.path)
     return name.encode("utf-8", "replace").decode("utf-8")
-
-
-def _log_at_times() -> Callable[[int, str], None]:
-    """Return a substitute for a progress display, for input of unknown size (hf://)."""
-    last_s = [time.monotonic()]
-
-    def log(bytes_read: int, note: str) -> None:
-        if time.monotonic() - last_s[0] >= _UNKNOWN_SIZE_INTERVAL_S:
-            last_s[0] = time.monotonic()
-            logger.info("preprocess: %s", note)
-
-    return log

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ _worker_state: dict[str, Callable[[Any], Any]] = {}
 
 def ordered_map(
     build: Callable[[], Callable[[Item], Result]], items: Iterable[Item], num_workers: int
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield `build()(item)` for each item, in order.
 
     Args:

@@ -11,11 +11,10 @@ import io
 import lzma
 import zlib
 from collections import deque
-from typing import IO, Any, Protocol
+from collections.abc import Callable
+from typing import IO, Any
 
-from ctxlm_ds.errors import DataError
-
-COMPRESSIONS = ("gz", "xz", "bz2", "zst")
+import zstandard
 
 BLOCK_BYTES = 1 << 16
 """Read from disk at a time. `disk_offset` gives multiples of it."""
@@ -28,83 +27,56 @@ _ZSTD_WINDOW_BYTES = 1 << 31
 """zstd --long=31, as large dumps use it."""
 
 
-class _Damaged(Exception):
-    """The data cannot be decoded."""
+_DAMAGE = (zlib.error, lzma.LZMAError, zstandard.ZstdError, OSError, ValueError)
+"""Raised by the decoders for data that they cannot decode."""
+_DECODERS: dict[str, Callable[[], Any]] = {
+    "gz": lambda: zlib.decompressobj(wbits=31),
+    "xz": lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES),
+    "bz2": bz2.BZ2Decompressor,
+    "zst": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj(),
+}
 
 
-class _Decoder(Protocol):
-    """One compressed member (gzip member, xz stream, zstd frame)."""
+class _Member:
+    """One compressed member: gzip member, xz or bz2 stream, zstd frame."""
 
-    eof: bool
-
-    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
-        """Return output, the input that is left, and True if output is still pending. Raises _Damaged."""
-
-
-class _GzipMember:
-    def __init__(self) -> None:
-        self._decoder = zlib.decompressobj(wbits=31)
+    def __init__(self, compression: str) -> None:
+        self._compression = compression
+        self._decoder = _DECODERS[compression]()
         self.eof = False
 
     def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
-        try:
-            output = self._decoder.decompress(data, _OUTPUT_BYTES)
-        except zlib.error as error:
-            raise _Damaged(str(error)) from error
-        self.eof = self._decoder.eof
-        rest = self._decoder.unused_data if self.eof else self._decoder.unconsumed_tail
-        return output, memoryview(rest), not self.eof and len(output) == _OUTPUT_BYTES
-
-
-class _BufferedMember:
-    """xz and bz2, whose decoders keep unused input."""
-
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
-        self.eof = False
-
-    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
-        try:
-            output = self._decoder.decompress(data, _OUTPUT_BYTES)
-        except (lzma.LZMAError, OSError, ValueError) as error:
-            raise _Damaged(str(error)) from error
-        self.eof = self._decoder.eof
-        rest = self._decoder.unused_data if self.eof else b""
-        return output, memoryview(rest), not self.eof and not self._decoder.needs_input
-
-
-class _ZstdFrame:
-    def __init__(self, zstandard: Any) -> None:
-        self._error = zstandard.ZstdError
-        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
-        self.eof = False
-
-    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
-        try:
-            output = self._decoder.decompress(data[:_ZSTD_INPUT_BYTES])
-        except self._error as error:
-            raise _Damaged(str(error)) from error
-        self.eof = self._decoder.eof
-        taken = min(len(data), _ZSTD_INPUT_BYTES) - (len(self._decoder.unused_data) if self.eof else 0)
-        return output, data[taken:], False
+        """Return output, the input that is left, and True if output is still pending. Raises what is in _DAMAGE."""
+        decoder = self._decoder
+        if self._compression == "zst":
+            output = decoder.decompress(data[:_ZSTD_INPUT_BYTES])
+            self.eof = decoder.eof
+            taken = min(len(data), _ZSTD_INPUT_BYTES) - (len(decoder.unused_data) if self.eof else 0)
+            return output, data[taken:], False
+        output = decoder.decompress(data, _OUTPUT_BYTES)
+        self.eof = decoder.eof
+        if self.eof:
+            return output, memoryview(decoder.unused_data), False
+        if self._compression == "gz":
+            return output, memoryview(decoder.unconsumed_tail), len(output) == _OUTPUT_BYTES
+        return output, memoryview(b""), not decoder.needs_input  # xz and bz2 keep unused input
 
 
 def compression_of(path: str) -> str:
     """Return the compression that a file's name says, or an empty string."""
     extension = path.rsplit(".", 1)[-1].lower()
-    return extension if extension in COMPRESSIONS else ""
+    return extension if extension in _DECODERS else ""
 
 
 class Decompressor(io.RawIOBase):
-    """Decompressed bytes of an open file, all members. Raises DataError if zstandard is needed and not installed."""
+    """Decompressed bytes of an open file, all members."""
 
-    def __init__(self, raw: IO[bytes], compression: str, path: str) -> None:
+    def __init__(self, raw: IO[bytes], compression: str) -> None:
         self.damage = ""
         """Description of the damage, once the part before it is read; empty for none."""
         self._raw = raw
         self._compression = compression
-        self._zstandard = _import_zstandard(path) if compression == "zst" else None
-        self._decoder: _Decoder | None = None
+        self._decoder: _Member | None = None
         self._input = memoryview(b"")
         self._output = memoryview(b"")
         self._pending = False
@@ -143,7 +115,7 @@ class Decompressor(io.RawIOBase):
                 self._produced += len(output)
                 if self._decoder.eof:
                     self._decoder = None
-        except _Damaged as error:
+        except _DAMAGE as error:
             self.damage = str(error)
         return True
 
@@ -160,27 +132,10 @@ class Decompressor(io.RawIOBase):
         self._input = memoryview(block)
         return True
 
-    def _next_member(self) -> _Decoder | None:
+    def _next_member(self) -> _Member | None:
         """Return a decoder for the next member; None for padding (gzip and xz allow zeros between members)."""
         if self._compression in ("gz", "xz") and self._produced:
             self._input = memoryview(bytes(self._input).lstrip(b"\0"))
             if not self._input:
                 return None
-        if self._compression == "gz":
-            return _GzipMember()
-        if self._compression == "xz":
-            return _BufferedMember(lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES))
-        if self._compression == "bz2":
-            return _BufferedMember(bz2.BZ2Decompressor())
-        return _ZstdFrame(self._zstandard)
-
-
-def _import_zstandard(path: str) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise DataError(
-            f"{path}: reading zst needs the zstandard package, which is not installed here; "
-            "pip install zstandard, or decompress the file first"
-        ) from error
-    return zstandard
+        return _Member(self._compression)

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from ctxlm_ds.console import byte_progress
+from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, total_bytes
-from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Chunk, Document
+from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Document
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
-
-_NAMED_BAD_RECORDS = 10
 
 
 class Corpus:
@@ -51,24 +50,24 @@ class Corpus:
 
     def documents(self) -> Iterator[Document]:
         """Yield every document: its texts by key."""
-        num_bad = 0
+        try:
+            yield from self._documents()
+        except DataError as error:
+            raise DataError(self._with_flag(str(error))) from error
+
+    def _documents(self) -> Iterator[Document]:
+        bad_records, num_records = BadRecords(self.max_bad_records), 0
         with byte_progress("read", total_bytes(self.sources)) as progress:
-            for chunk in self._chunks():
+            for chunk in read_chunks(self.sources, self.json_keys):
                 for document in parse_chunk(chunk, self.json_keys):
+                    num_records += 1
                     if isinstance(document, BadRecord):
-                        num_bad += 1
-                        self._refuse(document, num_bad)
+                        bad_records.add(document, num_records)
                     else:
                         yield document
                 progress.update(chunk.bytes_read)
-        if num_bad:
-            logger.warning("%d records were no documents and were skipped", num_bad)
-
-    def _chunks(self) -> Iterator[Chunk]:
-        try:
-            yield from read_chunks(self.sources, self.json_keys)
-        except DataError as error:
-            raise DataError(self._with_flag(str(error))) from error
+        if bad_records.count:
+            logger.warning("%d records were no documents and were skipped", bad_records.count)
 
     def _with_flag(self, message: str) -> str:
         """Return the message; for a missing key or column with the flag that named it."""
@@ -76,11 +75,3 @@ class Corpus:
             if f"has no key {key!r}" in message or f"has no column {key!r}" in message:
                 return message.replace(KEY_HINT, f"; see {flag}")
         return message
-
-    def _refuse(self, bad: BadRecord, num_bad: int) -> None:
-        if num_bad > self.max_bad_records:
-            beyond = f" (more than the {self.max_bad_records} allowed)" if self.max_bad_records else ""
-            remedy = f"fix it, or let such records be skipped with --max-bad-records N{beyond}"
-            raise DataError(f"{self._with_flag(str(bad))}; {remedy}")
-        if num_bad <= _NAMED_BAD_RECORDS:
-            logger.warning("skipped: %s", bad)

@@ -91,11 +91,12 @@ def _package_folder(name: str) -> Path:
 
 def _documents(roots: list[tuple[str, Path]], workers: int) -> Iterator[tuple[str, str]]:
     """Yield module name and prose, in order of name within each root; each paragraph is kept once."""
-    found: list[tuple[str, Path]] = []
-    for prefix, root in roots:
-        files = [path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
-        for path in sorted(files, key=lambda path: path.relative_to(root).parts):
-            found.append((_module_name(prefix, path.relative_to(root)), path))
+    found = [
+        (_module_name(prefix, path.relative_to(root)), path)
+        for prefix, root in roots
+        for path in sorted(root.rglob("*.py"), key=lambda path: path.parts)
+        if not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
+    ]
     seen: set[str] = set()
     prose_of = ordered_map(_prose_reader, [path for _, path in found], workers)
     for (module, _), prose in zip(found, prose_of, strict=True):

@@ -1,7 +1,7 @@
-"""Read files of lines (text, jsonl, WikiExtractor output) as pieces of complete records, without parsing the lines.
+"""Read files of lines (text, jsonl, WikiExtractor output) as chunks of complete records, without parsing the lines.
 
-A piece has about a chunk's size, and begins and ends between records. The end of a piece depends on its bytes only, so
-a resumed run cuts in the same positions. parsing.py splits the lines, in worker processes.
+The end of a chunk depends on its bytes only, so a resumed run cuts in the same positions. parsing.py splits the lines,
+in worker processes.
 """
 
 from __future__ import annotations
@@ -12,59 +12,53 @@ from collections.abc import Iterator
 from typing import IO
 
 from ctxlm_ds.data.sources.compression import Decompressor
-from ctxlm_ds.data.sources.types import EXCERPT_BYTES, BadRecord, Piece, Position, ReadLimits, Source, Span
+from ctxlm_ds.data.sources.types import EXCERPT_BYTES, MAX_RECORD_BYTES, BadRecord, Chunk, Position, Source, Span
 
+MAX_TEXT_DOCUMENT_BYTES = 64 << 20
+"""A text document without any blank line is cut at the next line end beyond this."""
+DOC_END = b"</doc>"
 _PART_BYTES = 1 << 20
 """Most bytes of a line read at a time."""
-DOC_END = b"</doc>"
 
 
-def read_lines(source: Source, span: Span, limits: ReadLimits, after: Position | None) -> Iterator[Piece]:
-    """Yield the pieces of `source` that belong to `span`.
+def read_lines(source: Source, span: Span, chunk_bytes: int, after: Position | None) -> Iterator[Chunk]:
+    """Yield the chunks of `source` that belong to `span`. Raises the disk's OSError.
 
     Of an uncompressed file these are the records between the record ends that follow span.start and span.end, of a
-    compressed one the pieces that begin in blocks of the span. Raises DataError (zstandard is not installed) and the
-    disk's OSError.
+    compressed one the chunks that begin in blocks of the span.
     """
+    read = _read_compressed if source.compression else _read_seekable
     with open(source.path, "rb") as raw:
-        if source.compression:
-            yield from _read_compressed(source, raw, span, limits, after)
-        else:
-            yield from _read_seekable(source, raw, span, limits, after)
+        yield from read(source, raw, span, chunk_bytes, after)
 
 
 def _read_seekable(
-    source: Source, raw: IO[bytes], span: Span, limits: ReadLimits, after: Position | None
-) -> Iterator[Piece]:
+    source: Source, raw: IO[bytes], span: Span, chunk_bytes: int, after: Position | None
+) -> Iterator[Chunk]:
     size = os.fstat(raw.fileno()).st_size
     end = _record_end(raw, source.format, span.end, size)
     if after is None:
         start = _record_end(raw, source.format, span.start, size)
-        after = Position(0, start, 0 if start == 0 else -1)
+        after = Position(0, start, -1 if start else 0)
     raw.seek(after.offset)
-    cutter = _Cutter(source, raw, limits, after)
-    while cutter.offset < end and (piece := cutter.next(end - cutter.offset)) is not None:
-        yield piece
+    cutter = _Cutter(source, raw, after)
+    while cutter.offset < end and (chunk := cutter.next(min(chunk_bytes, end - cutter.offset))) is not None:
+        yield chunk
 
 
 def _read_compressed(
-    source: Source, raw: IO[bytes], span: Span, limits: ReadLimits, after: Position | None
-) -> Iterator[Piece]:
-    decompressor = Decompressor(raw, source.compression, source.path)
+    source: Source, raw: IO[bytes], span: Span, chunk_bytes: int, after: Position | None
+) -> Iterator[Chunk]:
+    decompressor = Decompressor(raw, source.compression)
     stream = io.BufferedReader(decompressor, 1 << 18)
-    after = after or Position(0)
+    after = after or Position()
     left = after.offset
     while left and (skipped := stream.read(min(left, _PART_BYTES))):
         left -= len(skipped)
-    cutter = _Cutter(source, stream, limits, after, decompressor)
-    while True:
-        start = cutter.offset
-        piece = cutter.next(limits.chunk_bytes)
-        begins_at = decompressor.disk_offset(start)
-        if piece is None or begins_at >= span.end:
-            return
-        if begins_at >= span.start:
-            yield piece
+    cutter = _Cutter(source, stream, after, decompressor)
+    while (chunk := cutter.next(chunk_bytes)) is not None and chunk.bytes_read < span.end:
+        if chunk.bytes_read >= span.start:
+            yield chunk
 
 
 def _record_end(stream: IO[bytes], format: str, offset: int, size: int) -> int:
@@ -72,13 +66,12 @@ def _record_end(stream: IO[bytes], format: str, offset: int, size: int) -> int:
     if offset <= 0 or offset >= size:
         return max(0, min(offset, size))
     stream.seek(offset - 1)
-    _, num_bytes, _ = _skip_line(stream)
-    place = offset - 1 + num_bytes
-    line_ends_record = format == "jsonl"
-    while not line_ends_record and place < size:
+    place = offset - 1 + _skip_line(stream)[1]
+    is_end = format == "jsonl"
+    while not is_end and place < size:
         head, num_bytes, _ = _skip_line(stream)
         place += num_bytes
-        line_ends_record = len(head) == num_bytes and _ends_record(format, head)
+        is_end = len(head) == num_bytes and _ends_record(format, head)
     return min(place, size)
 
 
@@ -115,71 +108,71 @@ def _unfinished(format: str, buffer: bytearray) -> int:
 
 
 class _Cutter:
-    """Cuts a stream into pieces of complete records."""
+    """A stream that is cut into chunks of complete records."""
 
     def __init__(
-        self,
-        source: Source,
-        stream: IO[bytes],
-        limits: ReadLimits,
-        after: Position,
-        decompressor: Decompressor | None = None,
+        self, source: Source, stream: IO[bytes], after: Position, decompressor: Decompressor | None = None
     ) -> None:
         self.offset = after.offset
         self._source = source
         self._stream = stream
-        self._limits = limits
         self._lines = after.record
         self._decompressor = decompressor
         self._ended = False
 
-    def next(self, room: int) -> Piece | None:
-        """Return about a chunk: at most `room` bytes, and the end of its last record. None at the end of the file."""
+    def next(self, num_bytes: int) -> Chunk | None:
+        """Return `num_bytes` and the rest of the last record; None at the end of the file."""
         if self._ended:
             return None
-        wanted = min(self._limits.chunk_bytes, room)
-        buffer = bytearray(self._stream.read(wanted))
-        self._ended = len(buffer) < wanted
+        buffer = bytearray(self._stream.read(num_bytes))
+        self._ended = len(buffer) < num_bytes
         begin = self._finish(buffer)
         num_bytes, num_lines = len(buffer), buffer.count(b"\n")
-        bad = None
-        if num_bytes - begin > self._limits.record_bytes:
+        bad_records: tuple[BadRecord, ...] = ()
+        if num_bytes - begin > MAX_RECORD_BYTES:
             in_line = not buffer.endswith(b"\n")
-            bad = self._cut_off(buffer, begin, f"longer than {self._limits.record_bytes:,} bytes")
+            bad_records = (self._cut_off(buffer, begin, f"longer than {MAX_RECORD_BYTES:,} bytes"),)
             skipped_bytes, skipped_lines = self._skip_record(in_line)
             num_bytes, num_lines = num_bytes + skipped_bytes, num_lines + skipped_lines
         elif self._ended and self._decompressor is not None and self._decompressor.damage:
             reason = f"damaged or not {self._source.compression} data; the rest of the file is lost"
-            bad = self._cut_off(buffer, begin, reason, self._decompressor.damage)
-        if not num_bytes and bad is None:
+            bad_records = (self._cut_off(buffer, begin, reason, self._decompressor.damage),)
+        if not num_bytes and not bad_records:
             return None
-        return self._advance(bytes(buffer), num_bytes, num_lines, bad)
+        first, offset = self._lines + 1, self.offset
+        self.offset += num_bytes
+        if self._lines >= 0:
+            self._lines += num_lines
+        bytes_read = self.offset if self._decompressor is None else self._decompressor.disk_offset(offset)
+        position = Position(0, self.offset, self._lines)
+        path, format = self._source.path, self._source.format
+        return Chunk(path, format, bytes(buffer), first, offset, bytes_read, position, bad_records)
 
     def _finish(self, buffer: bytearray) -> int:
         """Read to the end of the unfinished record. Returns its start if it is too long or the file's last record."""
         format = self._source.format
         begin = _unfinished(format, buffer)
-        while begin < len(buffer) <= begin + self._limits.record_bytes:
-            room = begin + self._limits.record_bytes + 1 - len(buffer)
-            part = self._stream.readline(min(_PART_BYTES, room))
+        while begin < len(buffer) <= begin + MAX_RECORD_BYTES:
+            part = self._stream.readline(min(_PART_BYTES, begin + MAX_RECORD_BYTES + 1 - len(buffer)))
             if not part:
                 self._ended = True
                 break
             buffer += part
             if part.endswith(b"\n"):
                 line = buffer.rfind(b"\n", begin, -1) + 1 or begin
-                full = format == "text" and len(buffer) - begin >= self._limits.text_document_bytes
-                if full or _ends_record(format, buffer[line:]):
+                is_full = format == "text" and len(buffer) - begin >= MAX_TEXT_DOCUMENT_BYTES
+                if is_full or _ends_record(format, buffer[line:]):
                     return len(buffer)
         return begin
 
     def _cut_off(self, buffer: bytearray, begin: int, reason: str, detail: str = "") -> BadRecord:
         """Remove the record at `begin` from the buffer and return it as a bad record."""
-        counted = self._lines >= 0
-        place = self._lines + buffer.count(b"\n", 0, begin) + 1 if counted else self.offset + begin
+        place, unit = self.offset + begin, "byte"
+        if self._lines >= 0:
+            place, unit = self._lines + buffer.count(b"\n", 0, begin) + 1, "line"
         excerpt = bytes(buffer[begin : begin + EXCERPT_BYTES])
         del buffer[begin:]
-        return BadRecord(self._source.path, place, "line" if counted else "byte", reason, excerpt, detail)
+        return BadRecord(self._source.path, place, unit, reason, excerpt, detail)
 
     def _skip_record(self, in_line: bool) -> tuple[int, int]:
         """Skip the rest of a record. Returns its bytes and lines."""
@@ -192,11 +185,3 @@ class _Cutter:
             if not head or head.startswith(DOC_END):
                 break
         return num_bytes, num_lines
-
-    def _advance(self, records: bytes, num_bytes: int, num_lines: int, bad: BadRecord | None) -> Piece:
-        first, offset = self._lines + 1, self.offset
-        self.offset += num_bytes
-        if self._lines >= 0:
-            self._lines += num_lines
-        disk_bytes = self.offset if self._decompressor is None else self._decompressor.disk_offset(offset)
-        return Piece(records, first, offset, self.offset, self._lines, disk_bytes, () if bad is None else (bad,))

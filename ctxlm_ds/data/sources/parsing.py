@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ctxlm_ds.data.sources.lines import DOC_END
-from ctxlm_ds.data.sources.types import KEY_HINT, MAX_RECORD_BYTES, BadRecord, Chunk, Document, excerpt_of
+from ctxlm_ds.data.sources.types import EXCERPT_BYTES, KEY_HINT, MAX_RECORD_BYTES, BadRecord, Chunk, Document
 
 _BOM = b"\xef\xbb\xbf"
 _DOC_START = b"<doc "
 _ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>\s*$)')
-
-
 _JSON_TYPES = {bool: "true or false", str: "a string", list: "a list", dict: "an object", type(None): "null"}
 _JSON_TYPES |= {int: "a number", float: "a number"}
 
@@ -33,7 +31,7 @@ def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | B
         except _Unfit as error:
             reason, detail = error.args
             position, unit = _position(chunk, place)
-            yield BadRecord(chunk.path, position, unit, reason, excerpt_of(record, json_keys), detail)
+            yield BadRecord(chunk.path, position, unit, reason, _excerpt(record, json_keys), detail)
     yield from chunk.bad_records
 
 
@@ -46,6 +44,15 @@ def _position(chunk: Chunk, place: int) -> tuple[int, str]:
     return chunk.first + chunk.records.count(b"\n", 0, place), "line"
 
 
+def _excerpt(record: Any, json_keys: Sequence[str]) -> bytes:
+    """Return the beginning of a line, or of a row's first text."""
+    if isinstance(record, dict):
+        record = next((record[key] for key in json_keys if isinstance(record.get(key), str | bytes)), b"")
+    if isinstance(record, str):
+        record = record[:EXCERPT_BYTES].encode("utf-8", "replace")
+    return bytes(record[:EXCERPT_BYTES])
+
+
 def _lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
     """Yield byte in the chunk and line without its end; a byte order mark at the start of the file is skipped."""
     assert isinstance(chunk.records, bytes)
@@ -55,37 +62,21 @@ def _lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
         place += len(line) + 1
 
 
-def _text_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    """Yield documents, which blank lines separate."""
+def _grouped_lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """Yield the documents between blank lines, or WikiExtractor's between `<doc>`, `</doc>` and ends of the chunk."""
+    is_wiki = chunk.format == "wikiextractor"
     lines: list[bytes] = []
     first = 0
     for place, line in _lines(chunk):
-        if line.strip():
-            if not lines:
-                first = place
-            lines.append(line)
-        elif lines:
-            yield first, b"\n".join(lines)
+        is_blank = not line.strip()
+        if lines and (line.startswith(_DOC_START) if is_wiki else is_blank):
+            yield first, b"\n".join(lines)  # of WikiExtractor's one that was not closed
             lines = []
-    if lines:
-        yield first, b"\n".join(lines)
-
-
-def _wikiextractor_documents(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    """Yield the records between two `</doc>`, `<doc>` or ends of the chunk."""
-    lines: list[bytes] = []
-    first = 0
-    for place, line in _lines(chunk):
-        starts, ends = line.startswith(_DOC_START), line.startswith(DOC_END)
-        if starts and lines:
-            yield first, b"\n".join(lines)  # the one before was not closed
-            lines = []
-        if ends:
+        if is_wiki and line.startswith(DOC_END):
             yield (first if lines else place), b"\n".join([*lines, DOC_END])
             lines = []
-        elif lines or line.strip():
-            if not lines:
-                first = place
+        elif lines or not is_blank:
+            first = first if lines else place
             lines.append(line)
     if lines:
         yield first, b"\n".join(lines)
@@ -148,19 +139,15 @@ def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
         if text is None:
             text = ""
         elif isinstance(text, bytes):
-            text = _table_text(text)
+            # Strings of tables are bytes, so that invalid UTF-8 costs one row only.
+            if len(text) > MAX_RECORD_BYTES:
+                raise _Unfit(f"longer than {MAX_RECORD_BYTES:,} bytes", "")
+            text = _decoded(text)
         elif not isinstance(text, str):
             what = _JSON_TYPES.get(type(text), f"of type {type(text).__name__}")
             raise _Unfit(f"the value of {key!r} is not text", what)
         document[key] = _checked(text)
     return document
-
-
-def _table_text(text: bytes) -> str:
-    """Decode a string of a table: they are bytes, so that invalid UTF-8 costs one row only."""
-    if len(text) > MAX_RECORD_BYTES:
-        raise _Unfit(f"longer than {MAX_RECORD_BYTES:,} bytes", "")
-    return _decoded(text)
 
 
 def _checked(text: str) -> str:
@@ -176,9 +163,9 @@ def _checked(text: str) -> str:
 
 
 _FORMATS: dict[str, tuple[Callable[[Chunk], Iterator[tuple[int, Any]]], Callable[[Any, Sequence[str]], Document]]] = {
-    "text": (_text_documents, _from_text),
+    "text": (_grouped_lines, _from_text),
     "jsonl": (lambda chunk: ((place, line) for place, line in _lines(chunk) if line.strip()), _from_json),
-    "wikiextractor": (_wikiextractor_documents, _from_wikiextractor),
+    "wikiextractor": (_grouped_lines, _from_wikiextractor),
     **dict.fromkeys(("parquet", "arrow", "hf"), (lambda chunk: enumerate(chunk.records), _fields)),
 }
 """Functions that find the records of each format and make documents of them."""

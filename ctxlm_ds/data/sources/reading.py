@@ -2,53 +2,51 @@
 
 Inputs are files (text, jsonl, WikiExtractor output, parquet, Arrow; lines also compressed), globs, and Hugging Face
 data sets (`hf://NAME`, streamed; their code is never run). A chunk has about a megabyte, so memory does not grow with
-the corpus, and the position behind it. Shards: the files, one after another, have T bytes on disk; shard i of n has the
-bytes [T*i/n, T*(i+1)/n). parsing.py makes documents of chunks, in worker processes.
+the corpus. Shards: the files, one after another, have T bytes on disk; shard i of n has the bytes [T*i/n, T*(i+1)/n).
+parsing.py makes documents of chunks, in worker processes.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-from urllib.parse import parse_qsl
+from dataclasses import replace
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.data.sources.compression import Decompressor, compression_of
 from ctxlm_ds.data.sources.lines import read_lines
-from ctxlm_ds.data.sources.tables import chunked, read_table
+from ctxlm_ds.data.sources.tables import HF_SCHEME, read_hf, read_table
 from ctxlm_ds.data.sources.types import (
     INPUT_FORMATS,
-    KEY_HINT,
     LINE_FORMATS,
-    MAX_RECORD_BYTES,
-    WHOLE,
+    WHOLE_INPUT,
     Chunk,
     InputShard,
-    Piece,
     Position,
-    ReadLimits,
     Source,
     Span,
 )
 from ctxlm_ds.errors import DataError
 
 CHUNK_BYTES = 1 << 20
-CHUNK_ROWS = 4096
-MAX_TEXT_DOCUMENT_BYTES = 64 << 20
-"""A text document without any blank line is cut at the next line end beyond this."""
 
-_EXTENSIONS = dict.fromkeys((".jsonl", ".json", ".ndjson"), "jsonl") | dict.fromkeys((".arrow", ".feather"), "arrow")
-_EXTENSIONS[".parquet"] = "parquet"
+_EXTENSIONS = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".parquet": "parquet",
+}
 _ARCHIVES = (".tar", ".tgz", ".zip", ".7z", ".rar", ".lz4", ".z", ".pdf", ".docx")
 _WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
 _SIGNATURE_BYTES = 1 << 16
-HF_SCHEME = "hf://"
 
 
 def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
@@ -129,25 +127,26 @@ def _guess_format(path: str, stem: str, compression: str) -> str:
     name = os.path.basename(stem)
     if _WIKIEXTRACTOR_NAME.fullmatch(name):
         with open(path, "rb") as raw:  # WikiExtractor gives its JSON form the same name
-            stream = Decompressor(raw, compression, path) if compression else raw
+            stream = Decompressor(raw, compression) if compression else raw
             return "jsonl" if (stream.read(1) or b"") == b"{" else "wikiextractor"
     return _EXTENSIONS.get(os.path.splitext(name)[1].lower(), "text")
 
 
-def total_bytes(sources: Iterable[Source], shard: InputShard = WHOLE) -> int:
+def total_bytes(sources: Iterable[Source], shard: InputShard = WHOLE_INPUT) -> int:
     """Return the size on disk of all sources, or of a shard of them."""
-    span = _shard_span(sum(source.num_bytes for source in sources), shard)
+    span = _shard_span(sources, shard)
     return span.end - span.start
 
 
-def _shard_span(num_bytes: int, shard: InputShard) -> Span:
+def _shard_span(sources: Iterable[Source], shard: InputShard) -> Span:
+    num_bytes = sum(source.num_bytes for source in sources)
     return Span(num_bytes * shard.index // shard.count, num_bytes * (shard.index + 1) // shard.count)
 
 
 def read_chunks(
     sources: Sequence[Source],
     json_keys: Sequence[str] = ("text",),
-    shard: InputShard = WHOLE,
+    shard: InputShard = WHOLE_INPUT,
     after: Position | None = None,
 ) -> Iterator[Chunk]:
     """Yield all records of a shard of the sources in chunks.
@@ -164,8 +163,8 @@ def read_chunks(
     Raises:
         DataError: a file cannot be read.
     """
-    after = after or Position(0)
-    ours = _shard_span(sum(source.num_bytes for source in sources), shard)
+    after = after or Position()
+    ours = _shard_span(sources, shard)
     end = 0
     for number, source in enumerate(sources):
         begin, end = end, end + source.num_bytes
@@ -173,19 +172,21 @@ def read_chunks(
             continue
         inside = after if number == after.source and after != Position(number) else None
         span = _local(ours, begin, end, is_last_shard=shard.index + 1 == shard.count)
-        pieces = _read_source(source, json_keys, shard, span, inside)
-        for piece, is_last in _with_end(pieces):
-            on_disk = end if is_last else min(begin + piece.disk_bytes, end)
-            yield Chunk(
-                path=source.path,
-                format=source.format,
-                records=piece.records,
-                first=piece.first,
-                offset=piece.offset,
-                bad_records=piece.bad_records,
-                bytes_read=min(max(on_disk, ours.start), ours.end) - ours.start,
-                position=Position(number + 1) if is_last else Position(number, piece.next_offset, piece.next_record),
-            )
+        if source.format == "hf":
+            chunks = read_hf(source, json_keys, shard, CHUNK_BYTES, inside)
+        elif span.start >= span.end:
+            continue
+        elif source.format in LINE_FORMATS:
+            chunks = read_lines(source, span, CHUNK_BYTES, inside)
+        else:
+            chunks = read_table(source, json_keys, span, CHUNK_BYTES, inside)
+        # The chunk behind is read first, so that a finished file is not opened again to find its end.
+        for chunk, following in itertools.pairwise(itertools.chain(chunks, (None,))):
+            assert chunk is not None
+            is_last = following is None
+            bytes_read = end if is_last else min(begin + chunk.bytes_read, end)
+            position = Position(number + 1) if is_last else replace(chunk.position, source=number)
+            yield replace(chunk, bytes_read=min(max(bytes_read, ours.start), ours.end) - ours.start, position=position)
 
 
 def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
@@ -196,28 +197,6 @@ def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
     if begin == end:
         return Span(0, int(ours.owns(begin) or (is_last_shard and begin == ours.end)))
     return Span(max(0, min(ours.start, end) - begin), max(0, min(ours.end, end) - begin))
-
-
-def _read_source(
-    source: Source, json_keys: Sequence[str], shard: InputShard, span: Span, after: Position | None
-) -> Iterator[Piece]:
-    limits = ReadLimits(CHUNK_BYTES, CHUNK_ROWS, MAX_TEXT_DOCUMENT_BYTES, MAX_RECORD_BYTES)
-    if source.format == "hf":
-        return read_hf(source, json_keys, shard, limits, after)
-    if span.start >= span.end:
-        return iter(())
-    if source.format in LINE_FORMATS:
-        return read_lines(source, span, limits, after)
-    return read_table(source, json_keys, span, limits, after)
-
-
-def _with_end(pieces: Iterator[Piece]) -> Iterator[tuple[Piece, bool]]:
-    """Yield each piece and whether it is the last, so that a finished file is not opened again to find its end."""
-    held = next(pieces, None)
-    while held is not None:
-        following = next(pieces, None)
-        yield held, following is None
-        held = following
 
 
 def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str = "--json-keys") -> None:
@@ -244,51 +223,3 @@ def source_signature(sources: Iterable[Source]) -> str:
                 file.seek(max(0, source.num_bytes - _SIGNATURE_BYTES))
                 digest.update(file.read(_SIGNATURE_BYTES))
     return digest.hexdigest()
-
-
-def read_hf(
-    source: Source, json_keys: Sequence[str], shard: InputShard, limits: ReadLimits, after: Position | None
-) -> Iterator[Piece]:
-    """Yield the rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) that belong to `shard`.
-
-    A shard has consecutive files if there are at least as many files as shards, else every count-th chunk. Raises
-    DataError if the data set cannot be read or has no such column.
-    """
-    import datasets
-
-    start = after or Position(0)
-    try:
-        rows, by_files = _open(source.path, json_keys, shard)
-        if start.record:
-            rows = rows.skip(start.record)
-        row, number = start.record, start.offset
-        for chunk in chunked(rows, limits, str):
-            if by_files or number % shard.count == shard.index:
-                yield Piece(chunk, row + 1, 0, number + 1, row + len(chunk), 0)
-            row, number = row + len(chunk), number + 1
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"{source.path}: cannot be read through the datasets library ({error}); check the name, config and split, "
-            "and that this machine reaches the Hub (a cluster's compute nodes often do not: preprocess on a login node)"
-        ) from error
-
-
-def _open(name: str, json_keys: Sequence[str], shard: InputShard) -> tuple[Any, bool]:
-    """Return the rows, and True if they are of this shard's files only."""
-    import datasets
-
-    path, _, query = name.removeprefix(HF_SCHEME).partition("?")
-    options = dict(parse_qsl(query))
-    unknown = set(options) - {"config", "split", "revision"}
-    if unknown or not path:
-        raise DataError(f"{name}: write hf://NAME, optionally ?config=C&split=S&revision=R")
-    split, revision = options.get("split", "train"), options.get("revision")
-    rows = datasets.load_dataset(path, options.get("config"), split=split, revision=revision, streaming=True)
-    if rows.column_names is not None:
-        missing = next((key for key in json_keys if key not in rows.column_names), None)
-        if missing is not None:
-            columns = ", ".join(sorted(rows.column_names))
-            raise DataError(f"{name}: has no column {missing!r}, only {columns}{KEY_HINT}")
-        rows = rows.select_columns(list(json_keys))
-    by_files = rows.num_shards >= shard.count
-    return (rows.shard(shard.count, shard.index, contiguous=True) if by_files else rows), by_files

@@ -1,6 +1,7 @@
-"""Stream the rows of parquet and Arrow files; strings stay undecoded bytes.
+"""Read the rows of parquet and Arrow files, and of data sets from the Hugging Face Hub, as chunks.
 
-A parquet row group or Arrow record batch belongs to the span (of a shard) that holds its middle.
+A parquet row group or Arrow record batch belongs to the span (of a shard) that holds its middle. Strings of files stay
+undecoded bytes.
 """
 
 from __future__ import annotations
@@ -8,22 +9,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
-from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Piece, Position, ReadLimits, Source, Span
+import pyarrow
+from pyarrow import ipc, parquet, types
+
+from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Chunk, InputShard, Position, Source, Span
 from ctxlm_ds.errors import DataError
 
+CHUNK_ROWS = 4096
+HF_SCHEME = "hf://"
 _BATCH_ROWS = 256
 _READ_BYTES = 1 << 20
 _IPC_MAGIC = b"ARROW1"
+_DAMAGE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+"""Raised by pyarrow for data that it cannot read."""
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """A parquet row group or an Arrow record batch."""
 
     middle: int
@@ -33,101 +40,70 @@ class _Group:
 
 
 def read_table(
-    source: Source, json_keys: Sequence[str], span: Span, limits: ReadLimits, after: Position | None
-) -> Iterator[Piece]:
+    source: Source, json_keys: Sequence[str], span: Span, chunk_bytes: int, after: Position | None
+) -> Iterator[Chunk]:
     """Yield the rows of one parquet or Arrow file that belong to `span`, with the columns `json_keys`.
 
     An unreadable row group of parquet, or the unreadable rest of an Arrow file, is a bad record. Raises DataError if a
     column is missing.
     """
-    reader = _TableReader(source, json_keys, limits, after.record if after else 0)
+    open_groups = _parquet_groups if source.format == "parquet" else _arrow_groups
+    start_row = after.record if after else 0
+    middle = row = 0
     with ExitStack() as stack:
-        open_groups = _parquet_groups if source.format == "parquet" else _arrow_groups
         groups = open_groups(source.path, json_keys, stack)
-        rows_before = 0
-        place = 0
         while True:
             try:
                 group = next(groups, None)
-            except _damage() as error:
-                if span.owns(place) and rows_before >= reader.row:
-                    yield reader.lost(rows_before, rows_before, error, "file")
+            except _DAMAGE as error:
+                if span.owns(middle) and row >= start_row:
+                    yield _lost_rows(source, row, row, error, "file")
                 return
             if group is None or group.middle >= span.end:
                 return
-            place = group.middle
-            if span.owns(place):
-                yield from reader.read(group, rows_before)
-            rows_before += group.num_rows
+            middle = group.middle
+            if span.owns(middle):
+                yield from _read_group(source, json_keys, chunk_bytes, group, row, max(start_row, row))
+            row += group.num_rows
 
 
-def _damage() -> tuple[type[Exception], ...]:
-    """Return the exceptions that pyarrow raises for data that it cannot read."""
-    import pyarrow
-
-    return (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)
-
-
-class _TableReader:
-    """Cuts the rows of groups into pieces, from row `row` (from 0) of the file on."""
-
-    def __init__(self, source: Source, json_keys: Sequence[str], limits: ReadLimits, row: int) -> None:
-        self.row = row
-        self._source = source
-        self._keys = json_keys
-        self._limits = limits
-
-    def read(self, group: _Group, rows_before: int) -> Iterator[Piece]:
-        end = rows_before + group.num_rows
-        row = max(self.row, rows_before)
-        try:
-            for rows in chunked(self._rows(group, row - rows_before), self._limits, bytes) if row < end else ():
-                yield Piece(rows, row + 1, 0, 0, row + len(rows), group.middle)
-                row += len(rows)
-        except _damage() as error:
-            yield self.lost(row, end, error, "row group")
-
-    def lost(self, row: int, end: int, error: Exception, part: str) -> Piece:
-        """Return a piece whose bad record covers rows `row` to `end`. Raises errors of the disk."""
-        if isinstance(error, OSError) and error.errno is not None:
-            raise error
-        reason = f"damaged or not {self._source.format} data; the rest of the {part} is lost"
-        detail = " ".join(str(error).split())[:300]
-        return Piece([], row + 1, 0, 0, end, 0, (BadRecord(self._source.path, row + 1, "row", reason, b"", detail),))
-
-    def _rows(self, group: _Group, skip: int) -> Iterator[Row]:
-        for batch in group.batches():
-            yield from _python_rows(batch.slice(min(skip, batch.num_rows)), self._keys)
-            skip = max(0, skip - batch.num_rows)
+def _read_group(
+    source: Source, json_keys: Sequence[str], chunk_bytes: int, group: _Group, group_start: int, row: int
+) -> Iterator[Chunk]:
+    """Yield a group that begins with row `group_start` (from 0) of the file, from row `row` on."""
+    end = group_start + group.num_rows
+    if row >= end:
+        return
+    try:
+        for rows in _chunked(_rows(group, json_keys, row - group_start), chunk_bytes, bytes):
+            position = Position(0, 0, row + len(rows))
+            yield Chunk(source.path, source.format, rows, row + 1, 0, group.middle, position)
+            row = position.record
+    except _DAMAGE as error:
+        yield _lost_rows(source, row, end, error, "row group")
 
 
-def chunked(rows: Iterable[Row], limits: ReadLimits, text: type[str] | type[bytes]) -> Iterator[list[Row]]:
-    """Cut rows into pieces of limited size, by their values of type `text`."""
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += sum(len(value) for value in row.values() if isinstance(value, text))
-        if size >= limits.chunk_bytes or len(chunk) >= limits.chunk_rows:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+def _lost_rows(source: Source, row: int, end: int, error: Exception, part: str) -> Chunk:
+    """Return a chunk whose bad record covers rows `row` to `end`. Raises errors of the disk."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    reason = f"damaged or not {source.format} data; the rest of the {part} is lost"
+    bad = BadRecord(source.path, row + 1, "row", reason, b"", " ".join(str(error).split())[:300])
+    return Chunk(source.path, source.format, [], row + 1, 0, 0, Position(0, 0, end), (bad,))
 
 
-def _python_rows(batch: Any, json_keys: Sequence[str]) -> Iterator[Row]:
-    for start in range(0, batch.num_rows, _BATCH_ROWS):
-        part = batch.slice(start, _BATCH_ROWS)
-        columns = [_python_values(part.column(key)) for key in json_keys]
-        for values in zip(*columns, strict=True):
-            yield dict(zip(json_keys, values, strict=True))
+def _rows(group: _Group, json_keys: Sequence[str], skip: int) -> Iterator[Row]:
+    for batch in group.batches():
+        for start in range(min(skip, batch.num_rows), batch.num_rows, _BATCH_ROWS):
+            part = batch.slice(start, _BATCH_ROWS)
+            columns = [_python_values(part.column(key)) for key in json_keys]
+            for values in zip(*columns, strict=True):
+                yield dict(zip(json_keys, values, strict=True))
+        skip = max(0, skip - batch.num_rows)
 
 
 def _python_values(column: Any) -> list[Any]:
     """Return strings as bytes, which parsing decodes. Offsets are checked first."""
-    import pyarrow
-    from pyarrow import types
-
     if types.is_dictionary(column.type):
         column.validate(full=True)
         column = column.dictionary_decode()
@@ -142,6 +118,20 @@ def _python_values(column: Any) -> list[Any]:
     return column.to_pylist()
 
 
+def _chunked(rows: Iterable[Row], chunk_bytes: int, text: type[str] | type[bytes]) -> Iterator[list[Row]]:
+    """Cut rows into chunks of limited size, by their values of type `text`."""
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, text))
+        if size >= chunk_bytes or len(chunk) >= CHUNK_ROWS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
 def _check_columns(path: str, present: Sequence[str], json_keys: Sequence[str]) -> None:
     for key in json_keys:
         if key not in present:
@@ -150,8 +140,6 @@ def _check_columns(path: str, present: Sequence[str], json_keys: Sequence[str]) 
 
 
 def _parquet_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:
-    from pyarrow import parquet
-
     # Read a page at a time (pre_buffer would load a complete column of a row group).
     options = {"buffer_size": _READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
     file = stack.enter_context(parquet.ParquetFile(path, **options))
@@ -170,9 +158,6 @@ def _parquet_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> It
 
 def _arrow_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:
     """Yield the batches of an IPC file or an IPC stream; the magic number distinguishes them."""
-    import pyarrow
-    from pyarrow import ipc
-
     with open(path, "rb") as head:
         is_file = head.read(len(_IPC_MAGIC)) == _IPC_MAGIC
     mapped = stack.enter_context(pyarrow.memory_map(path, "r"))
@@ -191,3 +176,48 @@ def _arrow_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iter
         except StopIteration:
             return
         yield _Group((begin + mapped.tell()) // 2, batch.num_rows, partial(list, [batch]))
+
+
+def read_hf(
+    source: Source, json_keys: Sequence[str], shard: InputShard, chunk_bytes: int, after: Position | None
+) -> Iterator[Chunk]:
+    """Yield the rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) that belong to `shard`.
+
+    A shard has consecutive files if there are at least as many files as shards, else every count-th chunk. Raises
+    DataError if the data set cannot be read or has no such column.
+    """
+    import datasets
+
+    after = after or Position()
+    row, number = after.record, after.offset
+    try:
+        data_set = _open_hf(source.path, json_keys)
+        by_files = data_set.num_shards >= shard.count
+        if by_files:
+            data_set = data_set.shard(shard.count, shard.index, contiguous=True)
+        for rows in _chunked(data_set.skip(row) if row else data_set, chunk_bytes, str):
+            position = Position(0, number + 1, row + len(rows))
+            if by_files or number % shard.count == shard.index:
+                yield Chunk(source.path, source.format, rows, row + 1, 0, 0, position)
+            row, number = position.record, position.offset
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"{source.path}: cannot be read through the datasets library ({error}); check the name, config and split, "
+            "and that this machine reaches the Hub (a cluster's compute nodes often do not: preprocess on a login node)"
+        ) from error
+
+
+def _open_hf(name: str, json_keys: Sequence[str]) -> Any:
+    """Return a streaming data set with the columns `json_keys`."""
+    import datasets
+
+    path, _, query = name.removeprefix(HF_SCHEME).partition("?")
+    options = dict(parse_qsl(query))
+    if set(options) - {"config", "split", "revision"} or not path:
+        raise DataError(f"{name}: write hf://NAME, optionally ?config=C&split=S&revision=R")
+    split, revision = options.get("split", "train"), options.get("revision")
+    data_set = datasets.load_dataset(path, options.get("config"), split=split, revision=revision, streaming=True)
+    if data_set.column_names is not None:
+        _check_columns(name, data_set.column_names, json_keys)
+        data_set = data_set.select_columns(list(json_keys))
+    return data_set

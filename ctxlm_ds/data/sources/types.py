@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ctxlm_ds.errors import DataError
 
-INPUT_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet", "arrow")
 LINE_FORMATS = ("text", "jsonl", "wikiextractor")
+INPUT_FORMATS = ("auto", *LINE_FORMATS, "parquet", "arrow")
 EXCERPT_BYTES = 200
 MAX_RECORD_BYTES = 256_000_000
 """A longer record is a bad record, and is never held in memory completely."""
-
 KEY_HINT = "; see --json-keys"
 """Suffix of the error of a missing key or column; tools with another flag replace it."""
 
@@ -28,7 +26,7 @@ class Source:
 
     path: str
     format: str
-    """`text`, `jsonl`, `wikiextractor`, `parquet`, `arrow` or `hf`."""
+    """One of INPUT_FORMATS except `auto`, or `hf`."""
     compression: str
     """`gz`, `xz`, `bz2`, `zst` or empty."""
     num_bytes: int
@@ -55,28 +53,19 @@ class InputShard:
         return cls(int(match[1]), int(match[2]))
 
 
-WHOLE = InputShard()
-"""All of the input."""
+WHOLE_INPUT = InputShard()
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """Position behind a chunk, from which reading resumes."""
 
-    source: int
+    source: int = 0
     """Index into the sources."""
     offset: int = 0
     """Bytes of the decompressed file already read; chunks already seen of a data set from the Hub."""
     record: int = 0
     """Lines or rows of the source already read; -1 if lines are not counted (a shard that begins inside a file)."""
-
-    @classmethod
-    def from_json(cls, value: Any) -> Position:
-        """Return the position that `asdict` gave `value` for. Raises DataError if it is not such an object."""
-        names = {"source", "offset", "record"}
-        if not isinstance(value, dict) or set(value) != names or {type(number) for number in value.values()} != {int}:
-            raise DataError(f"{value!r} is no position in a corpus; start from the beginning")
-        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +80,8 @@ class BadRecord:
     reason: str
     """One of few, by which records are counted."""
     excerpt: bytes = b""
-    """The first bytes of the record, at most EXCERPT_BYTES."""
+    """The first EXCERPT_BYTES of the record."""
     detail: str = ""
-    """Details of this record."""
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -101,38 +89,23 @@ class BadRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive records of one source as its reader found them."""
+class Chunk:
+    """Consecutive records of one source, not yet parsed."""
 
+    path: str
+    format: str
     records: bytes | list[dict[str, Any]]
     """Complete lines, not yet split, or rows."""
     first: int
     """Number of the first line or row, from 1; 0 if lines are not counted."""
     offset: int
-    """Bytes of the decompressed file before this piece; 0 for rows."""
-    next_offset: int
-    next_record: int
-    """Fields of the Position behind it."""
-    disk_bytes: int
-    """Bytes of the file on disk read when this piece was complete."""
+    """Bytes of the decompressed file before the chunk; 0 for rows."""
+    bytes_read: int
+    """Bytes on disk read when the chunk was complete: of the file in a reader, of the shard in `read_chunks`."""
+    position: Position
+    """Position behind the chunk, for `read_chunks(..., after=position)`; a reader leaves its `source` at 0."""
     bad_records: tuple[BadRecord, ...] = ()
     """Records that the reader could not read: too long, or the damaged rest of a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece, not yet parsed, with its position among all sources."""
-
-    path: str
-    format: str
-    records: bytes | list[dict[str, Any]]
-    first: int
-    offset: int
-    bad_records: tuple[BadRecord, ...]
-    bytes_read: int
-    """Bytes on disk of this shard of the input read when this chunk was complete."""
-    position: Position
-    """`read_chunks(..., after=position)` continues behind this chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +116,5 @@ class Span:
     end: int
 
     def owns(self, offset: int) -> bool:
+        """Return whether a byte belongs to the shard."""
         return self.start <= offset < self.end
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """Limits on the size of a piece."""
-
-    chunk_bytes: int
-    chunk_rows: int
-    text_document_bytes: int
-    record_bytes: int
-
-
-def excerpt_of(record: Any, json_keys: Sequence[str]) -> bytes:
-    """Return the beginning of a line, or of a row's first text."""
-    if isinstance(record, dict):
-        record = next((record[key] for key in json_keys if isinstance(record.get(key), str | bytes)), b"")
-    if isinstance(record, str):
-        record = record[:EXCERPT_BYTES].encode("utf-8", "replace")
-    return bytes(record[:EXCERPT_BYTES])

@@ -1,22 +1,23 @@
 """The source and row of each position in the endless training stream.
 
-A blend decides in two steps: a SourceOrder gives the source of a position and its number among all rows of that source.
-That number is epoch number // rows of the source, in which it is place number % rows of a permutation keyed by (seed,
-source, epoch). So all rows of a source come once before any comes again, and their masks change
-with the source's epoch. Every position is computed on its own, so that a resume needs one number.
+Without a blend all rows follow a RowOrder. A blend decides in two steps. An order of sources gives the source of a
+position and its number among all rows of that source. That number is epoch number // rows of the source, in which it is
+place number % rows of a permutation keyed by (seed, source, epoch). So all rows of a source come once before any comes
+again, and their masks change with the source's epoch. Every position is computed by itself, so that a resume needs one
+number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import Permutation, compiled
-from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder, RowStream
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_names
@@ -24,6 +25,7 @@ from ctxlm_ds.recipe.source_rules import source_names
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import RowSource
 
+EPOCH_PURPOSE = "row_order"
 ROWS_PURPOSE = "blend_rows"
 ORDER_PURPOSE = "blend"
 SMALLEST_CYCLE = 1 << 16
@@ -36,28 +38,53 @@ Turns = tuple[NDArray[np.int64], NDArray[np.int64]]
 """[n] sources and [n] numbers of n positions. In each order the numbers of a source are 0, 1, 2, ... without gaps."""
 
 
-class SourceOrder(Protocol):
-    """An endless order of sources."""
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows of some positions of a stream."""
 
-    shares: NDArray[np.float64]
-    """[sources], adding up to 1: the share of each in the positions of a long run."""
+    rows: NDArray[np.int64]
+    """Rows of the row space, in the shape of the positions; -1 for an empty row."""
+    epochs: NDArray[np.int64]
+    """Epoch in which each is read."""
 
-    def at(self, positions: NDArray[np.int64]) -> Turns:
-        """Return the turns at [n] positions, in any order."""
-        ...
+
+class RowOrder:
+    """All rows once per epoch.
+
+    Position t is row order_e[t mod n] of epoch e = t div n, order_e being a permutation keyed by (seed, e).
+    """
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows = num_rows
+        self.seed = seed
+
+    def at(self, positions: NDArray[np.int64]) -> PlannedRows:
+        """Return the rows at positions (any shape), and the epoch in which each is read."""
+        epochs, within = np.divmod(positions, self.num_rows)
+        rows = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            rows[chosen] = Permutation(self.num_rows, self.seed, EPOCH_PURPOSE, epoch)[within[chosen]]
+        return PlannedRows(rows, epochs)
+
+    def epoch_of(self, position: int) -> int:
+        """Return the epoch of the stream that a position is in."""
+        return position // self.num_rows
 
 
 class EpochOrder:
     """Cycles that hold quotas[i] rows of source i, under a permutation keyed by (seed, cycle)."""
 
-    def __init__(self, quotas: Sequence[int], seed: int) -> None:
+    def __init__(self, quotas: Sequence[int] | NDArray[np.int64], seed: int) -> None:
         self._quotas = np.array(quotas, dtype=np.int64)
         self._starts = np.cumsum(self._quotas) - self._quotas
         self._cycle = int(self._quotas.sum())
         self._seed = seed
-        self.shares = self._quotas / self._cycle
+        self.shares: NDArray[np.float64] = self._quotas / self._cycle
+        """[sources], adding up to 1: the share of each in the positions of a long run."""
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
+        """Return the turns at [n] positions, in any order."""
         cycles, within = np.divmod(positions, self._cycle)
         slots = np.empty_like(within)
         for cycle in np.unique(cycles).tolist():
@@ -67,19 +94,15 @@ class EpochOrder:
         return sources, cycles * self._quotas[sources] + slots - self._starts[sources]
 
 
-class WeightedOrder:
+class WeightedOrder(EpochOrder):
     """Cycles of 65,536 positions (up to 2^20 if a share is very small) with a whole number of rows of every source.
 
-    The numbers are found by largest remainder; the order within a cycle is keyed by (seed, cycle).
+    The numbers are found by largest remainder; a source's rows keep their order within a cycle.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
-        self._cycle = cycle_length(weights)
-        self._quotas = quotas_of(weights, self._cycle)
-        self._starts = np.cumsum(self._quotas) - self._quotas
-        self._seed = seed
+        super().__init__(quotas_of(weights, cycle_length(weights)), seed)
         self._turns = lru_cache(BLOCKS_KEPT)(self._turns_of)
-        self.shares = self._quotas / self._cycle
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
         cycles, within = np.divmod(positions, self._cycle)
@@ -190,7 +213,7 @@ def quotas_of(weights: Sequence[float], total: int) -> NDArray[np.int64]:
 
 
 class BlendedRows:
-    """The stream in which a SourceOrder chooses the source of each row.
+    """The stream in which an order of sources chooses the source of each row.
 
     Args:
         order: the source of each position.
@@ -199,7 +222,7 @@ class BlendedRows:
         epoch_rows: positions in an epoch of the stream.
     """
 
-    def __init__(self, order: SourceOrder, counts: Sequence[int], seed: int, epoch_rows: int) -> None:
+    def __init__(self, order: EpochOrder | MegatronOrder, counts: Sequence[int], seed: int, epoch_rows: int) -> None:
         self.order = order
         self.seed = seed
         self.epoch_rows = epoch_rows
@@ -221,12 +244,10 @@ class BlendedRows:
         return PlannedRows(rows.reshape(positions.shape), epochs.reshape(positions.shape))
 
     def epoch_of(self, position: int) -> int:
-        """Return the epoch of the stream that a position is in."""
         return position // self.epoch_rows
 
-    def shares(self) -> list[float]:
-        """Return the share of each source in the rows of a long run."""
-        return self.order.shares.tolist()
+
+RowStream = RowOrder | BlendedRows
 
 
 def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
@@ -251,11 +272,11 @@ def stream_shares(rows: RowSource, config: RunConfig) -> list[float]:
     """Return the share of each of data.train in the rows of a long run."""
     stream = train_stream(rows, config)
     if isinstance(stream, BlendedRows):
-        return stream.shares()
+        return stream.order.shares.tolist()
     return [len(index) / max(1, len(rows)) for index in rows.indexes]
 
 
-def _order_by_weight(counts: Sequence[int], config: RunConfig) -> SourceOrder:
+def _order_by_weight(counts: Sequence[int], config: RunConfig) -> EpochOrder | MegatronOrder:
     data, seed = config.data, config.training.seed
     weights = [source.weight for source in data.train if source.weight is not None]
     if data.blend == "megatron":

@@ -7,14 +7,17 @@ memory): the int64 fields, then the float32 ones (their bits), each [rows, colum
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS, Field, Objective, Term
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import DataError
+
+if TYPE_CHECKING:
+    from ctxlm_ds.objectives.base import LossTerm, Objective
 
 FLOAT = "float32"
 
@@ -25,6 +28,7 @@ def collate_arrays(
     """Return rows as one flat array.
 
     Args:
+        objective: writes the examples into the fields.
         fields: the objective's fields (Objective.fields).
         examples: the sequences of all rows, row after row, as the objective returns them.
         row_starts: [b + 1] first sequence of each row.
@@ -50,51 +54,42 @@ def split_fields(flat: NDArray[np.int32], fields: Sequence[Field]) -> dict[str, 
     """Return views [b, columns] of a flat array by field."""
     arrays: dict[str, NDArray[Any]] = {}
     offset, num_rows = 0, len(flat) // _row_size(fields)
-    for field in _in_memory(fields):
+    for field in sorted(fields, key=lambda field: field.dtype == FLOAT):
         view = flat[offset : offset + num_rows * field.columns].reshape(num_rows, field.columns)
         arrays[field.name] = view.view(np.float32) if field.dtype == FLOAT else view
         offset += view.size
     return arrays
 
 
-def count_labels(term: Term, arrays: Mapping[str, NDArray[Any]]) -> int:
+def count_labels(term: LossTerm, arrays: Mapping[str, NDArray[Any]]) -> int:
     """Return the divisor of a term's sum over these rows: its count, or its labels that are not ignored."""
     if term.count is not None:
         return int(term.count(arrays))
     return int(np.count_nonzero(arrays[term.labels[0]] != IGNORE_LABEL))
 
 
-def to_batches(
-    flat: NDArray[np.int32], fields: Sequence[Field], micro_batch_size: int, pin_memory: bool = False
-) -> list[Batch]:
+def to_batches(flat: NDArray[np.int32], fields: Sequence[Field], micro_batch_size: int) -> list[Batch]:
     """Return the rows of a flat array as micro-batches, whose contiguous tensors share one buffer per dtype.
 
-    Args:
-        pin_memory: use page-locked memory, from which a GPU copies while it computes.
+    If there is a GPU, it is page-locked memory, from which the GPU copies while it computes.
     """
     import torch
 
     num_rows = len(flat) // _row_size(fields)
     tensors: dict[str, tuple[torch.Tensor, ...]] = {}
     offset = 0
-    for is_float in (False, True):
-        group = [field for field in fields if (field.dtype == FLOAT) == is_float]
+    for dtype, stored in ((torch.int64, torch.int32), (torch.float32, torch.float32)):
+        group = [field for field in fields if getattr(torch, field.dtype) == dtype]
         if not group:
             continue
         values = flat[offset : offset + num_rows * _row_size(group)]
-        dtype = torch.float32 if is_float else torch.int64
-        buffer = torch.empty(len(values), dtype=dtype, pin_memory=pin_memory)
-        buffer.copy_(torch.from_numpy(values.view(np.float32) if is_float else values))
+        buffer = torch.empty(len(values), dtype=dtype, pin_memory=torch.cuda.is_available())
+        buffer.copy_(torch.from_numpy(values).view(stored))
         pieces = buffer.split([num_rows * field.columns for field in group])
         for field, piece in zip(group, pieces, strict=True):
             tensors[field.name] = piece.view(num_rows, field.columns).split(micro_batch_size)
         offset += len(values)
     return [Batch(dict(zip(tensors, pieces, strict=True))) for pieces in zip(*tensors.values(), strict=True)]
-
-
-def _in_memory(fields: Sequence[Field]) -> list[Field]:
-    """Return fields in the order of the flat array."""
-    return sorted(fields, key=lambda field: field.dtype == FLOAT)
 
 
 def _row_size(fields: Sequence[Field]) -> int:

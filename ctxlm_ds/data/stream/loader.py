@@ -1,46 +1,82 @@
 """From rows to the micro-batches of a step: reading, corruption and collation, in worker processes.
 
-The result depends on (seed, position in the stream) only, not on workers, ranks or micro-batches. Workers are forked
-from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled loops only, and
-torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled arrays (no shared
-memory that could fill up), leave signals to the training process and die with it.
+Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G of the endless stream of rows (an
+epoch may end inside it); its micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp.
+So a resume needs one number, and neither ranks nor micro-batches nor workers change the rows of a step.
+
+Workers are forked from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled
+loops only, and torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled
+arrays (no shared memory that could fill up), leave signals to the training process and die with it.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import itertools
 import signal
-import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import Objective, Term
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.blend import train_stream
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
-from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, TrainSampler, evaluation_rows
-from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
+from ctxlm_ds.process.launcher import die_with_launcher
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from ctxlm_ds.objectives.base import Objective
 
 TRAIN_MASKS = "mask"
 HELD_OUT_MASKS = "held_out_mask"
 SMALLEST_PREFETCH = 2
 POSITIONS_AT_ONCE = 1 << 14
 """Small micro-batches of a step are made together, up to this number of positions."""
-PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The division of a step's rows into micro-batches of ranks."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        share = self.micro_batch_size * self.data_parallel_size
+        if self.global_batch_size % share:
+            nearest = max(1, round(self.global_batch_size / share)) * share
+            raise ConfigError(
+                f"training.global_batch_size {self.global_batch_size} is not a multiple of training.micro_batch_size "
+                f"{self.micro_batch_size} times data-parallel size {self.data_parallel_size}; the nearest is {nearest}"
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one rank in a step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Return [micro_batches, micro_batch_size] positions of this rank in a step, in the order of computation."""
+        own = self.data_parallel_rank + self.data_parallel_size * np.arange(self.micro_batches, dtype=np.int64)
+        return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
+
+
+def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
+    """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
+    for step_start in itertools.count(start_row, plan.global_batch_size):
+        yield stream.at(step_start + plan.offsets())
 
 
 @dataclass(slots=True)
@@ -57,18 +93,6 @@ class Step:
     """Rows that the step takes from the stream, over all ranks."""
     epoch: int
     """Epoch (from 0) of the step's first row."""
-
-
-class StepStream(Protocol):
-    """An endless iterable of steps."""
-
-    def __iter__(self) -> Iterator[Step]:
-        """Iterate from the row that it was made for, or restarted at."""
-        ...
-
-    def restart(self, start_row: int) -> StepStream:
-        """Return the same stream, whose next iteration begins at another row; the current iteration ends."""
-        ...
 
 
 class BatchBuilder:
@@ -100,6 +124,8 @@ class BatchBuilder:
 class TrainLoader:
     """An endless stream of steps from row `start_row` (the number of rows consumed so far).
 
+    With `idle` they have no micro-batches, for a pipeline stage that reads no data.
+
     Raises:
         ConfigError: the global batch cannot be divided evenly among the ranks.
         DataError: there are no rows, or a worker process died (while iterating).
@@ -113,6 +139,7 @@ class TrainLoader:
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
         start_row: int = 0,
+        idle: bool = False,
     ) -> None:
         _require_rows(rows)
         training = config.training
@@ -120,12 +147,12 @@ class TrainLoader:
         self._plan = BatchPlan(
             training.global_batch_size, training.micro_batch_size, data_parallel_rank, data_parallel_size
         )
-        self._sampler = TrainSampler(train_stream(rows, config), self._plan, start_row)
-        self._num_workers = config.data.num_workers
+        self._stream = train_stream(rows, config)
+        self._start_row = start_row
+        self._num_workers = 0 if idle else config.data.num_workers
         self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * config.data.seq_length))
-        self._pieces = -(-self._plan.micro_batches // self._at_once)
+        self._pieces = 0 if idle else -(-self._plan.micro_batches // self._at_once)
         self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces)
-        self._pin_memory = _uses_cuda()
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -133,16 +160,15 @@ class TrainLoader:
         self.close()
         self._arrays = self._start()
         atexit.register(_close_at_exit, weakref.ref(self))
-        for step in itertools.count():
+        for first_row in itertools.count(self._start_row, self._plan.global_batch_size):
             if self._arrays is None:
                 return
-            arrays = [self._next_array() for _ in range(self._pieces)]
-            yield self._step(arrays, self._sampler.epoch_of_step(step))
+            yield self._step([self._next_array() for _ in range(self._pieces)], self._stream.epoch_of(first_row))
 
     def restart(self, start_row: int) -> TrainLoader:
         """Return this loader, whose next iteration begins at another row; the workers of the current one end."""
         self.close()
-        self._sampler.start_row = start_row
+        self._start_row = start_row
         return self
 
     def close(self) -> None:
@@ -164,15 +190,10 @@ class TrainLoader:
 
     def _planned(self) -> Iterator[PlannedRows]:
         """Yield the rows of each piece of work: some micro-batches of a step, or all."""
-        micro_batches = iter(self._sampler)
-        left = self._plan.micro_batches
-        while True:
-            piece = list(itertools.islice(micro_batches, min(left, self._at_once)))
-            left = left - len(piece) or self._plan.micro_batches
-            yield PlannedRows(
-                np.concatenate([planned.rows for planned in piece]),
-                np.concatenate([planned.epochs for planned in piece]),
-            )
+        for step in step_rows(self._stream, self._plan, self._start_row):
+            for first in range(0, self._plan.micro_batches, self._at_once):
+                piece = slice(first, first + self._at_once)
+                yield PlannedRows(step.rows[piece].ravel(), step.epochs[piece].ravel())
 
     def _data_loader(self) -> DataLoader[Any]:
         import torch
@@ -184,7 +205,7 @@ class TrainLoader:
             batch_size=None,
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch,
-            collate_fn=_unchanged,
+            collate_fn=lambda array: array,
             worker_init_fn=_init_worker,
             multiprocessing_context="fork",
             generator=torch.Generator(),  # starting the workers would otherwise draw from the run's dropout stream
@@ -217,7 +238,7 @@ class TrainLoader:
             for term in terms:
                 counts[term.name] += count_labels(term, values)
         size = self._plan.micro_batch_size
-        batches = [batch for array in arrays for batch in to_batches(array, fields, size, self._pin_memory)]
+        batches = [batch for array in arrays for batch in to_batches(array, fields, size)]
         return Step(batches, counts, num_tokens, self._plan.global_batch_size, epoch)
 
 
@@ -240,59 +261,23 @@ class EvalLoader:
     ) -> None:
         _require_rows(rows)
         self._builder = BatchBuilder(rows, objective, config, HELD_OUT_SEED, HELD_OUT_MASKS)
-        self._planned = _EvaluationRows(rows, config, data_parallel_rank, data_parallel_size)
-        self._micro_batch_size = config.training.micro_batch_size
-        self._pin_memory = _uses_cuda()
+        micro = config.training.micro_batch_size
+        self._plan = BatchPlan(micro * data_parallel_size, micro, data_parallel_rank, data_parallel_size)
+        self._order = RowOrder(len(rows), HELD_OUT_SEED)
+        self._num_rows = min(config.evaluation.max_rows, len(rows))
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches, which is the same for every rank."""
+        return -(-self._num_rows // self._plan.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        for planned in self._planned:
-            array = self._builder(planned)
-            yield from to_batches(array, self._builder.fields, self._micro_batch_size, self._pin_memory)
-
-
-class IdleTrainLoader:
-    """TrainLoader's steps without micro-batches, for a pipeline stage that reads no data."""
-
-    def __init__(
-        self, rows: RowSource, terms: Sequence[Term], config: RunConfig, data_parallel_size: int, start_row: int
-    ) -> None:
-        training = config.training
-        plan = BatchPlan(training.global_batch_size, training.micro_batch_size, 0, data_parallel_size)
-        self._sampler = TrainSampler(train_stream(rows, config), plan, start_row)
-        self._terms = terms
-
-    def restart(self, start_row: int) -> IdleTrainLoader:
-        """Return this loader, whose next iteration begins at another row of the stream."""
-        self._sampler.start_row = start_row
-        return self
-
-    def __iter__(self) -> Iterator[Step]:
-        for step in itertools.count():
-            counts = {term.name: 0 for term in self._terms}
-            yield Step([], counts, 0, self._sampler.plan.global_batch_size, self._sampler.epoch_of_step(step))
-
-
-class IdleEvalLoader:
-    """None as often as EvalLoader has batches, for a pipeline stage that reads no data."""
-
-    def __init__(self, rows: RowSource, config: RunConfig, data_parallel_size: int) -> None:
-        self._planned = _EvaluationRows(rows, config, 0, data_parallel_size)
-
-    def __iter__(self) -> Iterator[None]:
-        return (None for _ in self._planned)
-
-
-class _EvaluationRows:
-    """The held-out rows of one rank's micro-batches."""
-
-    def __init__(self, rows: RowSource, config: RunConfig, rank: int, size: int) -> None:
-        share = config.training.micro_batch_size
-        self._plan = BatchPlan(share * size, share, rank, size)
-        self._order = RowOrder(len(rows), HELD_OUT_SEED)
-        self._max_rows = config.evaluation.max_rows
-
-    def __iter__(self) -> Iterator[PlannedRows]:
-        return evaluation_rows(self._order, self._max_rows, self._plan)
+        """Yield this rank's micro-batches; empty rows follow the last row."""
+        for number in range(len(self)):
+            positions = number * self._plan.global_batch_size + self._plan.offsets()[0]
+            planned = self._order.at(positions % self._order.num_rows)
+            rows = np.where(positions < self._num_rows, planned.rows, -1)
+            array = self._builder(PlannedRows(rows, planned.epochs))
+            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size)
 
 
 class _WorkerSide:
@@ -308,21 +293,10 @@ class _WorkerSide:
             return error
 
 
-def _uses_cuda() -> bool:
-    """Return whether micro-batches go to a GPU: page-locked memory then lets copies overlap with computation."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:
     loader = reference()
     if loader is not None:
         loader.close()
-
-
-def _unchanged(array: Any) -> Any:
-    return array
 
 
 def _init_worker(_: int) -> None:
@@ -332,8 +306,7 @@ def _init_worker(_: int) -> None:
     torch.set_num_threads(1)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_launcher(watch_grandparent=False)
 
 
 def _require_rows(rows: RowSource) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 TRAIN_HEAD = ("source", "documents", "tokens an epoch", "rows an epoch", "share", "epochs", "tokens read")
 QUANTILES = (0.05, 0.5, 0.95)
-INDEX_HEAD = ("sample index", "sentences", "samples", "a row", "padding", "lengths")
-LABEL_COLUMN = -1
-"""The share of label 0 comes before the lengths, if sequences have labels."""
+INDEX_HEAD = ("sample index", "sentences", "samples", "a row", "padding")
 HELD_OUT_HEAD = ("held out", "documents", "tokens", "rows", "evaluated")
 
 
@@ -30,9 +28,8 @@ def plan_lines(
 ) -> list[str]:
     """Return lines that say what the run reads from its first step to training.max_steps; tokens include special ones.
 
-    Args:
-        steps_done: steps of the run before this start.
-        rows_read: rows that these steps read; their global batch size may have been another.
+    Before this start the run has done `steps_done` steps and read `rows_read` rows; its global batch size may have been
+    another then.
 
     Raises:
         DataError: a source that must have a share has no row.
@@ -53,32 +50,28 @@ def plan_lines(
 
 
 def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> list[tuple[str, ...]]:
-    table: list[tuple[str, ...]] = []
-    sums = {"documents": 0, "tokens": 0, "rows": 0, "read": 0}
+    table, figures = [], []
     for name, index, share in zip(source_names(config), train.indexes, stream_shares(train, config), strict=True):
         documents, tokens, rows = int(index.meta["documents"]), int(index.meta["tokens"]), len(index)
         epochs = share * total_rows / max(1, rows)
-        figures = {"documents": documents, "tokens": tokens, "rows": rows, "read": round(epochs * tokens)}
-        sums = {key: sums[key] + value for key, value in figures.items()}
-        table.append(_train_row(name, figures, share, f"{epochs:.2f}"))
+        figures.append((documents, tokens, rows, round(epochs * tokens)))
+        table.append(_train_row(name, figures[-1], share, epochs))
     if len(table) > 1:
-        table.append(_train_row("together", sums, 1.0, f"{total_rows / max(1, sums['rows']):.2f}"))
+        sums = tuple(map(sum, zip(*figures, strict=True)))
+        table.append(_train_row("together", sums, 1.0, total_rows / max(1, sums[2])))
     return table
 
 
-def _train_row(name: str, figures: Mapping[str, int], share: float, epochs: str) -> tuple[str, ...]:
-    documents, tokens, rows, read = (f"{number:,}" for number in figures.values())
-    return name, documents, tokens, rows, f"{share:.2%}", epochs, read
+def _train_row(name: str, figures: Sequence[int], share: float, epochs: float) -> tuple[str, ...]:
+    documents, tokens, rows, read = (f"{number:,}" for number in figures)
+    return name, documents, tokens, rows, f"{share:.2%}", f"{epochs:.2f}", read
 
 
-def _held_out_rows(config: RunConfig, held_out: Mapping[str, RowSource]) -> list[tuple[str, ...]]:
-    table: list[tuple[str, ...]] = []
+def _held_out_rows(config: RunConfig, held_out: Mapping[str, RowSource]) -> Iterator[tuple[str, ...]]:
     for name, source in held_out.items():
-        documents = sum(int(index.meta["documents"]) for index in source.indexes)
-        tokens = sum(int(index.meta["tokens"]) for index in source.indexes)
+        documents, tokens = (sum(index.meta[key] for index in source.indexes) for key in ("documents", "tokens"))
         evaluated = min(config.evaluation.max_rows, len(source))
-        table.append((name, f"{documents:,}", f"{tokens:,}", f"{len(source):,}", f"{evaluated:,}"))
-    return table
+        yield (name, *(f"{number:,}" for number in (documents, tokens, len(source), evaluated)))
 
 
 def _limits(config: RunConfig) -> str:
@@ -105,7 +98,7 @@ def _blend(config: RunConfig) -> str:
 def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
     """Yield a table of the indexes by name, then the folder and settings of each."""
     labels = {index.format.sequence_labels[:1] for index in indexes.values()}
-    head = (*INDEX_HEAD[:LABEL_COLUMN], *max(labels, default=()), *INDEX_HEAD[LABEL_COLUMN:])
+    head = (*INDEX_HEAD, *max(labels, default=()), "lengths")
     yield from aligned([head, *(_index_row(name, index) for name, index in indexes.items())])
     yield f"  lengths: tokens of a sample at {', '.join(f'{share:.0%}' for share in QUANTILES)}"
     for name, index in indexes.items():

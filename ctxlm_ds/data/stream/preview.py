@@ -1,4 +1,4 @@
-"""The rows that the model sees, as text: rich Text with their masks, labels and boundaries.
+"""Rows of the training stream for people: their names in logs, and as text with masks, labels and boundaries.
 
 The objective renders its sequences: `[CLS] the [MASK→cat] sat`. Documents without an objective: dataset/inspection.py.
 """
@@ -7,35 +7,89 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.data.stream.blend import train_stream
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, train_stream
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
-from ctxlm_ds.data.stream.sampler import PlannedRows, RowOrder
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
+
+SHOWN_ROWS = 8
+
+
+class SourceRows(NamedTuple):
+    """Rows of one source in one of its epochs."""
+
+    source: str
+    """Name in tables: data.train[i].name, or the last part of the path."""
+    epoch: int
+    rows: list[int]
+    """Rows of the source's sample index; a row is a sample, or several if samples are packed (data.packing)."""
+
+
+class BatchRows:
+    """The rows of a run by their position in the training stream."""
+
+    def __init__(self, rows: RowSource, config: RunConfig) -> None:
+        self._rows = rows
+        self._stream = train_stream(rows, config)
+        self._names = source_names(config)
+
+    def plan(self, first: int, count: int) -> PlannedRows:
+        """Return the rows and epochs at positions first to first + count - 1."""
+        return self._stream.at(np.arange(first, first + count, dtype=np.int64))
+
+    def titles(self, first: int, count: int) -> list[str]:
+        """Return a name for the row at each of these positions."""
+        return [
+            f"position {position}: {self._names[source]} row {number} in epoch {epoch}"
+            for position, (source, epoch, number) in enumerate(self._located(first, count), start=first)
+        ]
+
+    def by_source(self, first: int, count: int) -> list[SourceRows]:
+        """Return the rows at these positions by source and epoch, in the stream's order within each."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for source, epoch, number in self._located(first, count):
+            found.setdefault((source, epoch), []).append(number)
+        return [SourceRows(self._names[source], epoch, rows) for (source, epoch), rows in sorted(found.items())]
+
+    def _located(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Return the source, its epoch and the row's number in it at each of these positions."""
+        planned = self.plan(first, count)
+        sources, numbers = self._rows.sources(planned.rows)
+        return zip(sources.tolist(), planned.epochs.tolist(), numbers.tolist(), strict=True)
+
+
+def summary(found: Sequence[SourceRows]) -> str:
+    """Return one line: `wiki epoch 0 rows 812, 97, 4051 and 29 more; books epoch 1 rows 5`."""
+    return "; ".join(f"{part.source} epoch {part.epoch} rows {_short(part.rows)}" for part in found)
+
+
+def _short(rows: Sequence[int]) -> str:
+    shown = ", ".join(map(str, rows[:SHOWN_ROWS]))
+    return shown if len(rows) <= SHOWN_ROWS else f"{shown} and {len(rows) - SHOWN_ROWS:,} more"
 
 
 def preview_rows(
-    rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int, epoch: int = 0
+    rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int
 ) -> Iterator[Text]:
-    """Yield the first `count` rows that training reads in an epoch, with exactly their masks there.
+    """Yield the first `count` rows that training reads, with exactly their masks there.
 
     Rows of other sources than data.train's (a single dataset to look at) have the order of a run on them alone.
     """
-    first = epoch * len(rows)
     is_blend = len(rows.indexes) == len(config.data.train)
     stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
-    planned = stream.at(np.arange(first, first + min(count, len(rows)), dtype=np.int64))
+    planned = stream.at(np.arange(min(count, len(rows)), dtype=np.int64))
     yield from preview_planned(rows, objective, tokenizer, config, planned, [f"row {row}" for row in planned.rows])
 
 
@@ -60,11 +114,7 @@ def preview_planned(
 def render_row(
     examples: Sequence[Any], title: str, seq_length: int, labels: Sequence[str], render: Callable[[Any], Text]
 ) -> Text:
-    """Return a row: a line of figures, then each of its sequences as `render` shows it.
-
-    Args:
-        labels: the meaning of each label of a sequence (SampleFormat.sequence_labels).
-    """
+    """Return a row: a line of figures, then each of its sequences as `render` shows it, with the name of its label."""
     from rich.text import Text
 
     used = sum(len(example.input_ids) for example in examples)

@@ -61,21 +61,12 @@ def fill_token_types(examples: Examples, row_starts: Starts, token_type_ids: Fie
 
 
 @compiled
-def fill_sequence_starts(examples: Examples, row_starts: Starts, sequence_starts: FieldArray) -> None:
-    """Write the first position of each sequence, and of the padding behind the last."""
+def fill_starts(examples: Examples, row_starts: Starts, starts: FieldArray, with_end: bool) -> None:
+    """Write the first position of each sequence, and with `with_end` that of the padding behind the last."""
     for row in range(len(row_starts) - 1):
         first = row_starts[row]
-        for number in range(first, row_starts[row + 1] + 1):
-            sequence_starts[row, number - first] = examples.starts[number] - examples.starts[first]
-
-
-@compiled
-def fill_first_positions(examples: Examples, row_starts: Starts, cls_positions: FieldArray) -> None:
-    """Write the first position of each sequence."""
-    for row in range(len(row_starts) - 1):
-        first = row_starts[row]
-        for number in range(first, row_starts[row + 1]):
-            cls_positions[row, number - first] = examples.starts[number] - examples.starts[first]
+        for number in range(first, row_starts[row + 1] + with_end):
+            starts[row, number - first] = examples.starts[number] - examples.starts[first]
 
 
 @compiled

@@ -10,11 +10,11 @@ import filecmp
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.data.dataset.index_file import read_index
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
-from ctxlm_ds.data.fields import Objective
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
@@ -23,6 +23,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
 
 if TYPE_CHECKING:
+    from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 logger = logging.getLogger("ctxlm_ds")
@@ -55,8 +56,7 @@ def build_run_rows(
 ) -> RunRows:
     """Open the sample indexes of the training and held-out sources, building missing ones with `workers` threads.
 
-    Args:
-        verify: compare the checksums of indexes that exist already.
+    With `verify` the checksums of indexes that exist already are compared.
 
     Raises:
         ConfigError: no training data is named.
@@ -80,11 +80,7 @@ def build_run_rows(
 
 def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[int, int]]:
     """Return for each share the first document of its part, and the one after its last."""
-    bounds, total = [0], 0.0
-    for share in shares:
-        total += share
-        bounds.append(round(total * float(num_documents)))
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(round(total * float(num_documents)) for total in accumulate(shares, initial=0.0)))
 
 
 def train_parts(config: RunConfig) -> list[SourcePart]:
@@ -108,12 +104,10 @@ def held_out_parts(config: RunConfig) -> dict[str, SourcePart]:
         return {source.name: _required_part(source.path, source.part, config) for source in data.validation}
     parts = {}
     for name, source in zip(source_names(config), data.train, strict=True):
-        part = _part(source.path, "valid", config)
-        if _is_empty(part):
+        parts[name] = _part(source.path, "valid", config)
+        if parts[name].is_empty:
             logger.info("data.split %s holds out no document of %s", data.split, source.path)
-        else:
-            parts[name] = part
-    return parts
+    return {name: part for name, part in parts.items() if not part.is_empty}
 
 
 def refuse_copies(train: RowSource, config: RunConfig) -> None:
@@ -168,7 +162,7 @@ def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
 
 def _required_part(path: str, part: str, config: RunConfig) -> SourcePart:
     chosen = _part(path, part, config)
-    if _is_empty(chosen):
+    if chosen.is_empty:
         raise DataError(
             f"{path}: data.split {config.data.split} gives its {part} part none of its {_num_documents(path)} "
             "documents; change the split, or leave the source out"
@@ -187,7 +181,3 @@ def _num_documents(path: str) -> int:
     """Read the .idx alone; the dataset is checked when its samples are opened."""
     idx_path = dataset_file(path, "idx")
     return (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
-
-
-def _is_empty(part: SourcePart) -> bool:
-    return part.documents is not None and part.documents[0] == part.documents[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.data.sample import IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, at_positions
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand

@@ -34,7 +34,16 @@ class WordTable:
         layer: type[WordEmbeddings] | None = None,
         name: str = WORD_EMBEDDINGS,
     ) -> None:
-        """`layer` is a subclass with further uses of the table (`use`); `name` distinguishes several tables."""
+        """Describe one table.
+
+        Args:
+            vocab_size: words.
+            hidden_size: h.
+            init: initial values of the rows.
+            build: kernels and this rank's share.
+            layer: a subclass with further uses of the table (`use`).
+            name: prefix of the parameter's name, which distinguishes several tables.
+        """
         self._layer = layer or WordEmbeddings
         self._name = name
         self._kwargs = {

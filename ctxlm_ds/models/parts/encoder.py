@@ -34,7 +34,7 @@ def encoder_layers(
     table = WordTable(model.vocab_size, model.hidden_size, settings.init, build)
     heads = {
         "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
-        "num_classes": sentence_classes, "init": settings.init, "kernels": build.kernels, "parallel": build.parallel,
+        "init": settings.init, "build": build, "num_classes": sentence_classes,
     }  # fmt: skip
     cls, classes = (("cls_positions",), ("sentence_logits",)) if sentence_classes else ((), ())
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)

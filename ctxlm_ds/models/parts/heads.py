@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.parts.transformer import LayerNorm
-from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import replicated_linear
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init
@@ -31,18 +30,20 @@ class EncoderHeads(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        eps: float,
-        activation: str,
-        init: Init,
-        kernels: KernelSet,
-        parallel: ParallelContext,
-        num_classes: int = 0,
+        self, width: int, eps: float, activation: str, init: Init, build: ModelBuild, num_classes: int = 0
     ) -> None:
-        """`num_classes` adds BERT's pooler and a classifier over the first position of each sequence."""
+        """Make the layers.
+
+        Args:
+            width: h.
+            eps: epsilon of the LayerNorm.
+            activation: name of the transform's activation.
+            init: initial values of the weights.
+            build: kernels and this rank's share.
+            num_classes: classes of BERT's pooler and classifier over each sequence's first position; 0 for neither.
+        """
         super().__init__()
-        self.parallel = parallel
+        kernels, self.parallel = build.kernels, build.parallel
         self.mlm_transform = replicated_linear(width, width, init, kernels, activation)
         self.mlm_layer_norm = LayerNorm(width, eps, kernels)
         self.pooler = replicated_linear(width, width, init, kernels, optional=True) if num_classes else None
@@ -53,8 +54,13 @@ class EncoderHeads(nn.Module):
     def forward(
         self, hidden: Tensor, sequence_ids: Tensor, prediction_positions: Tensor, cls_positions: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map hidden, sequence_ids [b, s], prediction_positions [b, p] and cls_positions [b, m] to the predicted
-        tokens' vectors [b, p, h] and, if built with classes, the logits of the sequences [b, m, classes].
+        """Return the predicted tokens' vectors [b, p, h] and, with classes, the sequences' logits [b, m, classes].
+
+        Args:
+            hidden: hidden states of the encoder.
+            sequence_ids: [b, s], for the shape of a row.
+            prediction_positions: [b, p].
+            cls_positions: [b, m], first position of each sequence; None without classes.
         """
         if self.parallel.splits_tokens:
             hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)

@@ -110,11 +110,16 @@ def transformer_blocks(
 ) -> list[LayerDescription]:
     """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`.
 
-    `scores` maps a layer's number to the tensor for its attention scores (distillation): the products [b, n, s, s] of
-    queries and keys over sqrt(d), before mask and softmax.
+    Args:
+        prefix: name of the list of layers.
+        num_layers: number of layers.
+        settings: settings of each layer.
+        build: kernels, this rank's share, and how repeated layers run.
+        scores: tensors for the attention scores of some layers, by number (distillation): the products [b, n, s, s] of
+            queries and keys over sqrt(d), before mask and softmax.
     """
     names = scores or {}
-    kwargs = {"settings": settings, "kernels": build.kernels, "parallel": build.parallel}
+    kwargs = {"settings": settings, "build": build}
     return [
         LayerDescription(
             f"{prefix}.{index}",
@@ -144,7 +149,7 @@ class LayerNorm(nn.Module):
     """LayerNorm over the width, computed by a kernel."""
 
     def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
-        """`parallel` is None if every rank has all tokens."""
+        """Allocate weight and bias; `parallel` is None if every rank has all tokens."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
@@ -162,9 +167,9 @@ class LayerNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention inside each sequence (Vaswani 2017); each rank computes its heads."""
 
-    def __init__(self, settings: BlockSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
-        width = settings.hidden_size
+        width, kernels, parallel = settings.hidden_size, build.kernels, build.parallel
         self.num_heads = settings.num_heads // parallel.size
         self.dropout = settings.attention.dropout
         self.qkv = column_parallel_linear(width, 3 * width, settings.init, kernels, parallel, blocks=(width,) * 3)
@@ -176,7 +181,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, with_scores: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend: hidden, sequence_ids [b, s], sequence_starts [b, m + 1] -> as hidden, and the scores [b, n, s, s]."""
+        """Map hidden to the same shape, and `with_scores` to the scores [b, n, s, s] of this rank's heads, else None.
+
+        sequence_ids [b, s], sequence_starts [b, m + 1].
+        """
         heads = self.qkv(hidden).view(*sequence_ids.shape, 3, self.num_heads, -1)
         query, key, value = heads.unbind(2)
         dropout_p = self.dropout if self.training else 0.0
@@ -190,9 +198,14 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them."""
 
-    def __init__(self, settings: BlockSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
-        width, inner = settings.hidden_size, settings.intermediate_size
+        width, inner, kernels, parallel = (
+            settings.hidden_size,
+            settings.intermediate_size,
+            build.kernels,
+            build.parallel,
+        )
         self.up = column_parallel_linear(width, inner, settings.init, kernels, parallel, settings.activation)
         self.down = row_parallel_linear(inner, width, settings.residual_init, kernels, parallel)
 
@@ -221,12 +234,12 @@ class HiddenDropout(nn.Module):
 class TransformerLayer(nn.Module):
     """One layer: self-attention and feed-forward, dropout on the output of both, each with a residual connection."""
 
-    def __init__(self, settings: BlockSettings, kernels: KernelSet, parallel: ParallelContext) -> None:
+    def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
-        width, eps = settings.hidden_size, settings.norm_eps
-        self.attention = SelfAttention(settings, kernels, parallel)
+        width, eps, kernels, parallel = settings.hidden_size, settings.norm_eps, build.kernels, build.parallel
+        self.attention = SelfAttention(settings, build)
         self.attention_layer_norm = LayerNorm(width, eps, kernels, parallel)
-        self.mlp = FeedForward(settings, kernels, parallel)
+        self.mlp = FeedForward(settings, build)
         self.mlp_layer_norm = LayerNorm(width, eps, kernels, parallel)
         self.dropout = HiddenDropout(settings.hidden_dropout, kernels, parallel)
         self.pre_layer_norm = settings.pre_layer_norm
@@ -234,10 +247,7 @@ class TransformerLayer(nn.Module):
     def forward(
         self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, with_scores: bool = False
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Map hidden to the same shape, `with_scores` also to the scores of this rank's heads [b, n, s, s].
-
-        sequence_ids [b, s], sequence_starts [b, m + 1].
-        """
+        """Map hidden to the same shape, `with_scores` also to the scores; arguments as of SelfAttention."""
         if self.pre_layer_norm:
             normed = self.attention_layer_norm(hidden)
             attended, scores = self.attention(normed, sequence_ids, sequence_starts, with_scores)

@@ -38,14 +38,8 @@ def checkpoint(tmp_path: Path) -> Path:
             {"data.train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 2}]},
             ["data.train[1]: weight 3.0, epochs 1 -> weight 2.0, epochs 1"],
         ),
-        (
-            {"data.train": [{"path": "a", "weight": 1}]},
-            ["data.train: 2 sources -> 1 source"],
-        ),
-        (
-            {"data.seq_length": 64, "training.seed": 5},
-            ["data.seq_length: 128", "training.seed: 1234 -> 5"],
-        ),
+        ({"data.train": [{"path": "a", "weight": 1}]}, ["data.train: 2 sources -> 1 source"]),
+        ({"data.seq_length": 64, "training.seed": 5}, ["data.seq_length: 128", "training.seed: 1234 -> 5"]),
     ],
 )
 def test_another_stream_of_rows_is_refused_by_name(checkpoint: Path, changes: dict[str, Any], words: list[str]) -> None:

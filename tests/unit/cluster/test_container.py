@@ -12,9 +12,7 @@ FOLDER = ROOT / "slurm" / "container"
 APPTAINER = (FOLDER / "ctxlm_ds.def").read_text()
 DOCKER = (FOLDER / "Dockerfile").read_text()
 INSTALL = (FOLDER / "install.sh").read_text()
-PINS = dict(
-    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"
-)
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#")
 
 
 def sections(text: str) -> dict[str, list[str]]:

@@ -56,6 +56,6 @@ def test_the_remote_shell_expands_nothing(tmp_path: Path) -> None:
     values = "[v for k, v in sorted(os.environ.items()) if 'CTXLM' in k]"
     show = f"import json, os, sys; print(json.dumps([sys.argv[1:], {values}]))"
     exports = "".join(f"export {key}={value}; " for key, value in runner.exports.items())
-    command = f"{exports} {sys.executable} -c \"{show}\" {' '.join(runner.user_arguments)}"
+    command = f'{exports} {sys.executable} -c "{show}" {" ".join(runner.user_arguments)}'
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True, env={})
     assert json.loads(done.stdout) == [HOSTILE, HOSTILE] and not list(tmp_path.iterdir())

@@ -26,9 +26,7 @@ EMPTY: dict[str, Any] = {"faults": [], "gb_per_s": {}, "errors": {}}
 def records(nodes: tuple[str, ...] = NODES, **changes: dict[str, Any]) -> list[dict[str, Any]]:
     """Two ranks a node; `changes` by node, for both."""
     usual = {**EMPTY, "gpus": "2 x H100", "free_gb": {"memory": 50.0}, "sent_unix_s": 100.0, "received_unix_s": 100.01}
-    return [
-        {**usual, "node": node, "local_rank": local, **changes.get(node, {})} for node in nodes for local in (0, 1)
-    ]
+    return [{**usual, "node": node, "local_rank": local, **changes.get(node, {})} for node in nodes for local in (0, 1)]
 
 
 def judged(found: list[dict[str, Any]], nodes: tuple[str, ...] = NODES) -> dict[str, Any]:
@@ -181,11 +179,12 @@ def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -
     assert slurm_commands.excluded_nodes(tmp_path) == {}
 
 
-def test_words_for_slurm() -> None:
-    assert slurm_commands.sbatch_words(["n3", "n1", "n3"]) == ["--exclude=n1,n3"]
-    assert slurm_commands.sbatch_words([]) == []
+def test_words_for_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     uneven = {"n1": 1, "n2": 2, "n3": 3}
     assert slurm_commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
     assert slurm_commands.srun_words({"n1": 1}, ["n9"]) == []
-    assert slurm_commands.requeue_command(7, []) == ["scontrol", "requeue", "7"]
-    assert slurm_commands.requeue_command(7, ["n2", "n1"])[-2:] == ["7", "n1,n2"]
+    called: list[list[str]] = []
+    monkeypatch.setattr(slurm_commands, "call", called.append)
+    slurm_commands.requeue("7", [])
+    slurm_commands.requeue("7", ["n2", "n1"])
+    assert called[0] == ["scontrol", "requeue", "7"] and called[1][-2:] == ["7", "n1,n2"]

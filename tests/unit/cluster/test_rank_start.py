@@ -21,7 +21,7 @@ def failure(exit_status: int | None, error: str = "ValueError", signal: int | No
 
 
 def judge(run_dir: Path, status: int, *failures: RankFailure, before: int = 0, told: bool = False) -> Ended:
-    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", run_folder=SimpleNamespace(max_steps=100))
+    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", max_steps=100)
     return read_outcome(cast("JobContext", job), before, status, failures, told)
 
 
@@ -38,9 +38,7 @@ def end(run_dir: Path, reason: str, completed: bool = False, failed: bool = Fals
         ("stopped by signal SIGINT", False, Outcome.STOPPED_FOR_GOOD),
     ],
 )
-def test_the_last_end_tells_and_not_the_status(
-    tmp_path: Path, reason: str, completed: bool, expected: Outcome
-) -> None:
+def test_the_last_end_tells_and_not_the_status(tmp_path: Path, reason: str, completed: bool, expected: Outcome) -> None:
     """A rank may still be killed while the interpreter shuts down."""
     append_event(tmp_path, START, step=0)
     end(tmp_path, reason, completed)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ctxlm_ds.cluster import staging
-from ctxlm_ds.cluster.staging import ROOT_NAME, copy_of, settings_of, stage_here
+from ctxlm_ds.cluster.job_context import JobContext
+from ctxlm_ds.cluster.staging import ROOT_NAME, copy_of, run_staging, stage_here
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -73,10 +75,10 @@ def rows_of(config: RunConfig, tokenizer: Tokenizer) -> dict[str, object]:
     return rows.describe(config, tokenizer)
 
 
-def stage(folder: Path, into: Path, *overrides: str) -> tuple[list[str], list[str]]:
-    """Settings and lines."""
-    lines: list[str] = []
-    return settings_of([stage_here(config_of(folder, *overrides), into)], into, lines.append), lines
+def stage(folder: Path, into: Path, *overrides: str) -> list[str]:
+    """The settings."""
+    settings: list[str] = stage_here(config_of(folder, *overrides), into)["settings"]
+    return settings
 
 
 def staged_files(into: Path) -> dict[str, int]:
@@ -94,8 +96,7 @@ def damage(path: Path, place: int = 0) -> None:
 
 
 def test_a_run_reads_the_copies_and_sees_the_same_data(route: Path, tmp_path: Path) -> None:
-    settings, lines = stage(route, tmp_path)
-    assert lines == []
+    settings = stage(route, tmp_path)
     before, now = config_of(route), config_of(route, *settings)
     # Nothing of the run may need the originals now, and no index is built anew.
     files = set(staged_files(tmp_path))
@@ -115,13 +116,13 @@ def test_a_run_reads_the_copies_and_sees_the_same_data(route: Path, tmp_path: Pa
 
 
 def test_what_is_there_and_verifies_is_not_copied_again(route: Path, tmp_path: Path) -> None:
-    first, _ = stage(route, tmp_path)
+    first = stage(route, tmp_path)
     before = staged_files(tmp_path)
-    assert stage(route, tmp_path) == (first, [])
+    assert stage(route, tmp_path) == first
     assert staged_files(tmp_path) == before
     damaged = next((tmp_path / ROOT_NAME).glob("heldout-*/heldout.bin"))
     damage(damaged, 5)
-    assert stage(route, tmp_path) == (first, [])
+    assert stage(route, tmp_path) == first
     after = staged_files(tmp_path)
     assert damaged.read_bytes() == (route / "heldout.bin").read_bytes()
     changed = [name for name in before if before[name] != after[name]]
@@ -135,83 +136,72 @@ def test_a_changed_source_is_copied_again(copied_route: Path, tmp_path: Path) ->
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     documents = random_documents(9, seed=99, vocab_size=tokenizer.vocab_size)
     write_dataset(copied_route / "heldout", documents, metadata={"tokenizer_fingerprint": tokenizer.fingerprint})
-    _, lines = stage(copied_route, tmp_path)
+    answer = stage_here(config_of(copied_route), tmp_path)
     copy = next((tmp_path / ROOT_NAME).glob("heldout-*/heldout.bin"))
     assert copy.read_bytes() == (copied_route / "heldout.bin").read_bytes()
     # Its index does not exist yet.
-    assert len(lines) == 1
-    assert "is not built yet" in lines[0]
+    assert [Path(folder).is_relative_to(copied_route) for folder in answer["missing"]] == [True]
 
 
 def test_a_damaged_source_is_not_staged(copied_route: Path, tmp_path: Path) -> None:
     damage(copied_route / "b/text.bin")
-    settings, lines = stage(copied_route, tmp_path)
-    assert len(lines) == 1
-    assert "sha256sum: text.bin: FAILED; the file is damaged" in lines[0]
-    train = config_of(copied_route, *settings).data.train
-    assert train[0].path.startswith(str(tmp_path / ROOT_NAME))
-    assert train[1].path == str(copied_route / "b/text")
+    with pytest.raises(ClusterError, match="text.bin: sha256sum: text.bin: FAILED; if the file is damaged"):
+        stage(copied_route, tmp_path)
 
 
 def test_an_interrupted_copy_is_not_taken_for_a_file(
     copied_route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy that fails half-way, as on a full disk, then one that works."""
-
-    def fail(file: Path, copy: Path) -> None:
-        copy.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(copy))
-
+    fail = 'for last; do :; done; head -c 9 "$1" >"$last/$(basename "$1")"; echo "No space left on device" >&2; exit 1'
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "copy2", fail)
-        settings, lines = stage(copied_route, tmp_path)
-    assert (settings, len(lines)) == ([], 4) and "No space left on device" in lines[0]
-    assert staged_files(tmp_path) == {}
-    settings, lines = stage(copied_route, tmp_path)
-    assert (len(settings), lines) == (3, [])
-    assert not list((tmp_path / ROOT_NAME).rglob("*partial*"))
+        for name in ("RSYNC", "CP"):
+            patched.setattr(staging, name, ("sh", "-c", fail, "copy"))
+        with pytest.raises(ClusterError, match="this node: .*/a/text.bin: sh: No space left on device"):
+            stage(copied_route, tmp_path)
+    assert any(staged_files(tmp_path))
+    stage(copied_route, tmp_path)
+    copy = copy_of(str(copied_route / "a/text"), tmp_path).with_suffix(".bin")
+    assert copy.read_bytes() == (copied_route / "a/text.bin").read_bytes()
 
 
-def test_no_room_leaves_the_data_in_its_place(
-    route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_stages_nothing(route: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "SPARE_BYTES", 1 << 62)
-    settings, lines = stage(route, tmp_path)
-    assert settings == []
-    assert len(lines) == 4
-    assert f"here: no room for {route / 'a/text'} in {tmp_path}: " in lines[0]
+    with pytest.raises(ClusterError, match=f"this node: no room for {route / 'a/text.bin'} in {tmp_path}"):
+        stage(route, tmp_path)
     assert staged_files(tmp_path) == {}
     (tmp_path / "file").write_text("")
-    assert "Not a directory" in stage(route, tmp_path / "file")[1][0]
+    with pytest.raises(NotADirectoryError):
+        stage(route, tmp_path / "file")
 
 
-def answers(**failed: dict[str, str]) -> list[dict[str, Any]]:
-    """Of nodes, each with what failed there."""
-    plan = {"train": [{"path": "/d/a", "name": "a"}, {"path": "/d/b", "name": "b"}], "validation": [{"path": "/d/v"}]}
-    return [
-        {**plan, "tokenizer": "/d/tok", "has_index_dir": True, "notes": [], "node": node, "failed": why}
-        for node, why in failed.items()
-    ]
-
-
-def test_what_one_node_lacks_is_read_from_the_shared_disk_by_all(tmp_path: Path) -> None:
+def run_job(
+    answers: list[dict[str, Any]], output: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], list[str]]:
+    """Settings and log lines of a job on two nodes with these answers."""
     lines: list[str] = []
-    settings = settings_of(answers(n1={}, n2={"/d/b": "No space left on device"}), tmp_path, lines.append)
-    assert lines == ["staging: n2: No space left on device; /d/b is read from where the recipe says"]
-    copy_of_a = str(copy_of("/d/a", tmp_path))
-    assert settings[0] == "data.train=" + json.dumps([{"path": copy_of_a, "name": "a"}, {"path": "/d/b", "name": "b"}])
-    assert [setting.partition("=")[0] for setting in settings] == ["data.train", "data.validation", "tokenizer.path"]
+    monkeypatch.setattr(staging, "run_on_nodes", lambda *_: (answers, output))
+    monkeypatch.setattr(staging, "log", lines.append)
+    context = cast(JobContext, SimpleNamespace(words=(), settings=None))
+    return run_staging(context, ["n1", "n2"], {"CTXLM_STAGE_DIR": "/disk"}, lambda: False), lines
 
 
-def test_an_index_folder_of_its_own_is_given_up_only_when_all_is_staged(tmp_path: Path) -> None:
-    assert "data.sample_index_dir=null" in settings_of(answers(n1={}, n2={"/d/tok": "x"}), tmp_path, print)
-    assert "data.sample_index_dir=null" not in settings_of(answers(n1={"/d/v": "x"}), tmp_path, print)
+def test_what_one_node_lacks_is_read_from_the_shared_disk_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"settings": ["tokenizer.path=null"], "copied_bytes": 1000, "missing": []}
+    settings, lines = run_job([answer, answer], [], monkeypatch)
+    assert settings == ["tokenizer.path=null"]
+    assert lines[0].startswith("staging: /disk/ctxlm-staged of 2 nodes; 1.0 kB copied")
+    settings, lines = run_job([answer], ["1: error: n2: no room"], monkeypatch)
+    assert (settings, lines) == ([], ["staging: n2: no room; everything is read from where the recipe says"])
+
+
+def test_an_index_folder_of_its_own_is_given_up(route: Path, tmp_path: Path) -> None:
+    assert "data.sample_index_dir=null" in stage(route, tmp_path, f"data.sample_index_dir={tmp_path / 'indexes'}")
 
 
 def test_links_are_copied_as_what_they_point_to(copied_route: Path, tmp_path: Path) -> None:
     (copied_route / "heldout.bin").rename(copied_route / "elsewhere")
     (copied_route / "heldout.bin").symlink_to(copied_route / "elsewhere")
-    _, lines = stage(copied_route, tmp_path)
-    assert lines == []
+    stage(copied_route, tmp_path)
     copy = next((tmp_path / ROOT_NAME).glob("heldout-*/heldout.bin"))
     assert not copy.is_symlink()

@@ -17,7 +17,7 @@ import pytest
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.cluster.run_files import MOST_TAIL_BYTES, read_last_lines
 from ctxlm_ds.cluster.start_records import begin
-from ctxlm_ds.cluster.status_view import cells, checkpoint_cell, details, headings_that_fit, remarks, table
+from ctxlm_ds.cluster.status_view import checkpoint_cell, details, remarks, table
 from ctxlm_ds.process.run_history import (
     END,
     FAILURE,
@@ -177,9 +177,8 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert status(tmp_path).state == "never started"
 
 
-def test_runs_of_a_time_before_there_was_a_history(tmp_path: Path) -> None:
+def test_a_folder_with_checkpoints_alone_is_stopped(tmp_path: Path) -> None:
     assert status(make_run(tmp_path / "a")).state == "stopped"
-    assert status(make_run(tmp_path / "b", max_steps=20)).state == "completed"
 
 
 # Damage
@@ -217,7 +216,7 @@ def test_files_that_never_end_are_not_waited_for(run_dir: Path) -> None:
     os.mkfifo(run_dir / "attempts" / ATTEMPT / "start.json")
     os.mkfifo(run_dir / "attempts" / ATTEMPT / "rank-00000.json")
     assert status(run_dir).damaged == {
-        "lock.json": "not a regular file", "config.yaml": "unreadable", "metrics.jsonl": "not a regular file"
+        "lock.json": "not a regular file", "config.yaml": "not a regular file", "metrics.jsonl": "not a regular file"
     }  # fmt: skip
 
 
@@ -276,7 +275,7 @@ def test_only_the_end_of_metrics_is_read(tmp_path: Path) -> None:
         handle.write((json.dumps(line(8)) + "\n" + json.dumps({"step": 8, "eval/x/loss": 1.0}) + "\n").encode())
     before = read_bytes()
     lines = read_last_lines(tmp_path, 20)
-    assert isinstance(lines, list) and [values["step"] for values in lines] == [7] * 19 + [8]
+    assert [values["step"] for values in lines] == [7] * 19 + [8]
     assert read_bytes() - before < 1 << 20
 
 
@@ -288,9 +287,10 @@ def test_lines_longer_than_a_piece_and_a_bound_without_one(tmp_path: Path) -> No
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(json.dumps({**line(step), "pad": "x" * 100_000}) for step in (1, 2, 3)))
     lines = read_last_lines(tmp_path, 2)
-    assert isinstance(lines, list) and [values["step"] for values in lines] == [2, 3]
+    assert [values["step"] for values in lines] == [2, 3]
     path.write_bytes(b"\0" * (MOST_TAIL_BYTES + 10))
-    assert not isinstance(read_last_lines(tmp_path, 2), list)
+    with pytest.raises(ValueError):
+        read_last_lines(tmp_path, 2)
     path.write_bytes(b"")
     assert read_last_lines(tmp_path, 2) == []
 
@@ -332,13 +332,3 @@ def test_the_tool_needs_no_library_that_trains(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "step        20/100" in done.stdout
-
-
-def test_a_narrow_terminal_keeps_what_matters(run_dir: Path) -> None:
-    rows = [cells(status(run_dir))]
-    wide = headings_that_fit(rows, 300)
-    assert "job" in wide and len(wide) == 10
-    narrow = headings_that_fit(rows, 40)
-    assert narrow == ["run", "state", "step", "loss", "checkpoint"]
-    headings, row = table([status(run_dir)], 40)
-    assert headings.split() == narrow and "  \033[0mstopped\033[0m" in row

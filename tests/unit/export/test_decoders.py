@@ -208,9 +208,7 @@ def test_a_wrong_export_is_noticed(name: str, tokenizer_folder: Path, tmp_path: 
     step = run / "checkpoints" / "step-00000100"
     config = load_config(step / "config.yaml")
     with pytest.raises(ExportError, match=r"text/logits.*generate of 20 tokens"):
-        verify_folder(
-            tmp_path / "hf", CheckpointReader(step), config.model, OUTPUTS, load_tokenizer(tokenizer_folder)
-        )
+        verify_folder(tmp_path / "hf", CheckpointReader(step), config.model, OUTPUTS, load_tokenizer(tokenizer_folder))
 
 
 def test_a_new_run_starts_from_either_with_more_positions(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:

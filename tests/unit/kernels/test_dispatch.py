@@ -10,7 +10,7 @@ import torch
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import AttentionSpec, ReferenceAttention, SdpaAttention, why_varlen_cannot_run
 from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, why_compiled_cannot_run
-from ctxlm_ds.kernels.dispatch import OPERATIONS, choose_kernels
+from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
 from ctxlm_ds.kernels.norm import reference_layer_norm, reference_rms_norm, torch_rms_norm
@@ -38,7 +38,7 @@ def test_something_always_runs(operation: str) -> None:
 
 
 def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     assert kernels.describe() == "layer_norm torch, bias_gelu torch, linear torch, dropout torch"
     assert kernels.attention(SINGLE) == SdpaAttention(SINGLE, in_float32=False)
     assert kernels.attention(PACKED) == SdpaAttention(PACKED, in_float32=False)
@@ -46,13 +46,13 @@ def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:
 
 
 def test_layers_of_one_kind_share_their_kernel() -> None:
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     assert kernels.attention(SINGLE) is kernels.attention(AttentionSpec(64))
     assert kernels.attention(SINGLE) is not kernels.attention(PACKED)
 
 
 def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.bfloat16)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.bfloat16)
     emulated = bf16_is_emulated("cpu")
     assert kernels.linear is (float32_linear if emulated else torch_linear)
     assert kernels.attention(SINGLE) == SdpaAttention(SINGLE, in_float32=emulated)
@@ -61,7 +61,7 @@ def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
 
 def test_references_by_name() -> None:
     config = KernelsConfig(attention="reference", layer_norm="reference", bias_gelu="reference", linear="float32")
-    kernels = choose_kernels(config, "cpu", torch.float32)
+    kernels = KernelSet(config, "cpu", torch.float32)
     assert kernels.attention(PACKED) == ReferenceAttention(PACKED) and kernels.layer_norm is reference_layer_norm
     assert kernels.bias_gelu is reference_bias_gelu and kernels.linear is float32_linear
     assert kernels.rms_norm is reference_rms_norm
@@ -71,17 +71,17 @@ def test_references_by_name() -> None:
 
 
 def test_rms_norm_goes_with_layer_norm() -> None:
-    assert choose_kernels(KernelsConfig(), "cpu", torch.float32).rms_norm is torch_rms_norm
+    assert KernelSet(KernelsConfig(), "cpu", torch.float32).rms_norm is torch_rms_norm
 
 
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_by_name() -> None:
-    kernels = choose_kernels(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
     assert kernels.bias_gelu is compiled_bias_gelu
 
 
 def test_attention_asked_for_by_name_that_cannot_run_is_an_error() -> None:
-    kernels = choose_kernels(KernelsConfig(attention="varlen"), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(attention="varlen"), "cpu", torch.float32)
     message = (
         r"kernels\.attention: `varlen` cannot run here: it needs a CUDA device, and this run is on cpu\. "
         r"Set kernels\.attention to `auto` \(`sdpa` here\)\."
@@ -93,13 +93,13 @@ def test_attention_asked_for_by_name_that_cannot_run_is_an_error() -> None:
 def test_another_kernel_asked_for_by_name_that_cannot_run_is_an_error() -> None:
     message = r"kernels\.layer_norm: `apex` cannot run here: it needs a CUDA device.* to `auto` \(`torch` here\)\."
     with pytest.raises(KernelError, match=message):
-        choose_kernels(KernelsConfig(layer_norm="apex"), "cpu", torch.float32)
+        KernelSet(KernelsConfig(layer_norm="apex"), "cpu", torch.float32)
 
 
 @no_cuda
 def test_the_apex_of_pypi_does_not_count() -> None:
     with pytest.raises(KernelError, match="build NVIDIA apex from source"):
-        choose_kernels(KernelsConfig(layer_norm="apex"), "cuda", torch.bfloat16)
+        KernelSet(KernelsConfig(layer_norm="apex"), "cuda", torch.bfloat16)
 
 
 def test_no_cpp_compiler_is_a_reason() -> None:
@@ -109,7 +109,7 @@ def test_no_cpp_compiler_is_a_reason() -> None:
         inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(KernelError, match=r"`compiled` cannot run here: .*C\+\+ compiler"),
     ):
-        choose_kernels(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
+        KernelSet(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_what_varlen_needs(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     spec = AttentionSpec(**{"head_size": 64, "shares_rows": True, **settings})
-    kernels = choose_kernels(KernelsConfig(), "cuda", dtype)
+    kernels = KernelSet(KernelsConfig(), "cuda", dtype)
     kernels.attention(spec)
     kernels.attention(SINGLE)
     if reason is None:
         assert why_varlen_cannot_run(Need(spec, "cuda", dtype)) is None
         assert kernels.names["attention"] == "sdpa and varlen"
-        choose_kernels(KernelsConfig(attention="varlen"), "cuda", dtype).attention(SINGLE)
+        KernelSet(KernelsConfig(attention="varlen"), "cuda", dtype).attention(SINGLE)
         return
     assert kernels.names["attention"] == "sdpa"
     with pytest.raises(KernelError, match=reason):
-        choose_kernels(KernelsConfig(attention="varlen"), "cuda", dtype).attention(spec)
+        KernelSet(KernelsConfig(attention="varlen"), "cuda", dtype).attention(spec)
 
 
 def test_auto_takes_the_first_row_that_suits_and_runs() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
@@ -34,7 +34,7 @@ def config(request: pytest.FixtureRequest) -> TransformerSection:
 
 
 def build(recompute: bool = False) -> ModelBuild:
-    kernels = choose_kernels(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     return ModelBuild(OBJECTIVE.outputs, kernels, recompute=recompute, shares_rows=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.parts.heads import select_positions
@@ -19,7 +19,7 @@ SEQ_LENGTH = 20
 def model_of(
     config: ModelSection, shares_rows: bool, outputs: tuple[str, ...] = OUTPUTS, attention: str = "auto"
 ) -> LayerSequence:
-    kernels = choose_kernels(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
+    kernels = KernelSet(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
     return build_model(config, ModelBuild(outputs, kernels, shares_rows=shares_rows), seed=0)
 
 

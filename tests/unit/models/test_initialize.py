@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model, describe_model
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
@@ -14,7 +16,7 @@ from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, tiny_model
 
-BUILD = ModelBuild(OUTPUTS, choose_kernels(KernelsConfig(), "cpu", torch.float32))
+BUILD = ModelBuild(OUTPUTS, KernelSet(KernelsConfig(), "cpu", torch.float32))
 INIT = Normal(0.2)
 
 
@@ -28,6 +30,37 @@ def test_distribution() -> None:
     assert abs(value.mean().item()) < 4 * 0.02 / 120_000**0.5
     assert value.std().item() == pytest.approx(0.02, rel=0.01)
     assert (value.abs() > 0.04).float().mean().item() == pytest.approx(0.0455, abs=0.004)
+
+
+def test_truncated_distribution() -> None:
+    """TensorFlow's truncated_normal_initializer: nothing beyond two deviations, all else as a normal distribution."""
+    deviation, count = 0.02, 120_000
+    init = Normal(deviation, truncated=True)
+    value = initial_value("encoder.0.mlp.up.weight", (300, 400), init, seed=1).double().flatten() / deviation
+    assert value.abs().max().item() <= 2.0 + 1e-6
+    assert value.max().item() > 1.999 and value.min().item() < -1.999
+    density = math.exp(-2.0) / math.sqrt(2 * math.pi)
+    inside = math.erf(math.sqrt(2.0))
+    expected = math.sqrt(1 - 4 * density / inside)  # 0.8796
+    assert abs(value.mean().item()) < 4 * expected / count**0.5
+    assert value.std().item() == pytest.approx(expected, rel=0.005)
+    # Kolmogorov and Smirnov's distance to the distribution function of a normal one cut at two deviations.
+    below = (torch.special.ndtr(value.sort().values) - torch.special.ndtr(torch.tensor(-2.0))) / inside
+    assert (below - (torch.arange(count) + 0.5) / count).abs().max().item() < 1.95 / count**0.5
+    again, other = (initial_value("encoder.0.mlp.up.weight", (300, 400), init, seed) for seed in (1, 2))
+    assert torch.equal(again.double().flatten() / deviation, value) and not torch.equal(again, other)
+
+
+def test_a_recipe_chooses_the_truncated_distribution() -> None:
+    """Matrices and tables are truncated; biases and norms stay constants."""
+    truncated, normal = (
+        describe_model(tiny_model(initializer=name), OUTPUTS) for name in ("truncated_normal", "normal")
+    )
+    for name, facts in truncated.facts.items():
+        if isinstance(facts.init, Normal):
+            assert facts.init.truncated and not normal.facts[name].init.truncated, name
+        else:
+            assert facts.init == normal.facts[name].init, name
 
 
 def test_a_constant_is_the_same_everywhere() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
@@ -28,7 +28,7 @@ Fields = dict[str, Tensor]
 
 
 def build_of(outputs: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float32, **options: Any) -> ModelBuild:
-    kernels = choose_kernels(KernelsConfig(), "cpu", dtype)
+    kernels = KernelSet(KernelsConfig(), "cpu", dtype)
     parallel = ParallelContext(dropout=DropoutStreams(5, enabled=True))
     return ModelBuild(outputs, kernels, parallel, shares_rows=True, **options)
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import choose_kernels
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
-from ctxlm_ds.models.stages import block_costs, bounds_of_counts, parameter_costs, stage_bounds
+from ctxlm_ds.models.stages import bounds_of_counts, parameter_costs, stage_bounds
 from ctxlm_ds.registry import OBJECTIVES
 from tests.dist.training import tiny_config
 
@@ -55,7 +55,7 @@ def test_no_cut_has_a_cheaper_dearest_stage(blocks: list[float], ends: tuple[flo
 
 def test_equal_layers_are_dealt_out_equally() -> None:
     descriptions = layers(8)
-    assert stage_bounds(descriptions, block_costs(descriptions), 4) == [0, 4, 6, 8, 13]
+    assert stage_bounds(descriptions, [float(description.block) for description in descriptions], 4) == [0, 4, 6, 8, 13]
 
 
 def test_by_hand() -> None:
@@ -70,7 +70,7 @@ def test_parameters_are_those_of_the_modules(family: str) -> None:
     """The tied word embedding counts where it looks up and where it decodes."""
     config = tiny_config(family)
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    kernels = choose_kernels(config.kernels, "cpu", torch.float32)
+    kernels = KernelSet(config.kernels, "cpu", torch.float32)
     descriptions = build_layer_list(config.model, ModelBuild(outputs, kernels))
     model = LayerSequence(descriptions, outputs)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

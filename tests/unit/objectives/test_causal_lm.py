@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
 from ctxlm_ds.parallel.context import ParallelContext

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, Sample
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Sample
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
@@ -37,9 +38,7 @@ OBJECTIVE = build_objective(objective_section(name="masked_lm_nsp"))
 TERMS = ("masked_lm", "next_sentence")
 
 
-def loss_of(
-    outputs: Sequence[Tensor], labels: Sequence[Tensor], factors: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_of(outputs: Sequence[Tensor], labels: Sequence[Tensor], factors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
     assert (losses.outputs, losses.label_fields) == (OBJECTIVE.outputs, ("masked_lm_labels", "next_sentence_labels"))
     named = dict(zip(losses.outputs, outputs, strict=True)), dict(zip(losses.label_fields, labels, strict=True))
@@ -114,8 +113,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
     factors = torch.tensor([1 / 6, 1 / 3])
     whole, _ = loss_of(outputs, labels, factors)
     rows = [
-        loss_of([x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0]
-        for row in range(3)
+        loss_of([x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0] for row in range(3)
     ]
     torch.testing.assert_close(torch.stack(rows).sum(), whole)
     assert rows[2].item() == 0.0

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field, RowShape
+from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch, Example, Examples, Samples, starts_of
@@ -25,7 +25,7 @@ from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import LossTerm, Objective, fill_token_fields, token_fields
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES
 from tests.ragged import Rows
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
@@ -74,7 +74,7 @@ class Spans(Objective):
             ),
         )  # fmt: skip
 
-    def fields(self, data: RowShape) -> tuple[Field, ...]:
+    def fields(self, data: DataSection) -> tuple[Field, ...]:
         return (
             Field("share_labels", SLOTS, -1.0, "float32"),
             *token_fields(data, self.pad_id),

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import DTYPES, choose_kernels
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
@@ -46,7 +46,7 @@ class RealRun:
         dtype = DTYPES[config.training.precision]
         build = ModelBuild(
             self.objective.outputs,
-            choose_kernels(config.kernels, "cpu", dtype),
+            KernelSet(config.kernels, "cpu", dtype),
             ParallelContext(dropout=DropoutStreams(enabled=True)),
             recompute=config.training.activation_checkpointing,
             shares_rows=config.data.shares_rows,

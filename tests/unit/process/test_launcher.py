@@ -25,7 +25,7 @@ def chain(*names: str) -> Iterator[list[int]]:
     """Processes with these command lines, each the parent of the next; the last has a child of its own."""
     script = "sleep 60 & echo $$ $!; wait"
     for name in reversed(names):
-        script = f"echo $$; bash -c 'exec -a \"$0\" bash -c \"$1\"' {_quoted(name)} {_quoted(script)} & wait"
+        script = f'echo $$; bash -c \'exec -a "$0" bash -c "$1"\' {_quoted(name)} {_quoted(script)} & wait'
     top = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert top.stdout is not None

@@ -6,6 +6,7 @@ All are started at once, because most of them only wait; each test then looks at
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -81,9 +82,10 @@ SCENARIOS: dict[str, tuple[Any, ...]] = {
     "compiles": (NONE, "compile"),
     "killed": (NONE, "wait", "wait"),
     "crash": (SHORT, "crash"),
+    "writes": ({**LONGER, "save_minutes": 0.02}, "write"),
     "asked": ({**NONE, "save_minutes": 0.02}, "wait"),
 }
-WITHOUT_FOLDER = ("at start", "limits", "no limits", "no folder", "asked")
+WITHOUT_FOLDER = ("at start", "writes", "limits", "no limits", "no folder", "asked")
 
 
 @pytest.fixture(scope="module")
@@ -173,13 +175,14 @@ def test_one_stopped_rank_of_two(runs: dict[str, Run]) -> None:
 
 
 def test_rank_0_stopped_of_two(runs: dict[str, Run]) -> None:
-    """The lowest rank that lives joins the stacks, reports the hang and records it."""
+    """Its guard runs: it joins the stacks, reports the hang and records it."""
     run = runs["rank 0 stopped"]
-    status, said = run.end(1)
-    assert status == EXIT_HANG and "hang: training, after step 1" in said and "look at rank 0 first" in said
-    assert run.end(0)[0] == -signal.SIGKILL
+    assert run.end(1)[0] == EXIT_HANG
+    status, said = run.end(0)
+    assert status == -signal.SIGKILL
+    assert "hang: training, after step 1" in said and "look at rank 0 first" in said
     assert run.text().startswith("=== rank 0 could not write a stack of Python\nrank 0 of 2 on")
-    assert read_failures(run.evidence)[0].rank == 1
+    assert (run.record().rank, run.record().error) == (0, "Hang")
 
 
 def test_a_killed_ranks_compilers_end_with_it(runs: dict[str, Run]) -> None:
@@ -222,25 +225,20 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-class Told:
-    """A guard that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.allowed: list[float] = []
-
-    def allow(self, seconds: float) -> None:
-        self.allowed.append(seconds)
-
-
-def test_a_shorter_limit_holds_from_its_first_moment(tmp_path: Path) -> None:
-    """A rank may be stopped before the watchdog's thread has had a turn in the new phase."""
+def test_a_beat_tells_the_limit_of_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Immediately: the rank may be stopped in the next moment."""
     limits = WatchdogConfig(start_minutes=120, step_minutes=1, save_minutes=None)
     watchdog = Watchdog(limits, tmp_path, RankInfo(0, 1, 0, 1, "localhost", 0, "single", 0))
-    told = watchdog._guard = Told()
-    for phase in ("start", "training", "training"):
-        watchdog.beat(phase)
-    assert [round(seconds) for seconds in told.allowed] == [67]
-    watchdog.beat("saving")
-    watchdog.beat("training")
-    assert [round(seconds) for seconds in told.allowed] == [67, 67]
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(watchdog, "_tell", lambda **message: told.append(message))
+    watchdog.beat()
+    watchdog.enter("training")
+    watchdog.beat("training", 1)
+    watchdog.enter("saving")
+    assert [message["limit_s"] for message in told] == [7200, 7200, 60, math.inf]
     os.close(watchdog._scratch)
+
+
+def test_a_checkpoint_that_is_not_written_is_a_hang(runs: dict[str, Run]) -> None:
+    status, said = runs["writes"].end()
+    assert status == EXIT_HANG and "a checkpoint has been on its way to the disk for 0:0" in said

@@ -92,6 +92,15 @@ def wait(watchdog: Watchdog) -> None:
     stand_here()
 
 
+def write(watchdog: Watchdog) -> None:
+    """Steps go on while a checkpoint is not finished."""
+    hook, begin_s = begin(watchdog), time.monotonic()
+    watchdog.watch_writing(lambda: time.monotonic() - begin_s)
+    for step in range(2, 200):
+        time.sleep(0.1)
+        hook.on_step_end(metrics(step))
+
+
 def compile(watchdog: Watchdog) -> None:
     """Build an operator: a program that starts another one, in a process group of its own."""
     words = ["setsid", "sh", "-c", 'sleep 1000 & echo $! >"$READY.new"; mv "$READY.new" "$READY"; wait']

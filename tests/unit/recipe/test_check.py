@@ -183,11 +183,10 @@ def test_proposed_batch_sizes_are_accepted() -> None:
 
 def test_special_tokens_leave_room_for_text() -> None:
     roberta = {"model": {"family": "roberta"}, "objective": {"name": "masked_lm"}}
-    assert not find_problems(config_of(**roberta, data={"sample_format": "full_sentences", "seq_length": 3}))
-    assert find_problems(config_of(**roberta, data={"sample_format": "full_sentences", "seq_length": 2}))
+    assert not find_problems(config_of(**roberta, data={"sample_format": "full_sentences", "seq_length": 4}))
+    assert find_problems(config_of(**roberta, data={"sample_format": "full_sentences", "seq_length": 3}))
     assert find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 5}))
     assert not find_problems(config_of(**roberta, data={"sample_format": "segment_pair", "seq_length": 6}))
-
 
 
 def test_length_of_schedule_and_warmup() -> None:

@@ -33,8 +33,12 @@ def test_a_gpt2_and_a_gpt1_are_possible() -> None:
         (
             {"objective": {"name": "masked_lm"}},
             "objective.name",
-            ["needs the model outputs predicted_logits", "gpt2 does not compute", "set objective.name to causal_lm",
-             "bert or roberta"],
+            [
+                "needs the model outputs predicted_logits",
+                "gpt2 does not compute",
+                "set objective.name to causal_lm",
+                "bert or roberta",
+            ],
         ),
         (
             {"objective": {"name": "masked_lm_nsp"}},

@@ -25,11 +25,7 @@ CASES: list[tuple[dict[str, Any], int | None, str, list[str]]] = [
         ["model.intermediate_size 3071", "1 would do"],
     ),
     (
-        {
-            "parallel": {"tensor_parallel_size": 2},
-            "optimizer": {"name": "lamb"},
-            "kernels": {"optimizer": "apex"},
-        },
+        {"parallel": {"tensor_parallel_size": 2}, "optimizer": {"name": "lamb"}, "kernels": {"optimizer": "apex"}},
         None,
         "kernels.optimizer",
         ["trust ratios", "set auto or reference"],
@@ -56,10 +52,7 @@ CASES: list[tuple[dict[str, Any], int | None, str, list[str]]] = [
     ({"parallel": {"tensor_parallel_size": 4}}, 6, "parallel", ["6 ranks", "start 4 or 8 ranks"]),
     ({"parallel": {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}}, 4, "parallel", ["= 8", "start 8 ranks"]),
     (
-        {
-            "parallel": {"tensor_parallel_size": 2},
-            "training": {"global_batch_size": 100, "micro_batch_size": 10},
-        },
+        {"parallel": {"tensor_parallel_size": 2}, "training": {"global_batch_size": 100, "micro_batch_size": 10}},
         8,
         "training.global_batch_size",
         ["4 data-parallel ranks = 40", "80 or 120", "micro_batch_size to 5"],
@@ -93,7 +86,10 @@ def test_possible_layouts(parallel: dict[str, Any], world_size: int | None) -> N
 def test_every_problem_at_once() -> None:
     config = config_of(
         parallel={
-            "tensor_parallel_size": 5, "pipeline_parallel_size": 13, "pipeline_layers": [12], "sequence_parallel": True,
+            "tensor_parallel_size": 5,
+            "pipeline_parallel_size": 13,
+            "pipeline_layers": [12],
+            "sequence_parallel": True,
         },
         training={"micro_batch_size": 3, "global_batch_size": 12},
         data={"seq_length": 127},

@@ -199,10 +199,7 @@ def test_keys_written_twice_are_refused_with_both_lines(tmp_path: Path) -> None:
 
 
 def test_merge_keys_and_anchors_work_but_must_not_hold_themselves(tmp_path: Path) -> None:
-    recipe = write(
-        tmp_path / "r.yaml",
-        "data:\n  validation:\n  - &one {name: a, path: p}\n  - {<<: *one, name: b}\n",
-    )
+    recipe = write(tmp_path / "r.yaml", "data:\n  validation:\n  - &one {name: a, path: p}\n  - {<<: *one, name: b}\n")
     assert [(source.name, source.path) for source in load_config(recipe).data.validation] == [("a", "p"), ("b", "p")]
     assert "contains itself" in problems_of(write(tmp_path / "loop.yaml", "data: {train: &x [*x]}\n"))[0]
 

@@ -104,5 +104,5 @@ def test_text_that_is_tokenized_already_is_cut_at_spaces(tmp_path: Path) -> None
     tokenizer = train_tokenizer("elmo", text, 50, tmp_path / "w", words="whitespace")
     (ids,) = tokenizer.encode_batch(text)
     assert [tokenizer.id_to_token(number) for number in ids] == text[0].split()
-    with pytest.raises(ConfigError, match="words 'moses' is not known"):
+    with pytest.raises(ConfigError, match="words 'moses' is not known to elmo"):
         train_tokenizer("elmo", text, 50, tmp_path / "m", words="moses")

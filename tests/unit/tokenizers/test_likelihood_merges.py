@@ -13,9 +13,9 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.tokenizers import likelihood_merges
-from ctxlm_ds.tokenizers.base import count_words
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, _frequent_tokens, _likely_tokens
+from ctxlm_ds.tokenizers.training_words import count_words
+from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, learn_tokens
 from tests.text import make_documents
 
 TEXTS = make_documents(120, seed=11)
@@ -63,8 +63,9 @@ def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int, likel
 
 def _merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
     names = _first_names(words)
-    settings = WordPieceSettings(len(names) + num_new, min_frequency=min_frequency)
-    return (_likely_tokens if likelihood else _frequent_tokens)(words, names, settings)[len(names) :]
+    score = "likelihood" if likelihood else "frequency"
+    settings = WordPieceSettings(len(names) + num_new, min_frequency=min_frequency, merge_score=score)
+    return learn_tokens(words, [], settings)[len(names) :]
 
 
 def _random_words(seed: int) -> dict[str, int]:
@@ -85,7 +86,7 @@ def test_merges_are_those_of_the_plain_algorithm(seed: int, likelihood: bool) ->
 
 
 def test_a_table_that_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = count_words(TEXTS, None, pre_tokenizers.BertPreTokenizer())
+    words = count_words(TEXTS, pre_tokenizers.BertPreTokenizer())
     before = _merges(words, 300, 2, True)
     monkeypatch.setattr(likelihood_merges, "_FIRST_CAPACITY", 64)
     assert _merges(words, 300, 2, True) == before
@@ -122,10 +123,12 @@ def test_likelihood_prefers_what_occurs_together_alone(tmp_path: Path) -> None:
         for name, made in (("frequency", frequent), ("likelihood", likely))
     }
     assert first["frequency"] == "th" and first["likelihood"] == "qu"
-    with pytest.raises(ConfigError, match="merge_score 'ratio' is not known; choose one of frequency, likelihood"):
+    with pytest.raises(
+        ConfigError, match="merge_score 'ratio' is not known to wordpiece; choose one of frequency, likelihood"
+    ):
         train_tokenizer("wordpiece", text, 40, tmp_path / "r", merge_score="ratio")
 
 
 def test_words_are_counted_as_python_counts_them() -> None:
     expected = Counter(word for text in TEXTS for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text))
-    assert count_words(TEXTS, None, pre_tokenizers.BertPreTokenizer()) == dict(sorted(expected.items()))
+    assert count_words(TEXTS, pre_tokenizers.BertPreTokenizer()) == dict(sorted(expected.items()))

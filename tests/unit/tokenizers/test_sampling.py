@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.tokenizers.train import KeyedSample, sampled_texts, train_tokenizer
+from ctxlm_ds.tokenizers.sampling import KeyedSample, sampled_texts
+from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents
 
 
@@ -47,7 +48,7 @@ def test_a_sample_can_be_read_twice_and_added_to() -> None:
     assert list(sample) == list(sample) == [["en", "one"]]
     sample.add(["de", "zwei"])
     assert list(sample) == [["en", "one"], ["de", "zwei"]]
-    assert (sample.num_seen, sample.num_kept) == (2, 2)
+    assert (sample.num_seen, len(sample)) == (2, 2)
 
 
 def test_training_on_a_sample_is_training_on_its_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -168,9 +168,9 @@ def test_long_lines_are_learned_from(tmp_path: Path) -> None:
 
 def test_impossible_settings(tmp_path: Path) -> None:
     for settings, message in (
-        ({"normalization": "nfc"}, "normalization 'nfc' is not known to sentencepiece; choose one of nmt_nfkc"),
+        ({"normalization": "nfc"}, "normalization 'nfc' is not known to unigram; choose one of nmt_nfkc"),
         ({"extra_ids": 2, "language_codes": ["en_XX"]}, "name one of the two"),
-        ({"character_coverage": 1.5}, "character_coverage 1.5 must be above 0"),
+        ({"character_coverage": 0.5}, "character_coverage 0.5 must be at least 0.98"),
         ({"lowercase": True}, "lowercase is no setting of unigram, which has byte_fallback, "),
         ({"special_tokens": ["</s>"]}, "special_tokens: '</s>' cannot be one"),
     ):

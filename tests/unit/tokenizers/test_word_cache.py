@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from ctxlm_ds.tokenizers import word_cache
-from ctxlm_ds.tokenizers.base import FastTokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from ctxlm_ds.tokenizers.word_cache import BertWords, ByteLevelWords, FlatIds, flat_encoder
@@ -50,7 +50,7 @@ def _texts(seed: int, count: int) -> list[str]:
     return ["", " ", "  ", "\n", " a", "a ", "a  b", " \n a", "a \n", "a" * 150, "中" * 200, *texts, *DOCUMENTS[:5]]
 
 
-def _expect(encode: Callable[[Sequence[str]], FlatIds], tokenizer: FastTokenizer, seed: int) -> None:
+def _expect(encode: Callable[[Sequence[str]], FlatIds], tokenizer: Tokenizer, seed: int) -> None:
     texts = _texts(seed, 4000)
     tokens, lengths = encode(texts)
     expected = tokenizer.encode_batch(texts)
@@ -110,7 +110,7 @@ def _others() -> list[Backend]:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_other_tokenizers_go_through_the_library(number: int) -> None:
-    tokenizer = FastTokenizer(_others()[number], _facts())
+    tokenizer = Tokenizer(_others()[number], _facts())
     encode = flat_encoder(tokenizer)
     assert not isinstance(encode, BertWords | ByteLevelWords)
     _expect(encode, tokenizer, 5)

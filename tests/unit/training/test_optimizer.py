@@ -273,4 +273,3 @@ def test_cpu_adam_rounds_alike_at_every_place() -> None:
 
 def test_a_fresh_optimizer_has_no_updates() -> None:
     assert completed_updates(torch.optim.AdamW(p for _, p in named_parameters())) == 0
-

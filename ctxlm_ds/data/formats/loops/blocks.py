@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-from ctxlm_ds.data.index.sentence_table import ends_with_eod, starts_of
+from ctxlm_ds.data.index.sentence_table import ends_with_eod
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.errors import DataError
@@ -45,7 +45,7 @@ def text_bounds(
             "sample_format blocks puts between documents; run tools/preprocess_data.py again with --append-eod"
         )
     first, after = documents
-    places = np.unique(starts_of(dataset, dataset.document_indices[first : after + 1]))
+    places = np.unique(dataset.first_tokens(dataset.document_indices[first : after + 1]))
     bounds = places if reset_at_documents else places[[0, -1]]
     if int(np.diff(bounds).max(initial=0)) < 2:
         raise DataError(
@@ -60,6 +60,8 @@ def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: 
 
     Args:
         bounds: [t + 1] bounds of the texts.
+        seq_length: inputs of a row.
+        max_pieces: most texts in a row.
         place: [4] int64, the text and the token where the next piece begins, the room left in the row and the pieces in
             it; updated. The first call takes (0, bounds[0], seq_length, 0).
         out: records of the pieces; a record's length counts the inputs.

@@ -1,8 +1,8 @@
 """From records of a sample index to token ids: the ranges of a record with the special tokens around them.
 
 Every range and every token is checked as it is copied: a damaged file is an error, never a wrong sample. Each loop
-writes samples `numbers` [c] into the places `slots` [c] of Samples, which has their lengths, and returns INTACT, or the
-place in `numbers` of the first damaged sample.
+writes samples `numbers` [c] of `records` into the places `slots` [c] of Samples, which has their lengths, and returns
+INTACT, or the place in `numbers` of the first damaged sample. `tokens` and `table` are the complete dataset's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_SEPARATORS = 2
 
 @compiled
 def frame_pairs(
-    samples: Samples, slots: Numbers, records: Any, numbers: Numbers, tokens: NDArray[Any], template: SequenceTemplate
+    tokens: NDArray[Any], template: SequenceTemplate, samples: Samples, slots: Numbers, records: Any, numbers: Numbers
 ) -> int:
     """Write [CLS] A [SEP] B [SEP], or with two separators between A and B."""
     separators = 2 if template.double_separator else 1
@@ -54,19 +54,15 @@ def frame_pairs(
 
 @compiled
 def frame_sentences(
+    tokens: NDArray[Any],
+    template: SequenceTemplate,
+    table: SentenceTable,
     samples: Samples,
     slots: Numbers,
     records: Any,
     numbers: Numbers,
-    tokens: NDArray[Any],
-    table: SentenceTable,
-    template: SequenceTemplate,
 ) -> int:
-    """Write [CLS] and the record's range, with a separator after each document, or after each sentence as well.
-
-    Args:
-        table: the sentences of all documents of the dataset.
-    """
+    """Write [CLS] and the record's range, with a separator after each document, or after each sentence as well."""
     for place in range(len(numbers)):
         record, slot = records[numbers[place]], slots[place]
         ids = samples.input_ids[samples.starts[slot] : samples.starts[slot + 1]]
@@ -101,13 +97,13 @@ def frame_sentences(
 
 @compiled
 def copy_blocks(
-    samples: Samples, slots: Numbers, records: Any, numbers: Numbers, tokens: NDArray[Any], vocab_size: int
+    tokens: NDArray[Any], template: SequenceTemplate, samples: Samples, slots: Numbers, records: Any, numbers: Numbers
 ) -> int:
     """Write the record's range without special tokens."""
     for place in range(len(numbers)):
         record, slot = records[numbers[place]], slots[place]
         ids = samples.input_ids[samples.starts[slot] : samples.starts[slot + 1]]
-        if not copy_tokens(ids, tokens, record.a_start, record.a_end, vocab_size):
+        if not copy_tokens(ids, tokens, record.a_start, record.a_end, template.vocab_size):
             return place
         samples.special_mask[samples.starts[slot] : samples.starts[slot + 1]] = False
         samples.second_starts[slot], samples.sequence_labels[slot] = len(ids), NO_LABEL

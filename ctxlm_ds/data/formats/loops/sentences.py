@@ -34,6 +34,7 @@ def sentence_rows(
     """Yield the records of a range of documents.
 
     Args:
+        table: sentences of the dataset.
         room: positions of a row next to [CLS] and one separator.
         crosses: continue a row after a document's end.
         separated: end every sentence with a separator.
@@ -55,10 +56,8 @@ def fill_separated_rows(table: SentenceTable, room: int, crosses: bool, after: i
     """Write rows of at most `room` positions behind [CLS] until `out` is full; return how many were written.
 
     A record's b_start is 1, which marks a separated row, plus the number of separators before its text; b_end is 0.
-
-    Args:
-        place: [3] int64, the document, sentence and offset in the sentence where the next row begins; updated. Behind
-            the tokens of a sentence, its separator is the next offset, and that of its document the one after.
+    `place` [3] int64, which is updated, is the document, sentence and offset in it where the next row begins. Behind
+    the tokens of a sentence, its separator is the next offset, and that of its document the one after.
     """
     document, sentence, offset = place[0], place[1], place[2]
     count = 0
@@ -97,11 +96,7 @@ def fill_separated_rows(table: SentenceTable, room: int, crosses: bool, after: i
 
 @compiled
 def fill_dense_rows(table: SentenceTable, room: int, crosses: bool, after: int, place: Any, out: Any) -> int:
-    """Write rows of at most `room` tokens, separators between documents included; otherwise as fill_separated_rows.
-
-    Args:
-        place: [3] int64, the document, sentence and token of that sentence where the next row begins; updated.
-    """
+    """Write rows of at most `room` tokens, separators between documents included; otherwise as fill_separated_rows."""
     document, sentence, offset = place[0], place[1], place[2]
     count = 0
     while document < after and count < len(out):

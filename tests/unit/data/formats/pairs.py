@@ -7,7 +7,7 @@ import numpy as np
 from ctxlm_ds.data.formats.loops.pairs import COINS, PairSettings, make_pairs
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
-from ctxlm_ds.registry import FORMATS
+from ctxlm_ds.registry import FORMATS, load_object
 
 Record = tuple[int, int, int, int, int, int]
 
@@ -28,7 +28,7 @@ def _all_pairs(
     table: SentenceTable, sample_format: str, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
 ) -> list[Record]:
     settings = PairSettings(room, specials, short_seq_prob, stream_key(seed, sample_format), duplicate)
-    choose = FORMATS.get(sample_format)().chooser()
+    choose = load_object(FORMATS.get(sample_format).chooser)
     records: list[Record] = make_pairs(choose, table, settings, (0, table.num_documents)).tolist()
     return records
 

@@ -17,9 +17,8 @@ from ctxlm_ds.data.dataset import writer as writer_module
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess import folder as folder_module
 from ctxlm_ds.data.preprocess import job as preprocess_module
-from ctxlm_ds.data.preprocess.config import parse_max_bad_records
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
-from ctxlm_ds.data.preprocess.records import MAX_SAMPLED
+from ctxlm_ds.data.sources.bad_records import MAX_SAMPLED, parse_max_bad_records
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
@@ -36,9 +35,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Three files of a dozen chunks, one of them compressed; every chunk is a piece."""
+    """Three files of a dozen chunks, one of them compressed; progress is saved after every chunk."""
     monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
-    monkeypatch.setattr(preprocess_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(preprocess_module, "SAVE_INTERVAL_BYTES", 1)
     names = ["a.jsonl", "b.jsonl.gz", "c.jsonl"]
     for seed, name in enumerate(names):
         write_corpus(tmp_path / name, 25, seed=seed, format=name.split(".", 1)[1])
@@ -131,7 +130,15 @@ def test_a_piece_is_not_read_twice(
 @pytest.mark.parametrize(
     "change",
     [
-        "settings", "splitter", "source", "tokenizer", "progress", "count", "cut", "bit of bin", "bit of lengths",
+        "settings",
+        "splitter",
+        "source",
+        "tokenizer",
+        "progress",
+        "count",
+        "cut",
+        "bit of bin",
+        "bit of lengths",
         "bit of documents",
     ],  # fmt: skip
 )

@@ -23,7 +23,7 @@ import pyarrow
 import zstandard
 from pyarrow import ipc, parquet
 
-from ctxlm_ds.data.sources import compression, reading
+from ctxlm_ds.data.sources import compression, lines, reading
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature
 from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard
@@ -178,7 +178,7 @@ def _expected(content: bytes) -> list[str]:
     texts = []
     for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         try:
-            value = json.loads(line.decode()) if len(line) <= reading.MAX_RECORD_BYTES else 0
+            value = json.loads(line.decode()) if len(line) <= lines.MAX_RECORD_BYTES else 0
             text = value["text"] if isinstance(value, dict) else 0
         except (ValueError, KeyError, RecursionError):
             continue
@@ -190,8 +190,8 @@ def _expected(content: bytes) -> list[str]:
 def main() -> None:
     folder, seed, num_cases = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     reading.CHUNK_BYTES = 2_000
-    reading.MAX_TEXT_DOCUMENT_BYTES = 8_000
-    reading.MAX_RECORD_BYTES = 20_000
+    lines.MAX_TEXT_DOCUMENT_BYTES = 8_000
+    lines.MAX_RECORD_BYTES = 20_000
     compression.BLOCK_BYTES = 300
     virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (virtual + ROOM_BYTES, virtual + ROOM_BYTES))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.sources import reading
+from ctxlm_ds.data.sources import lines, reading
 from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import find_sources, read_chunks, total_bytes
@@ -99,19 +98,12 @@ def test_the_damaged_rest_of_a_compressed_file_is_one_bad_record(tmp_path: Path,
         _texts(path)
 
 
-def test_zst_without_zstandard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_corpus(tmp_path / "corpus.jsonl.zst", 5, format="jsonl.zst")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(DataError, match="pip install zstandard"):
-        _texts(tmp_path / "corpus.jsonl.zst")
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("format", ["jsonl", "text", "wikiextractor"])
 def test_too_long_records_are_passed_over(
     tmp_path: Path, format: str, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_RECORD_BYTES", 7_000)
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 7_000)
     monkeypatch.setattr(reading, "CHUNK_BYTES", 700)
     records = {
         "jsonl": [json.dumps({"text": "x" * size}).encode() + b"\n" for size in (10, 9_000, 20, 4_000)],
@@ -155,12 +147,12 @@ def test_text_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
 
 
 def test_a_text_document_without_any_blank_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_TEXT_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(lines, "MAX_TEXT_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(reading, "CHUNK_BYTES", 300)
-    lines = [f"line {number} of one endless file." for number in range(500)]
-    (tmp_path / "corpus.txt").write_text("\n".join(lines))
+    written = [f"line {number} of one endless file." for number in range(500)]
+    (tmp_path / "corpus.txt").write_text("\n".join(written))
     documents = _texts(tmp_path / "corpus.txt")
-    assert "\n".join(documents).split("\n") == lines
+    assert "\n".join(documents).split("\n") == written
     assert max(map(len, documents)) < 1100 and len(documents) > 10
 
 

@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.stream.blend import WeightedOrder, cycle_length, quotas_of, stream_shares, train_stream
-from ctxlm_ds.data.stream.sampler import BatchPlan, PlannedRows, RowOrder, RowStream, TrainSampler
+from ctxlm_ds.data.stream.blend import (
+    PlannedRows,
+    RowOrder,
+    RowStream,
+    WeightedOrder,
+    cycle_length,
+    quotas_of,
+    stream_shares,
+    train_stream,
+)
+from ctxlm_ds.data.stream.loader import BatchPlan, step_rows
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import run_config
@@ -100,13 +109,13 @@ def test_any_position_alone_and_after_a_restart(name: str) -> None:
 def test_another_batch_size_goes_on_at_the_row(name: str) -> None:
     """Twenty steps of 24 rows, then steps of 40 on three ranks: nothing lost, nothing twice."""
     whole = read(stream_of(RECIPES[name]), 480 + 400)
-    first = iter(TrainSampler(stream_of(RECIPES[name]), BatchPlan(24, 24)))
-    rows = [next(first) for _ in range(20)]
-    ranks = [iter(TrainSampler(stream_of(RECIPES[name]), BatchPlan(40, 2, rank, 4), 480)) for rank in range(4)]
-    for _ in range(10 * 5):
-        rows += [next(rank) for rank in ranks]
-    assert np.array_equal(np.concatenate([planned.rows for planned in rows]), whole.rows)
-    assert np.array_equal(np.concatenate([planned.epochs for planned in rows]), whole.epochs)
+    first = step_rows(stream_of(RECIPES[name]), BatchPlan(24, 24), 0)
+    steps = [[next(first)] for _ in range(20)]
+    ranks = [step_rows(stream_of(RECIPES[name]), BatchPlan(40, 2, rank, 4), 480) for rank in range(4)]
+    steps += [[next(rank) for rank in ranks] for _ in range(10)]
+    for attribute, expected in (("rows", whole.rows), ("epochs", whole.epochs)):
+        dealt = [np.stack([getattr(planned, attribute) for planned in step], axis=1).ravel() for step in steps]
+        assert np.array_equal(np.concatenate(dealt), expected)
 
 
 def test_the_seed_decides_the_order() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.stream.blend import train_stream
-from ctxlm_ds.data.stream.loader import IdleTrainLoader, Step, TrainLoader
+from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -89,6 +89,6 @@ def test_masks_change_with_the_source_s_own_epoch(folder: Path, blend: str) -> N
 @pytest.mark.parametrize("blend", BLENDS)
 def test_a_stage_without_data_counts_the_same_epochs(folder: Path, blend: str) -> None:
     rows, objective, config = setup(folder, blend)
-    idle = IdleTrainLoader(rows.train, objective.terms, config, 1, 24)
+    idle = TrainLoader(rows.train, objective, config, start_row=24, idle=True)
     own = steps_of((rows, objective, config), 30, start=24)
     assert [step.epoch for step in itertools.islice(idle, 30)] == [step.epoch for step in own]

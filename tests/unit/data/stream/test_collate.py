@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.sample import IGNORE_LABEL, NO_LABEL, Example
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.sample import IGNORE_LABEL, Batch
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream import loader as loader_module
-from ctxlm_ds.data.stream.loader import EvalLoader, IdleEvalLoader, IdleTrainLoader, Step, TrainLoader
-from ctxlm_ds.data.stream.sampler import BatchPlan, RowOrder, TrainSampler
+from ctxlm_ds.data.stream.blend import RowOrder
+from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader, step_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -122,7 +123,7 @@ def test_a_loader_restarts_at_another_row(tmp_path: Path, workers: int) -> None:
     assert global_rows([again]) == global_rows([steps_of(made, 2, start_row=41)])
     assert [step.epoch for step in again] == [step.epoch for step in steps_of(made, 2, start_row=41)]
     loader.close()
-    idle = IdleTrainLoader(made[0], made[1].terms, made[2], 1, 0)
+    idle = TrainLoader(*made, idle=True)
     assert [step.epoch for step in itertools.islice(idle.restart(41), 2)] == [step.epoch for step in again]
 
 
@@ -326,17 +327,17 @@ def test_errors_of_workers_keep_their_message(tmp_path: Path, workers: int) -> N
 
 def test_order_of_a_huge_row_space_needs_no_memory() -> None:
     plan = BatchPlan(64, 8, 3, 4)
-    sampler = TrainSampler(RowOrder(10**12, 1), plan, start_row=7 * 10**12 + 5)
-    planned = list(itertools.islice(sampler, 4))
-    assert {int(epoch) for batch in planned for epoch in batch.epochs} == {7}
-    assert all(0 <= row < 10**12 for batch in planned for row in batch.rows.tolist())
+    planned = list(itertools.islice(step_rows(RowOrder(10**12, 1), plan, start_row=7 * 10**12 + 5), 2))
+    assert {int(epoch) for step in planned for epoch in step.epochs.flat} == {7}
+    assert all(0 <= row < 10**12 for step in planned for row in step.rows.flat)
 
 
 @pytest.mark.parametrize(("size", "start_row"), [(1, 0), (2, 8), (4, 72)])
 def test_a_rank_without_data_keeps_step_with_the_others(tmp_path: Path, size: int, start_row: int) -> None:
     """A pipeline stage between the first and the last: the same rows and epochs a step, the same number of batches."""
     rows, objective, config = made = setup(tmp_path, data={"num_workers": 0}, training={"micro_batch_size": 2})
-    idle = itertools.islice(IdleTrainLoader(rows, objective.terms, config, size, start_row), 40)
+    loader = TrainLoader(*made, data_parallel_size=size, start_row=start_row, idle=True)
+    idle = itertools.islice(loader, 40)
     real = steps_of(made, 40, 0, size, start_row)
     assert real[-1].epoch > real[0].epoch
     for ours, theirs in zip(idle, real, strict=True):
@@ -344,4 +345,4 @@ def test_a_rank_without_data_keeps_step_with_the_others(tmp_path: Path, size: in
         assert not ours.micro_batches and not ours.num_tokens and not any(ours.counts.values())
         assert ours.counts.keys() == theirs.counts.keys()
     held_out = EvalLoader(rows, objective, config, 0, size)
-    assert len(list(IdleEvalLoader(rows, config, size))) == len(list(held_out)) > 0
+    assert len(held_out) == len(list(held_out)) > 0

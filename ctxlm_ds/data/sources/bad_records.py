@@ -6,60 +6,73 @@ import hashlib
 import heapq
 import json
 import logging
+import re
 from collections import Counter
 from typing import Any
 
-from ctxlm_ds.data.preprocess.config import MIN_RECORDS_FOR_SHARE
 from ctxlm_ds.data.sources.types import BadRecord
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
 
 MAX_SAMPLED = 1000
+MIN_RECORDS_FOR_SHARE = 10_000
+"""A share of bad records is judged after this many records, and at the end."""
 _MAX_LOGGED = 10
 
 
+def parse_max_bad_records(text: str) -> int | float:
+    """`10` -> 10, `1%` -> 0.01. Raises DataError for anything else."""
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
+    if match is None or (match[2] and float(match[2]) > 100):
+        raise DataError(f"--max-bad-records {text}: a number of records (10) or a share of them (1%) is needed")
+    return int(match[1]) if match[1] else float(match[2]) / 100
+
+
 class BadRecords:
-    """Skipped records. The sample is those with the smallest hashes, so that it depends on the records only."""
+    """Skipped records. The sample is those with the smallest hashes, so that it depends on the records only.
+
+    Args:
+        limit: records (int), or a share of all records (float), that may be skipped.
+    """
 
     def __init__(self, limit: int | float) -> None:
         self.limit = limit
-        """Records (int), or a share of all records (float)."""
         self.reasons: Counter[str] = Counter()
         self._sample: list[tuple[str, dict[str, Any]]] = []
         """A heap whose first item has the largest hash (hashes are stored inverted)."""
 
     @property
     def count(self) -> int:
+        """Number of bad records."""
         return self.reasons.total()
 
-    def add(self, bad: BadRecord, records: int) -> None:
-        """Count one, found among `records` so far. Raises DataError if it is one too many."""
+    def add(self, bad: BadRecord, num_records: int) -> None:
+        """Count one, found among `num_records` so far. Raises DataError if it is one too many."""
         self.reasons[bad.reason] += 1
-        is_share = isinstance(self.limit, float)
-        is_judged = records >= MIN_RECORDS_FOR_SHARE or not is_share
-        if is_judged and self.count > self.limit * (records if is_share else 1):
-            raise DataError(self._refusal(str(bad), records))
+        if num_records >= MIN_RECORDS_FOR_SHARE or not isinstance(self.limit, float):
+            self._refuse_too_many(str(bad), num_records)
         if self.count <= _MAX_LOGGED:
             more = "; further ones are only counted" if self.count == _MAX_LOGGED else ""
             logger.warning("skipped: %s%s", bad, more)
         self._keep(bad)
 
-    def check(self, records: int) -> None:
-        """Raise DataError if, at the end, the share is too large."""
-        if isinstance(self.limit, float) and self.count > self.limit * records:
-            raise DataError(self._refusal("all input is read", records))
+    def check(self, num_records: int) -> None:
+        """Raise DataError if, at the end, there are too many."""
+        self._refuse_too_many("all input is read", num_records)
 
-    def _refusal(self, where: str, records: int) -> str:
+    def _refuse_too_many(self, where: str, num_records: int) -> None:
+        is_share = isinstance(self.limit, float)
+        if self.count <= self.limit * (num_records if is_share else 1):
+            return
         if not self.limit:
-            return f"{where}; fix it, or let such records be skipped with --max-bad-records N"
-        allowed = f"{100 * self.limit:.4g} %" if isinstance(self.limit, float) else str(self.limit)
-        found = f"{self.count:,} of {records:,} records are no documents ({self.summary()})"
-        return f"{where}; {found}, more than the {allowed} allowed; fix them, or raise --max-bad-records"
-
-    def summary(self) -> str:
-        """Return the counts as text: `3 missing key, 1 invalid JSON`."""
-        return ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.most_common())
+            raise DataError(f"{where}; fix it, or let such records be skipped with --max-bad-records N")
+        allowed = f"{100 * self.limit:.4g} %" if is_share else str(self.limit)
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.most_common())
+        raise DataError(
+            f"{where}; {self.count:,} of {num_records:,} records are no documents ({reasons}), "
+            f"more than the {allowed} allowed; fix them, or raise --max-bad-records"
+        )
 
     def _keep(self, bad: BadRecord) -> None:
         place = f"{bad.path}\0{bad.unit}\0{bad.position}"
@@ -84,6 +97,7 @@ class BadRecords:
         return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the state that `restore` loads."""
         return {"reasons": dict(self.reasons), "sample": self._sample}
 
     def restore(self, value: dict[str, Any]) -> None:
