@@ -20,6 +20,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import write_yaml
 
 DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+HEADER = ("| Setting | Default | Expects | Meaning |", "|---|---|---|---|")
 INTRODUCTION = """# Settings of a recipe
 
 Written from the schema (`ctxlm_ds/recipe/schema.py` and the registered families, objectives and sample formats) by
@@ -49,16 +50,22 @@ def render_reference() -> str:
 
 
 def _parts_of_choice(choice: Choice) -> list[str]:
-    """Return a section that depends on a name: its common settings, then those of each entry."""
-    prefix, base = f"{choice.section}.", choice.base
+    """Return a section that depends on a name: common settings, then those that one or several entries add."""
+    prefix, base, classes = f"{choice.section}.", choice.base, choice.classes()
     parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base.model_fields, prefix, choice)]
-    for name, section in choice.classes().items():
-        own = {key: field for key, field in section.model_fields.items() if key not in base.model_fields}
-        parts += [f"### `{choice.path}: {name}`\n", f"{_sentence(section.__doc__)}\n"]
-        parts += [_table(own, prefix)] if own else ["No additional settings.\n"]
-        parts += [_table_below(below, places) for below, places in _sections_below(section, prefix).items()
-                  if below not in _sections_below(base, prefix)]  # fmt: skip
-    return parts + [_table_below(below, places) for below, places in _sections_below(base, prefix).items()]
+    parts.append("\n".join(f"- `{name}`: {_sentence(section.__doc__)}" for name, section in classes.items()) + "\n")
+    owners: dict[str, list[str]] = {}
+    for name, section in classes.items():
+        for key, field in section.model_fields.items():
+            if key not in base.model_fields:
+                owners.setdefault(_row(f"{prefix}{key}", field), []).append(name)
+    for names in dict.fromkeys(map(tuple, owners.values())):
+        rows = [row for row, having in owners.items() if tuple(having) == names]
+        parts += [f"### `{choice.path}`: {', '.join(names)}\n", "\n".join([*HEADER, *rows]) + "\n"]
+    below = {
+        one: places for section in (*classes.values(), base) for one, places in _sections_below(section, prefix).items()
+    }
+    return parts + [_table_below(section, places) for section, places in below.items()]
 
 
 def _sections_below(section: type[BaseModel], prefix: str) -> dict[type[BaseModel], list[str]]:
@@ -85,13 +92,15 @@ def _table_below(section: type[BaseModel], places: list[str]) -> str:
 
 
 def _table(fields: Mapping[str, FieldInfo], prefix: str, choice: Choice | None = None) -> str:
-    lines = ["| Setting | Default | Expects | Meaning |", "|---|---|---|---|"]
-    for name, field in fields.items():
-        default, expects = _default(field), describe_field(field)
-        if choice is not None and name == choice.key:
-            default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.names())}"
-        lines.append(f"| `{prefix}{name}` | {default} | {expects} | {_cell(field.description)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*HEADER, *(_row(f"{prefix}{name}", field, choice) for name, field in fields.items())]) + "\n"
+
+
+def _row(path: str, field: FieldInfo, choice: Choice | None = None) -> str:
+    default, expects = _default(field), describe_field(field)
+    if choice is not None and path == choice.path:
+        default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.names())}"
+    meaning = _sentence(field.description).replace("|", "\\|")
+    return f"| `{path}` | {default} | {expects} | {meaning} |"
 
 
 def _default(field: FieldInfo) -> str:
@@ -110,10 +119,6 @@ def _inline(value: Any) -> str:
 
 def _sentence(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-def _cell(text: str | None) -> str:
-    return _sentence(text).replace("|", "\\|")
 
 
 def main() -> None:

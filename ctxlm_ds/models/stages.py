@@ -5,7 +5,7 @@ training/stage_timing.py measures layers, training/pipeline.py has DeepSpeed's p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -115,13 +115,20 @@ def bounds_of_counts(descriptions: Sequence[LayerDescription], counts: Sequence[
     return [0, *firsts, len(descriptions)]
 
 
+def layer_parameters(descriptions: Sequence[LayerDescription], names: Iterable[str]) -> list[list[str]]:
+    """Return the names of each layer's parameters; a tied layer has those of its first occurrence."""
+    prefixes = parameter_prefixes(descriptions)
+    found: dict[str, list[str]] = {prefix: [] for prefix in prefixes}
+    for name in names:
+        for prefix in accumulate(name.split("."), "{}.{}".format):
+            if prefix in found:
+                found[prefix].append(name)
+    return [found[prefix] for prefix in prefixes]
+
+
 def parameter_costs(descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]) -> list[float]:
     """Return the elements of each layer's parameters; a tied layer counts on every stage that holds it."""
-    costs = []
-    for prefix in parameter_prefixes(descriptions):
-        sizes = [shape for name, shape in shapes.items() if name.startswith(f"{prefix}.")]
-        costs.append(float(sum(prod(size) for size in sizes)))
-    return costs
+    return [float(sum(prod(shapes[name]) for name in names)) for names in layer_parameters(descriptions, shapes)]
 
 
 def _blocks(descriptions: Sequence[LayerDescription]) -> list[int]:
@@ -129,19 +136,24 @@ def _blocks(descriptions: Sequence[LayerDescription]) -> list[int]:
 
 
 def _balance(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Return the sizes of contiguous parts, none empty, that minimise the cost of the most expensive part."""
-    sums = [0.0, *accumulate(costs)]
-    count = len(costs)
-    best = [[float("inf")] * (count + 1) for _ in range(num_stages + 1)]
-    cut = [[0] * (count + 1) for _ in range(num_stages + 1)]
-    best[0][0] = 0.0
-    for stage in range(1, num_stages + 1):
-        for stop in range(stage, count + 1):
-            for start in range(stage - 1, stop):
-                costliest = max(best[stage - 1][start], sums[stop] - sums[start])
-                if costliest < best[stage][stop]:
-                    best[stage][stop], cut[stage][stop] = costliest, start
+    """Return the sizes of contiguous parts, none empty, that minimise the cost of the most expensive part.
+
+    `best[k][stop]` is that cost for the first `stop` blocks in k + 1 parts. It grows with `stop`, and the cost of the
+    last part falls with its start, so the best start is where the two meet, and it only moves forward with `stop`.
+    """
+    sums, count = [0.0, *accumulate(costs)], len(costs)
+    best = [sums]
+    for earlier in range(1, num_stages):
+        before, row, start = best[-1], [float("inf")] * (count + 1), earlier
+        for stop in range(earlier + 1, count + 1):
+            while start < stop - 1 and before[start] < sums[stop] - sums[start]:
+                start += 1
+            row[stop] = max(before[start], sums[stop] - sums[start])
+            if start > earlier:
+                row[stop] = min(row[stop], max(before[start - 1], sums[stop] - sums[start - 1]))
+        best.append(row)
     stops = [count]
-    for stage in range(num_stages, 0, -1):
-        stops.append(cut[stage][stops[-1]])
-    return [stop - start for stop, start in zip(stops[:-1], stops[1:], strict=True)][::-1]
+    for earlier in range(num_stages - 1, 0, -1):
+        before, stop, cost = best[earlier - 1], stops[-1], best[earlier][stops[-1]]
+        stops.append(next(i for i in range(earlier, stop) if max(before[i], sums[stop] - sums[i]) <= cost))
+    return [stop - start for stop, start in zip(stops, [*stops[1:], 0], strict=True)][::-1]

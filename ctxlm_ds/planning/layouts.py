@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ctxlm_ds.planning.hardware import Cluster
+from ctxlm_ds.recipe.deepspeed import bucket_hints
 from ctxlm_ds.recipe.schema import RunConfig
 
 DEEPSPEED_BUCKET = 500_000_000
@@ -75,27 +77,24 @@ class Layout:
         ]
 
 
-def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], num_nodes: int, gpus_per_node: int) -> str:
+def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], cluster: Cluster) -> str:
     """Return the command that starts a run, the same one on every node.
 
     Args:
         recipe: value of --config.
         deepspeed: value of --deepspeed_config.
         settings: values of --set; later ones win.
-        num_nodes: number of nodes.
-        gpus_per_node: ranks on each node.
+        cluster: nodes and GPUs, one rank each.
     """
-    start = f"torchrun --standalone --nproc-per-node {gpus_per_node}"
-    if num_nodes > 1:
-        start = (
-            f"torchrun --nnodes {num_nodes} --nproc-per-node {gpus_per_node} --rdzv-backend c10d "
-            "--rdzv-endpoint $HEAD_NODE:29500"
-        )
+    ranks = f"--nproc-per-node {cluster.gpus_per_node}"
+    start = f"torchrun --standalone {ranks}"
+    if cluster.num_nodes > 1:
+        start = f"torchrun --nnodes {cluster.num_nodes} {ranks} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
     options = ["--config", recipe, "--deepspeed_config", deepspeed, "--set", *settings]
     return f"{start} -m ctxlm_ds.pretrain {shlex.join(options)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ZeroSettings:
     """The values of a DeepSpeed JSON that memory and traffic depend on; sizes in elements."""
 
@@ -110,18 +109,14 @@ class ZeroSettings:
 
     @classmethod
     def of_json(cls, settings: dict[str, Any], width: int | None) -> ZeroSettings:
-        """Read a JSON; "auto" sizes follow from the model's width as in recipe/deepspeed.py."""
+        """Read a JSON; "auto" sizes follow from the model's width."""
         zero = settings.get("zero_optimization", {})
         stage = int(zero.get("stage", 0))
-        automatic = {} if width is None else {
-            "reduce_bucket_size": width * width,
-            "stage3_prefetch_bucket_size": int(0.9 * width * width),
-            "stage3_param_persistence_threshold": 10 * width,
-        }  # fmt: skip
+        hints = bucket_hints(width)
 
         def size(name: str, default: int) -> int:
             value = zero.get(name, default)
-            return int(automatic.get(name, default) if value == "auto" else value)
+            return int(hints.get(name, default) if value == "auto" else value)
 
         def offloads(name: str) -> bool:
             return zero.get(name, {}).get("device", "none") not in ("none", None)
@@ -129,10 +124,10 @@ class ZeroSettings:
         return cls(
             stage=stage,
             overlap_comm=bool(zero.get("overlap_comm", stage == 3)),
-            reduce_bucket=size("reduce_bucket_size", DEEPSPEED_BUCKET),
-            prefetch_bucket=size("stage3_prefetch_bucket_size", 50_000_000),
-            persistence_threshold=size("stage3_param_persistence_threshold", 100_000),
-            max_reuse_distance=size("stage3_max_reuse_distance", 1_000_000_000),
+            reduce_bucket=size("reduce_bucket_size", cls.reduce_bucket),
+            prefetch_bucket=size("stage3_prefetch_bucket_size", cls.prefetch_bucket),
+            persistence_threshold=size("stage3_param_persistence_threshold", cls.persistence_threshold),
+            max_reuse_distance=size("stage3_max_reuse_distance", cls.max_reuse_distance),
             offload_optimizer=offloads("offload_optimizer"),
             offload_parameters=offloads("offload_param"),
         )

@@ -76,7 +76,7 @@ class LayerWork:
         return self._known[rows]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredModel:
     """Every layer of a model, on one tensor-parallel rank."""
 

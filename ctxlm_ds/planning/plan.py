@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from functools import cache, cached_property
+from itertools import chain, islice, pairwise
 from typing import Any
 
-from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
+from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
 from ctxlm_ds.planning.hardware import Cluster
 from ctxlm_ds.planning.layouts import Layout, ZeroSettings
-from ctxlm_ds.planning.measure import LayerWork, MeasuredModel, describe, measure, training_flops_per_row
+from ctxlm_ds.planning.measure import MeasuredModel, describe, measure, training_flops_per_row
 from ctxlm_ds.planning.meter import CUDA, Platform
 from ctxlm_ds.planning.states import StageParameters, buffer_bytes, local_elements, stage_parameters, state_bytes
-from ctxlm_ds.planning.timing import StageLoad, StepTime, StepTimer, peak_flops
+from ctxlm_ds.planning.timing import StageLayer, StageLoad, StepTime, StepTimer, peak_flops
 from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_messages
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 
 SECONDS_PER_DAY = 86_400
+TENSOR_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 JsonByStage = dict[int, dict[str, Any]]
 
 
@@ -58,7 +58,7 @@ class Plan:
         return sum(message.wire_bytes for message in self.messages if message.axis == axis)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """One pipeline stage: layers start to stop - 1, and tensor-parallel rank 0's share of their parameters."""
 
@@ -72,6 +72,12 @@ class Stage:
     @property
     def layers(self) -> slice:
         return slice(self.start, self.stop)
+
+
+def load_jsons(*names: str) -> JsonByStage:
+    """Load DeepSpeed JSONs (paths or shipped names) by their ZeRO stage."""
+    jsons = map(load_deepspeed_json, names)
+    return {int(settings.get("zero_optimization", {}).get("stage", 0)): settings for settings in jsons}
 
 
 class Planner:
@@ -91,15 +97,16 @@ class Planner:
         Raises:
             ConfigError: the model is impossible, or the size of its vocabulary unknown.
         """
-        if jsons is None:
-            jsons = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
+        jsons = jsons or load_jsons("zero0", "zero1", "zero2", "zero3")
         self.config = config
         self.cluster = cluster
         self.platform = platform
         self.layers, self.model = describe(config)
         self.zero = {stage: ZeroSettings.of_json(data, config.model.width) for stage, data in jsons.items()}
-        self._stages: dict[tuple[int, int], list[Stage]] = {}
-        self._models: dict[tuple[int, bool], MeasuredModel] = {}
+        self.names = layer_parameters(self.layers, self.model.shapes)
+        # Several layouts share these results.
+        self._cut, self._stage_layers = cache(self._cut_layers), cache(self._count_layers)
+        self._measured = cache(lambda tensor, split: measure(config, tensor, split, platform))
 
     @cached_property
     def flops(self) -> int:
@@ -131,28 +138,23 @@ class Planner:
 
     def stages(self, layout: Layout) -> list[Stage]:
         """Cut the layers into the layout's pipeline stages."""
-        key = (layout.tensor, layout.pipeline)
-        if key not in self._stages:
-            parallel = layout.apply(self.config).parallel
-            bounds = [0, len(self.layers)]
-            if layout.pipeline > 1:
-                bounds = plan_stages(parallel, self.layers, self.model.trained_shapes)
-            blocks = blocks_per_stage(self.layers, bounds)
-            self._stages[key] = [
-                Stage(
-                    index, start, stop, index == layout.pipeline - 1, blocks[index],
-                    stage_parameters(
-                        self.model, chain.from_iterable(self._names[start:stop]), layout.tensor, parallel.vocab_multiple
-                    ),
-                )
-                for index, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
-            ]  # fmt: skip
-        return self._stages[key]
+        return self._cut(layout.tensor, layout.pipeline)
 
-    @cached_property
-    def _names(self) -> list[list[str]]:
-        """Full names of each layer's parameters."""
-        return [[name for name in self.model.shapes if name.startswith(f"{layer.name}.")] for layer in self.layers]
+    def _cut_layers(self, tensor: int, pipeline: int) -> list[Stage]:
+        parallel = Layout(1, tensor, pipeline).apply(self.config).parallel
+        bounds = [0, len(self.layers)]
+        if pipeline > 1:
+            bounds = plan_stages(parallel, self.layers, self.model.trained_shapes)
+        blocks = blocks_per_stage(self.layers, bounds)
+        return [
+            Stage(
+                index, start, stop, stop == len(self.layers), blocks[index],
+                stage_parameters(
+                    self.model, chain.from_iterable(self.names[start:stop]), tensor, parallel.vocab_multiple
+                ),
+            )
+            for index, (start, stop) in enumerate(pairwise(bounds))
+        ]  # fmt: skip
 
     def _telling_stages(self, layout: Layout) -> list[int]:
         """Return first, last, and the first between them with each number of blocks; no other is fuller or slower."""
@@ -162,34 +164,30 @@ class Planner:
             first_of_size.setdefault(stage.num_blocks, stage.index)
         return sorted({0, *first_of_size.values(), len(stages) - 1})
 
-    def _measured(self, layout: Layout) -> MeasuredModel:
-        key = (layout.tensor, layout.sequence_parallel)
-        if key not in self._models:
-            self._models[key] = measure(self.config, *key, self.platform)
-        return self._models[key]
+    def _count_layers(self, measured: MeasuredModel, recompute: bool, stage: Stage) -> Counter[StageLayer]:
+        """Count the layers of a stage that do the same work, and the loss as one more on the last stage."""
+        run = measured.recomputed if recompute else measured.layers
+        layers = zip(self.layers, measured.layers, run, strict=True)
+        found = Counter(
+            StageLayer(plain, work, recompute and layer.recompute, layer.block)
+            for layer, plain, work in islice(layers, stage.start, stage.stop)
+        )
+        return found + Counter({StageLayer(measured.loss, measured.loss, False, False): int(stage.is_last)})
 
     def load(self, layout: Layout, index: int) -> StageLoad:
         """Collect layers, parameters and messages of pipeline stage `index`."""
-        config = layout.apply(self.config)
-        stage, zero, measured = self.stages(layout)[index], self.zero[layout.zero_stage], self._measured(layout)
+        config, stage, zero = layout.apply(self.config), self.stages(layout)[index], self.zero[layout.zero_stage]
+        measured = self._measured(layout.tensor, layout.sequence_parallel)
+        layers = self._stage_layers(measured, layout.recompute, stage)
         times = layout.num_micro_batches(config.training.global_batch_size)
-        plain = _of_stage(measured, measured.layers, stage)
-        run = _of_stage(measured, measured.recomputed, stage) if layout.recompute else plain
-        again = [layer.recompute and layout.recompute for layer in self.layers[stage.layers]]
-        sending = [layer.at(layout.micro_batch_size) for layer in run]
+        works = [(layer.run.at(layout.micro_batch_size), count) for layer, count in layers.items()]
+        sent = {name: times * sum(n * getattr(work, name) for work, n in works) for name in TENSOR_OPERATIONS}
         messages = data_messages(config, layout, stage.parameters, zero, self._used_twice(layout, stage))
-        messages += tensor_messages(layout, times, sending)
+        messages += tensor_messages(layout.tensor, sent)
         if layout.pipeline > 1:
             messages += pipeline_messages(times, *self._crossing(layout, measured, stage))
             messages += tied_messages(config, self._tied_elsewhere(layout, stage))
-        return StageLoad(
-            layers=plain,
-            recomputed=[*again, *([False] if stage.is_last else [])],
-            compiled=[*(layer.block for layer in self.layers[stage.layers]), *([False] if stage.is_last else [])],
-            collectives=sum(work.collectives for work in sending),
-            parameters=stage.parameters,
-            messages=messages,
-        )
+        return StageLoad(layers, sum(n * work.collectives for work, n in works), stage.parameters, messages)
 
     def _crossing(self, layout: Layout, measured: MeasuredModel, stage: Stage) -> tuple[float, float]:
         """Return the bytes that cross the cut after a stage (the last: before it), with and without a gradient."""
@@ -206,7 +204,7 @@ class Planner:
         """Return the elements of each parameter of a tied layer on one rank."""
         number = next(index for index, layer in enumerate(self.layers) if layer.tie_key == tie_key)
         multiple = self.config.parallel.vocab_multiple
-        return [local_elements(self.model, name, layout.tensor, multiple) for name in self._names[number]]
+        return [local_elements(self.model, name, layout.tensor, multiple) for name in self.names[number]]
 
     def _used_twice(self, layout: Layout, stage: Stage) -> list[int]:
         """Return the elements of each parameter that a stage's forward pass uses twice."""
@@ -232,23 +230,13 @@ class Planner:
         1F1B holds one micro-batch for each stage from here on. A stage keeps the activations of its layers, the fields
         of the batch that they read (once), and the tensors that it sends.
         """
-        measured, rows = self._measured(layout), layout.micro_batch_size
-        plain = _of_stage(measured, measured.layers, stage)
-        held_layers = _of_stage(measured, measured.recomputed, stage) if layout.recompute else plain
-        works = [layer.at(rows) for layer in plain]
-        each = sum(layer.at(rows).kept for layer in held_layers)
-        fields = {name for layer in held_layers for name in layer.fields}
+        measured, rows = self._measured(layout.tensor, layout.sequence_parallel), layout.micro_batch_size
+        layers = self._stage_layers(measured, layout.recompute, stage)
+        each = sum(count * layer.run.at(rows).kept for layer, count in layers.items())
+        fields = {name for layer in layers for name in layer.run.fields}
         each += rows * sum(measured.field_bytes[name] for name in fields)
         if not stage.is_last:
             each += int(self._crossing(layout, measured, stage)[0])
         held = min(layout.num_micro_batches(config.training.global_batch_size), layout.pipeline - stage.index)
-        again = 0
-        if layout.recompute:
-            flags = [layer.recompute for layer in self.layers[stage.layers]]
-            again = max((work.kept for work, flag in zip(works, flags, strict=False) if flag), default=0)
-        return held * each + again, max(work.workspace for work in works)
-
-
-def _of_stage(measured: MeasuredModel, layers: Sequence[LayerWork], stage: Stage) -> list[LayerWork]:
-    """Take a stage's layers, and the loss as one more on the last."""
-    return [*layers[stage.layers], *([measured.loss] if stage.is_last else [])]
+        again = max((layer.plain.at(rows).kept for layer in layers if layer.again), default=0)
+        return held * each + again, max(layer.plain.at(rows).workspace for layer in layers)

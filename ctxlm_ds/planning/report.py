@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import aligned
 from ctxlm_ds.planning.hardware import GIB, Cluster
-from ctxlm_ds.planning.plan import Plan
-from ctxlm_ds.planning.search import Search
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from ctxlm_ds.planning.plan import Plan
+    from ctxlm_ds.planning.search import Search
 
 COLUMNS = (
     "dp", "tp", "pp", "zero", "micro", "recompute", "seq.par", "params", "grads", "optim", "activ", "buffers",
@@ -36,30 +39,57 @@ def plan_row(plan: Plan) -> list[str]:
     ]
 
 
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Return the lines of a table, text to the left and numbers to the right of their columns.
-
-    Plans have fewer columns on a terminal of less than WIDE_TERMINAL characters (`width`).
-    """
-    if tuple(columns) == COLUMNS and width is not None and width < WIDE_TERMINAL:
-        rows = [[cell for name, cell in zip(COLUMNS, row, strict=True) if name in NARROW_COLUMNS] for row in rows]
-        columns = NARROW_COLUMNS
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, text to the left and numbers to the right of their columns."""
     is_text = [i for i in range(len(columns)) if all(row[i][:1].isalpha() for row in rows if row[i])]
     return aligned([columns, *rows], left=is_text, indent="")
 
 
-def describe_refusals(found: Search, usable_bytes: float) -> list[str]:
-    """Return a line per reason why layouts are not possible, each with an example."""
-    lines = []
-    if found.too_large:
+def plan_table(plans: Sequence[Plan], width: int | None = None) -> list[str]:
+    """Return the lines of a table of plans, with fewer columns on a terminal of less than WIDE_TERMINAL characters."""
+    names = NARROW_COLUMNS if width is not None and width < WIDE_TERMINAL else COLUMNS
+    rows = [dict(zip(COLUMNS, plan_row(plan), strict=True)) for plan in plans]
+    return text_table(names, [[row[name] for name in names] for row in rows])
+
+
+def describe_search(
+    found: Search, config: RunConfig, cluster: Cluster, command: str, show_all: bool, width: int | None = None
+) -> list[str]:
+    """Return what the planner prints: a table of plans, the other layouts by reason, and the recommendation.
+
+    Args:
+        found: the search.
+        config: the recipe.
+        cluster: GPUs of the search.
+        command: starts the recommended plan.
+        show_all: True for every layout; False for the fastest of each tp, pp and ZeRO stage.
+        width: characters of the terminal; None for no limit.
+    """
+    lines, usable = [], f"{cluster.usable_bytes / GIB:.1f} GiB"
+    if config.model.vocab_size is None:
+        family = config.model.family
+        size = FAMILIES.get(family).vocab_size
+        lines.append(f"model.vocab_size is not set; planned with {size:,}, the published vocabulary of {family}")
+    plans = found.plans if show_all else found.best_of_each()
+    which = "" if show_all else ", the fastest of each tp, pp and ZeRO stage (--all shows every one)"
+    lines += [
+        f"{config.name} on {cluster.num_nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
+        f"({usable} per GPU to plan with): {len(plans)} of {len(found.plans)} layouts that fit{which}",
+        *plan_table(plans, width),
+    ]
+    impossible = sum(refused.count for refused in found.refused.values())
+    if show_all and found.too_large:
         layout, needed = found.too_large[0]
         lines.append(
-            f"{len(found.too_large)} layouts need more than the {usable_bytes / GIB:.1f} GiB of a GPU; the smallest of "
-            f"them, {layout}, {needed / GIB:.1f} GiB"
+            f"{len(found.too_large)} layouts need more than the {usable} of a GPU; the smallest of them, {layout}, "
+            f"{needed / GIB:.1f} GiB"
         )
-    for path, refused in sorted(found.refused.items(), key=lambda item: -item[1].count):
-        lines.append(f"{refused.count} layouts refused ({refused.example}): {path}: {refused.text}")
-    return lines
+    if show_all:
+        for path, refused in sorted(found.refused.items(), key=lambda item: -item[1].count):
+            lines.append(f"{refused.count} layouts refused ({refused.example}): {path}: {refused.text}")
+    elif found.too_large or impossible:
+        lines.append(f"{len(found.too_large) + impossible} layouts do not fit or are not possible (--all shows why)")
+    return lines + (describe_recommendation(found.recommended, command, config) if found.recommended else [])
 
 
 def describe_recommendation(plan: Plan, command: str, config: RunConfig) -> list[str]:
@@ -98,12 +128,19 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def search_as_dict(found: Search, plans: Sequence[Plan], command: str, cluster: Cluster) -> dict[str, Any]:
-    """Return everything that the tool prints, for JSON; `command` starts the recommended plan."""
+def search_as_dict(found: Search, cluster: Cluster, command: str, show_all: bool) -> dict[str, Any]:
+    """Return what describe_search prints, for JSON.
+
+    Args:
+        found: the search.
+        cluster: GPUs of the search.
+        command: starts the recommended plan.
+        show_all: True for every layout; False for the fastest of each tp, pp and ZeRO stage.
+    """
     best = found.recommended
     return {
         "cluster": {**asdict(cluster), "usable_bytes": cluster.usable_bytes},
-        "plans": [plan_as_dict(plan) for plan in plans],
+        "plans": [plan_as_dict(plan) for plan in (found.plans if show_all else found.best_of_each())],
         "recommended": plan_as_dict(best) if best else None,
         "command": command,
         "too_large": len(found.too_large),

@@ -6,12 +6,14 @@ gradients), runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, runtime/engin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from math import prod
 
 from ctxlm_ds.models.build import WholeModel
-from ctxlm_ds.parallel.placement import shard_of, vocabulary_rows_per_rank
+from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.planning.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -21,61 +23,72 @@ ALIGNMENT = 2
 """Stages 1 and 2 pad each flat group to a multiple of this per rank (nccl_start_alignment_factor)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StageParameters:
-    """Parameters of one rank of one pipeline stage before ZeRO, in the optimizer's two groups."""
+    """Parameters of one rank of one pipeline stage before ZeRO."""
 
-    decayed: tuple[int, ...]
-    """Elements of each parameter with weight decay."""
-    plain: tuple[int, ...]
-    """Elements of each parameter without."""
+    groups: tuple[Counter[int], ...]
+    """The optimizer's groups (with and without weight decay, none empty): number of parameters by their elements."""
     frozen: int = 0
     """Elements that no step changes."""
 
-    @property
+    @cached_property
+    def sizes(self) -> Counter[int]:
+        """Number of trained parameters by their elements."""
+        return sum(self.groups, Counter())
+
+    @cached_property
     def num_elements(self) -> int:
         """All trained elements, without padding."""
-        return sum(self.decayed) + sum(self.plain)
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups that are not empty."""
-        return tuple(group for group in (self.decayed, self.plain) if group)
+        return total_elements(self.sizes)
 
     @property
     def largest(self) -> int:
         """Elements of the largest parameter."""
-        return max((*self.decayed, *self.plain), default=0)
+        return max(self.sizes, default=0)
 
     def padded(self, ranks: int) -> int:
         """Elements when every group is padded to a multiple of ALIGNMENT x ranks."""
-        unit = ALIGNMENT * ranks
-        return sum(-(-sum(group) // unit) * unit for group in self.groups)
+        return sum(round_up(total_elements(group), ALIGNMENT * ranks) for group in self.groups)
 
     def padded_each(self, ranks: int) -> int:
         """Elements when every parameter is padded to a multiple of the ranks (stage 3)."""
-        return sum(-(-size // ranks) * ranks for group in self.groups for size in group)
+        return total_elements(self.sizes, ranks)
+
+
+def round_up(number: int, unit: int) -> int:
+    """Return the next multiple of `unit`."""
+    return -(-number // unit) * unit
+
+
+def total_elements(sizes: Counter[int], unit: int = 1, above: int = -1) -> int:
+    """Add up the parameters of more than `above` elements, each padded to a multiple of `unit`."""
+    return sum(count * round_up(size, unit) for size, count in sizes.items() if size > above)
 
 
 def stage_parameters(model: WholeModel, names: Iterable[str], tensor: int, vocab_multiple: int = 1) -> StageParameters:
     """Count what tensor-parallel rank 0 holds of the named parameters, each once."""
-    groups: dict[bool, list[int]] = {True: [], False: []}
+    groups: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
     frozen = 0
     for name in dict.fromkeys(names):
         facts, size = model.facts[name], local_elements(model, name, tensor, vocab_multiple)
         if facts.trained:
-            groups[facts.decays].append(size)
+            groups[facts.decays][size] += 1
         else:
             frozen += size
-    return StageParameters(tuple(groups[True]), tuple(groups[False]), frozen)
+    return StageParameters(tuple(group for group in groups.values() if group), frozen)
 
 
 def local_elements(model: WholeModel, name: str, tensor: int, vocab_multiple: int = 1) -> int:
     """Count the elements of a parameter on tensor-parallel rank 0, padding rows of the vocabulary included."""
-    shape, split = model.shapes[name], model.facts[name].split
+    return _local_elements(model.shapes[name], model.facts[name].split, tensor, vocab_multiple)
+
+
+@cache
+def _local_elements(shape: tuple[int, ...], split: Split | None, tensor: int, vocab_multiple: int) -> int:
     if split is not None and split.axis == "vocabulary":
         return vocabulary_rows_per_rank(shape[0], tensor, vocab_multiple) * prod(shape[1:])
-    return shard_of(name, split, shape, tensor, 0).num_elements
+    return shard_of("parameter", split, shape, tensor, 0).num_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +170,6 @@ def _live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:
     At the end of the forward pass those stay gathered whose backward pass is nearer than max_reuse_distance, that is
     the last half of it.
     """
-    sizes = [size for group in parameters.groups for size in group]
-    persistent = sum(size for size in sizes if size <= zero.persistence_threshold)
-    others = sum(sizes) - persistent
+    others = total_elements(parameters.sizes, above=zero.persistence_threshold)
+    persistent = parameters.num_elements - others
     return persistent + min(others, max(parameters.largest, zero.max_reuse_distance // 2))

@@ -9,8 +9,10 @@ memory's speed, tensor-parallel collectives and stage transfers in full. docs/pl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ctxlm_ds.planning.hardware import TERA, Cluster
 from ctxlm_ds.planning.layouts import Layout, ZeroSettings
@@ -57,16 +59,24 @@ class StepTime:
         return self.compute + self.tensor + self.pipeline + self.bubble + self.data + self.update
 
 
+class StageLayer(NamedTuple):
+    """A layer of a stage, or the loss."""
+
+    plain: LayerWork
+    """Its work without recomputation."""
+    run: LayerWork
+    """Its work in this layout."""
+    again: bool
+    """True if the backward pass computes it again."""
+    repeated: bool
+    """True for the repeated layers, which training.compile compiles."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageLoad:
     """The work of one stage."""
 
-    layers: Sequence[LayerWork]
-    """Its layers as measured without recomputation, and the loss on the last stage."""
-    recomputed: Sequence[bool]
-    """Per layer, True if the backward pass computes it again."""
-    compiled: Sequence[bool]
-    """Per layer, True if training.compile compiles it: the repeated layers."""
+    layers: Counter[StageLayer]
     collectives: int
     """Tensor-parallel collectives of one micro-batch."""
     parameters: StageParameters
@@ -113,7 +123,7 @@ class StepTimer:
 
     def _micro_batch(self, stage: StageLoad) -> tuple[float, float, float]:
         """Return the seconds of one micro-batch on a stage: computing, tensor-parallel collectives, transfers."""
-        compute = sum(map(self._layer, stage.layers, stage.recomputed, stage.compiled))
+        compute = sum(count * self._layer(layer) for layer, count in stage.layers.items())
         layout, cluster = self.layout, self.cluster
         tensor_s = transfer_s = 0.0
         if layout.tensor > 1:
@@ -126,21 +136,21 @@ class StepTimer:
             transfer_s = stage.wire_bytes("pipeline", "send") / self.micro_batches / speed + 2 * COLLECTIVE_LATENCY_S
         return compute, tensor_s, transfer_s
 
-    def _layer(self, layer: LayerWork, again: bool, compiled: bool) -> float:
+    def _layer(self, layer: StageLayer) -> float:
         """Return the seconds of a layer's forward and backward pass."""
-        rows, forwards = self.layout.micro_batch_size, 2 if again else 1
+        rows, forwards = self.layout.micro_batch_size, 2 if layer.again else 1
         speed = peak_flops(self.config, self.cluster) * self.cluster.gpu.matrix_efficiency
         products_s = sum(
             flops / speed * (1 + HALF_FILLING_WIDTH / width) * (1 + HALF_FILLING_TOKENS / tokens)
-            for flops, tokens, width in layer.products(rows)
+            for flops, tokens, width in layer.plain.products(rows)
         )
-        work = layer.at(rows)
+        work = layer.plain.at(rows)
         moved: float = forwards * work.forward_bytes + work.backward_bytes
-        moved *= COMPILED_SHARE if self.config.training.compile and compiled else 1.0
+        moved *= COMPILED_SHARE if self.config.training.compile and layer.repeated else 1.0
         if self.keeps_scores:
             moved += (forwards + BACKWARD_FACTOR) * SCORE_BYTES * work.scores
         seconds = (forwards + BACKWARD_FACTOR) * products_s + moved / self.cluster.memory_bytes_per_s
-        return max(seconds, LAUNCH_S_PER_LAYER * (forwards + BACKWARD_FACTOR) / 3 if compiled else 0.0)
+        return max(seconds, LAUNCH_S_PER_LAYER * (forwards + BACKWARD_FACTOR) / 3 if layer.repeated else 0.0)
 
     def _data(self, stage: StageLoad, micro_batch_s: float) -> float:
         """Return the seconds of data-parallel communication that nothing hides.

@@ -11,12 +11,12 @@ Data-parallel messages follow from the elements of the parameters, the others ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
-from ctxlm_ds.planning.meter import Work
-from ctxlm_ds.planning.states import FLOAT, StageParameters, uses_bf16_optimizer
+from ctxlm_ds.planning.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
 from ctxlm_ds.recipe.schema import RunConfig
 
 
@@ -89,28 +89,20 @@ def _stage3_messages(
     Others are gathered once if the backward pass comes before max_reuse_distance elements have passed, else for every
     use, forward and backward.
     """
-    padded = [-(-size // ranks) * ranks for group in parameters.groups for size in group]
-    sizes = [size for group in parameters.groups for size in group]
-    persistent = sum(p for p, size in zip(padded, sizes, strict=True) if size <= zero.persistence_threshold)
-    total = sum(padded)
-    others = total - persistent
+    total = parameters.padded_each(ranks)
+    others = total_elements(parameters.sizes, ranks, above=zero.persistence_threshold)
     # The backward pass goes in opposite order: the parameters of the last half of the distance stay gathered.
     kept = min(others, max(0, zero.max_reuse_distance) / 2 if 2 * total > zero.max_reuse_distance else others)
-    padded_tied = sum(-(-size // ranks) * ranks for size in tied if size > zero.persistence_threshold)
+    padded_tied = total_elements(Counter(tied), ranks, above=zero.persistence_threshold)
     again = (others - kept) + (2 * padded_tied if kept < others else 0)
-    gathered = persistent + micro_batches * (others + again)
+    gathered = total - others + micro_batches * (others + again)
     yield Message("data", "reduce_scatter", micro_batches * weight * total, ranks, "gradients")
     yield Message("data", "all_gather", weight * gathered // ranks, ranks, "weights")
 
 
-def tensor_messages(layout: Layout, times: int, layers: Iterable[Work]) -> list[Message]:
-    """List the tensor-parallel messages of `times` micro-batches; `layers` are those of a stage, and the loss."""
-    work = Work(*(sum(numbers) for numbers in zip(*layers, strict=True)))
-    return [
-        Message("tensor", operation, times * getattr(work, operation), layout.tensor)
-        for operation in ("all_reduce", "all_gather", "reduce_scatter")
-        if getattr(work, operation)
-    ]
+def tensor_messages(ranks: int, num_bytes: Mapping[str, int]) -> list[Message]:
+    """List the tensor-parallel messages of a step from the bytes of each operation."""
+    return [Message("tensor", operation, sent, ranks) for operation, sent in num_bytes.items() if sent]
 
 
 def pipeline_messages(times: int, with_gradient: float, without_gradient: float) -> list[Message]:

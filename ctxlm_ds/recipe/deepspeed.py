@@ -160,7 +160,9 @@ def build_deepspeed_config(
     problems += [one for one in find_conflicts(config, result, world_size) if one.path not in known]
     problems += batch_problems(config, world_size)
     problems += monitor_problems(result)
-    _fill_hints(result, config)
+    zero = result.get("zero_optimization")
+    if isinstance(zero, dict):
+        zero |= {name: size for name, size in bucket_hints(config.model.width).items() if zero.get(name) == AUTO}
     problems += _settle_autos(result, ())
     raise_problems(f"{source} with recipe {config.name}", problems)
     for name in IGNORED:
@@ -264,19 +266,15 @@ def _hand_over_optimizer(section: Any, values: dict[str, Owned]) -> Iterator[Pro
     yield from optimizer_problems(section["type"], params)
 
 
-def _fill_hints(result: dict[str, Any], config: RunConfig) -> None:
-    """Replace "auto" of ZeRO-3's bucket sizes by values from the model's width, as Hugging Face's integration does."""
-    zero, hidden = result.get("zero_optimization"), config.model.width
-    if zero is None or zero == AUTO or hidden is None:
-        return
-    hints = {
-        "reduce_bucket_size": hidden * hidden,
-        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
-        "stage3_param_persistence_threshold": 10 * hidden,
+def bucket_hints(width: int | None) -> dict[str, int]:
+    """Return ZeRO's sizes for "auto" from the model's width, as Hugging Face's integration chooses them."""
+    if width is None:
+        return {}
+    return {
+        "reduce_bucket_size": width * width,
+        "stage3_prefetch_bucket_size": int(0.9 * width * width),
+        "stage3_param_persistence_threshold": 10 * width,
     }
-    for name, value in hints.items():
-        if zero.get(name) == AUTO:
-            zero[name] = value
 
 
 def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:

@@ -85,18 +85,11 @@ def _is_choice(path: Path) -> bool:
 
 def find_field(path: Path, data: Mapping[str, Any]) -> FieldInfo | None:
     """Return the schema's field at a path of a raw recipe; None if there is none."""
-    section: type[BaseModel] | None = RunConfig
-    field: FieldInfo | None = None
-    for depth, part in enumerate(path):
-        if isinstance(part, int):
-            continue
-        if section is None or part not in section.model_fields:
-            return None
-        field = section.model_fields[part]
-        section = section_of(field.annotation)
-        if _is_choice(path[: depth + 1]):
-            section = CHOICES[part].find(data.get(part))
-    return field
+    *above, name = path
+    if isinstance(name, int):
+        return find_field(tuple(above), data)
+    section = find_section(tuple(above), data)
+    return None if section is None else section.model_fields.get(name)
 
 
 def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
@@ -107,6 +100,12 @@ def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
         return CHOICES[str(path[0])].find(data.get(str(path[0])))
     field = find_field(path, data)
     return None if field is None else section_of(field.annotation)
+
+
+def is_section(path: Path, data: Mapping[str, Any]) -> bool:
+    """Return True if a path is that of a section, not of a list of sections."""
+    field = find_field(path, data)
+    return field is not None and section_of(field.annotation) is not None and get_origin(field.annotation) is None
 
 
 def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,10 +21,9 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import Path as SettingPath
-from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field
+from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field, is_section
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.section import Section
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, YamlSource, read_yaml, write_yaml
 
 logger = logging.getLogger("ctxlm_ds")
@@ -35,60 +35,55 @@ MAX_EXTENDS = 20
 
 @dataclass(slots=True)
 class RawRecipe:
-    """Settings merged so far, the origin of each, and problems of reading them."""
+    """Settings merged so far, where each was written, and problems of reading them."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    origins: dict[SettingPath, str] = field(default_factory=dict)
+    places: list[dict[SettingPath, str]] = field(default_factory=list)
+    """Per source, the newest last: file and line (or option) of every setting that it writes."""
     problems: list[Problem] = field(default_factory=list)
 
     def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
-        """Merge a source into the settings: sections merge, other values are replaced."""
+        """Merge a source into the settings: sections merge, other values are replaced.
 
-        def where(path: SettingPath) -> str:
-            return f"{name}:{source.lines[path]}" if path in source.lines and not below else name
-
+        Args:
+            source: a file, or the value of an option.
+            name: name of the file, or the option.
+            below: setting that the option gives; empty for a file.
+        """
+        if below:
+            lines: dict[SettingPath, str] = {below[: depth + 1]: name for depth in range(len(below))}
+            self.places.append(lines | {(*below, *path): name for path in source.lines})
+        else:
+            self.places.append({path: f"{name}:{line}" for path, line in source.lines.items()})
         for path, line, reason in source.problems:
             place = name if below else f"{name}:{line}"
             self.problems.append(Problem(dotted((*below, *path)) or name, reason, where=place))
-        value = source.data
-        if not below:
-            value = {} if value is None else value
-            if not isinstance(value, dict):
-                raise ConfigError(f"{name}: a recipe is a section of settings, not {show_value(value)}")
+        value = {} if source.data is None and not below else source.data
         for part in reversed(below):
             value = {part: value}
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name}: a recipe is a section of settings, not {show_value(value)}")
         self._switch(value)
-        self._merge_section(self.data, value, (), lambda path: where(path[len(below) :]))
+        self._merge_section(self.data, value, ())
 
-    def _merge_section(self, target: dict[str, Any], new: dict[str, Any], path: SettingPath, where: Any) -> None:
+    def _merge_section(self, target: dict[str, Any], new: dict[str, Any], path: SettingPath) -> None:
         for key, value in new.items():
-            here = (*path, key)
-            if value is None and self._is_section(here):
-                value = {}
-            self.origins[here] = where(here)
+            value = {} if value is None and is_section((*path, key), self.data) else value
             if isinstance(value, dict) and isinstance(target.get(key, {}), dict):
-                self._merge_section(target.setdefault(key, {}), value, here, where)
+                self._merge_section(target.setdefault(key, {}), value, (*path, key))
             else:
-                if key in target:
-                    self._forget_below(here)
                 target[key] = value
-                self._remember_below(value, here, where)
-
-    def _forget_below(self, path: SettingPath) -> None:
-        for other in [other for other in self.origins if len(other) > len(path) and other[: len(path)] == path]:
-            del self.origins[other]
-
-    def _remember_below(self, value: Any, path: SettingPath, where: Any) -> None:
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for key, item in items:
-            self.origins[(*path, key)] = where((*path, key))
-            self._remember_below(item, (*path, key), where)
 
     def origin(self, path: SettingPath) -> str:
         """Return file and line (or option) of a setting, or of the nearest section around it that was written."""
-        while path and path not in self.origins:
-            path = path[:-1]
-        return self.origins.get(path, "")
+        names = tuple(takewhile(lambda part: isinstance(part, str), path))
+        for name in (names[:depth] for depth in range(len(names), 0, -1)):
+            for places in reversed(self.places):
+                if name in places:
+                    # A list is replaced completely, so its items are in the same source.
+                    inside = (path[:depth] for depth in range(len(path), len(name), -1))
+                    return places[next((one for one in inside if one in places), name)]
+        return ""
 
     def value(self, path: SettingPath) -> Any:
         """Return the value at a path as it was written."""
@@ -103,8 +98,8 @@ class RawRecipe:
             settings = self.data.get(choice.section)
             section = choice.find(settings)
             if isinstance(settings, dict) and section is not None:
-                unknown = [key for key in settings if key not in section.model_fields]
-                self._drop(choice.section, [key for key in unknown if choice.owners(key)])
+                for key in [key for key in settings if key not in section.model_fields and choice.owners(key)]:
+                    del settings[key]
 
     def _switch(self, new: dict[str, Any]) -> None:
         """Drop inherited settings that a newly named family, objective or format does not have.
@@ -118,21 +113,10 @@ class RawRecipe:
             before, after = choice.find(old), choice.find(settings)
             if before is None or after is None or before is after:
                 continue
-            dropped = [key for key in old if key in before.model_fields and key not in after.model_fields]
-            dropped = [key for key in dropped if not self.origin((choice.section, key)).startswith(COMMAND_LINE)]
-            self._drop(choice.section, dropped)
+            for key in [key for key in old if key in before.model_fields and key not in after.model_fields]:
+                if not self.origin((choice.section, key)).startswith(COMMAND_LINE):
+                    del old[key]
             old[choice.key] = settings[choice.key]
-
-    def _drop(self, section: str, keys: list[str]) -> None:
-        for key in keys:
-            del self.data[section][key]
-            self._forget_below((section, key))
-            self.origins.pop((section, key), None)
-
-    def _is_section(self, path: SettingPath) -> bool:
-        field_info = find_field(path, self.data)
-        annotation = None if field_info is None else field_info.annotation
-        return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
@@ -252,15 +236,12 @@ def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], Yam
         raise ConfigError(f"--set {override}: expected a.b=value, for example --set training.max_steps=1000")
     if parts == ("extends",):
         raise ConfigError(f"--set {override}: `extends` is for recipe files; name that recipe with --config")
-    if _holds_text(parts, tree) and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
+    field_info = find_field(parts, tree.data)
+    # Text needs no quotes inside the quotes of the shell: `--set name=2024`.
+    is_text = field_info is not None and field_info.annotation in (str, str | None)
+    if is_text and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
         return parts, YamlSource(value.strip())
     return parts, read_yaml(value, f"--set {override}")
-
-
-def _holds_text(path: SettingPath, tree: RawRecipe) -> bool:
-    """Return whether a setting is text, so that `--set name=2024` needs no quotes inside the quotes of the shell."""
-    field_info = find_field(path, tree.data)
-    return field_info is not None and field_info.annotation in (str, str | None)
 
 
 def _validate(tree: RawRecipe, title: str, world_size: int | None = None) -> RunConfig:
@@ -322,46 +303,39 @@ def _overlap(path: str, other: str) -> bool:
 
 def _placed(problem: Problem, tree: RawRecipe) -> Problem:
     """Return the problem with the place where its setting, or another that it involves, was written."""
-    written = [path for path in (problem.path, *problem.involves) if tuple(path.split(".")) in tree.origins]
-    return replace(problem, where=tree.origin(tuple(written[0].split("."))) if written else "")
+    paths = [tuple(path.split(".")) for path in (problem.path, *problem.involves)]
+    written = (path for path in paths if any(path in places for places in tree.places))
+    return replace(problem, where=tree.origin(next(written, ())))
 
 
 def _explain(details: ErrorDetails, tree: RawRecipe) -> Problem:
-    path = details["loc"]
-    where = tree.origin(path)
-    if details["type"] == "missing":
-        return Problem(dotted(path), f"missing; expected {_expected(path, tree)}", where=where)
-    value = tree.value(path)
-    if details["type"] == "extra_forbidden":
-        hint, meant = explain_unknown(path, tree.data)
-        return Problem(dotted(path), f"unknown setting (value {show_value(value)}){hint}", (meant or "",), where)
-    text = f"{show_value(value)}: expected {_expected(path, tree)}"
-    return Problem(dotted(path), text + _type_hint(details["type"], value, path, tree), where=where)
-
-
-def _expected(path: SettingPath, tree: RawRecipe) -> str:
+    """Return pydantic's error as a problem."""
+    path, kind = details["loc"], details["type"]
+    name, where = dotted(path), tree.origin(path)
     field_info = find_field(path, tree.data)
-    if field_info is None:
-        return "something else"
-    if isinstance(path[-1], int):
+    expected = "something else" if field_info is None else describe_field(field_info)
+    if field_info is not None and isinstance(path[-1], int):
         items = get_args(field_info.annotation)
-        return describe_type(items[min(path[-1], len(items) - 1)])
-    return describe_field(field_info)
+        expected = describe_type(items[min(path[-1], len(items) - 1)])
+    if kind == "missing":
+        return Problem(name, f"missing; expected {expected}", where=where)
+    value = tree.value(path)
+    if kind == "extra_forbidden":
+        hint, meant = explain_unknown(path, tree.data)
+        return Problem(name, f"unknown setting (value {show_value(value)}){hint}", (meant or "",), where)
+    return Problem(name, f"{show_value(value)}: expected {expected}{_type_hint(kind, value, expected)}", where=where)
 
 
-def _type_hint(kind: str, value: Any, path: SettingPath, tree: RawRecipe) -> str:
+def _type_hint(kind: str, value: Any, expected: str) -> str:
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
         plain = read_yaml(value, "value").data if ":" not in value and "{" not in value else value
-        if isinstance(plain, (int, float)):
-            return f"; write {value} without quotes"
+        return f"; write {value} without quotes" if isinstance(plain, (int, float)) else ""
     if kind == "string_type" and isinstance(value, (bool, int, float)):
         return f'; write "{show_value(value)}" in quotes if you mean the text'
     if kind == "list_type" and isinstance(value, str):
         return f"; write [{value}]"
     if kind == "literal_error":
-        field_info = find_field(path, tree.data)
-        options = describe_field(field_info).removeprefix("one of ").split(", ") if field_info else []
-        return did_you_mean(str(value), options)
+        return did_you_mean(str(value), expected.removeprefix("one of ").split(", "))
     return ""
 
 
@@ -378,13 +352,9 @@ def integral_floats_as_ints(value: Any) -> Any:
 
 def _remove(data: dict[str, Any], path: SettingPath) -> None:
     """Remove the value at a path; a list with a wrong item is removed completely."""
-    names: list[Any] = []
-    for part in path:
-        if isinstance(part, int):
-            break
-        names.append(part)
+    *sections, name = takewhile(lambda part: isinstance(part, str), path)
     holder: Any = data
-    for name in names[:-1]:
-        holder = holder.get(name, {})
+    for section in sections:
+        holder = holder.get(section, {})
     if isinstance(holder, dict):
-        holder.pop(names[-1], None)
+        holder.pop(name, None)

@@ -12,20 +12,12 @@ import pytest
 
 from ctxlm_ds.planning.hardware import find_gpu
 from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.ready_runs import (
-    GPUS_PER_NODE,
-    READY_RUNS,
-    ReadyLayout,
-    ReadyRun,
-    planner_of,
-    ready_layout,
-    table,
-)
 from ctxlm_ds.process.run_history import END, START, append_event, is_completed
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
+from tools.write_published_scripts import GPUS_PER_NODE, SCRIPTS, ReadyLayout, planner_of, recommended_layout, table
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "slurm" / "published"
@@ -57,25 +49,26 @@ def read_layout(line: str) -> ReadyLayout:
     return ReadyLayout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
 
 
-@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
-def test_tables_are_what_the_planner_weighs(run: ReadyRun) -> None:
-    text = (FOLDER / f"{run.script}.sbatch").read_text()
-    for recipe in run.recipes:
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_tables_are_what_the_planner_weighs(script: str) -> None:
+    text = (FOLDER / f"{script}.sbatch").read_text()
+    recipes, num_nodes = SCRIPTS[script]
+    for recipe in recipes:
         layouts = [read_layout(line) for line in lines_of(recipe)]
-        assert [layout.words for layout in layouts] == lines_of(recipe), REMEDY
-        shown = "\n".join([f"# {recipe}", *(f"#   {line}" for line in table(layouts))])
-        assert f"\n{shown}\n" in text, REMEDY
+        assert [layout.line for layout in layouts] == lines_of(recipe), REMEDY
+        assert f"\n{table(layouts)}" in text, REMEDY
         assert {(layout.gpu.name, layout.nodes) for layout in layouts} == {
-            (gpu, nodes) for gpu in GPUS for nodes in run.nodes
+            (gpu, nodes) for gpu in GPUS for nodes in num_nodes
         }
 
 
-@pytest.mark.parametrize(("run", "gpu"), [(run, GPUS[index % len(GPUS)]) for index, run in enumerate(READY_RUNS)])
-def test_layouts_are_what_the_planner_recommends(run: ReadyRun, gpu: str) -> None:
+@pytest.mark.parametrize(("script", "gpu"), list(zip(SCRIPTS, [*GPUS, *GPUS], strict=False)))
+def test_layouts_are_what_the_planner_recommends(script: str, gpu: str) -> None:
     """One of each script here; all of them: test_every_layout."""
-    found = ready_layout(run.recipes[-1], gpu, run.nodes[-1])
+    recipes, num_nodes = SCRIPTS[script]
+    found = recommended_layout(recipes[-1], find_gpu(gpu), num_nodes[-1])
     assert found is not None
-    assert found.words in LINES, REMEDY
+    assert found.line in LINES, REMEDY
 
 
 @pytest.mark.soak
@@ -94,26 +87,26 @@ def test_a_layout_is_accepted_by_training(line: str) -> None:
 
 
 def test_every_script_has_a_table() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.sbatch")) == sorted(run.script for run in READY_RUNS)
+    assert sorted(path.stem for path in FOLDER.glob("*.sbatch")) == sorted(SCRIPTS)
 
 
-@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
-def test_scripts_differ_only_in_name_recipes_and_resources(run: ReadyRun) -> None:
-    text = (FOLDER / f"{run.script}.sbatch").read_text()
-    kind = {1: "pretrain_one", 2: "pretrain_two"}[len(run.recipes)]
-    assert text.endswith(f'remember_script {run.script} "$@"\n{kind} {" ".join(run.recipes)} "$@"\n')
-    assert f"#SBATCH --job-name={run.script}\n" in text
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_differ_only_in_name_recipes_and_resources(script: str) -> None:
+    text, recipes = (FOLDER / f"{script}.sbatch").read_text(), SCRIPTS[script][0]
+    kind = {1: "pretrain_one", 2: "pretrain_two"}[len(recipes)]
+    assert text.endswith(f'remember_script {script} "$@"\n{kind} {" ".join(recipes)} "$@"\n')
+    assert f"#SBATCH --job-name={script}\n" in text
     for name in ("signal", "requeue", "open-mode", "output"):
         pattern = re.compile(rf"^#SBATCH --{name}.*$", re.MULTILINE)
         assert pattern.findall(text) == pattern.findall((ROOT / "slurm" / "pretrain.sbatch").read_text())
 
 
-@pytest.mark.parametrize("run", READY_RUNS, ids=lambda run: run.script)
-def test_the_example_names_a_tokenizer_that_the_recipe_accepts(run: ReadyRun) -> None:
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_example_names_a_tokenizer_that_the_recipe_accepts(script: str) -> None:
     """tokenizers/TYPE as tools/train_tokenizer.py makes it, with as many words as the recipe has by default."""
-    model = load_config(run.recipes[0]).model
+    model = load_config(SCRIPTS[script][0][0]).model
     family = FAMILIES.get(model.family)
-    assert f" tokenizer.path=tokenizers/{family.tokenizer}\n" in (FOLDER / f"{run.script}.sbatch").read_text()
+    assert f" tokenizer.path=tokenizers/{family.tokenizer}\n" in (FOLDER / f"{script}.sbatch").read_text()
     assert TOKENIZER_TYPES[family.tokenizer].default_vocab_size == model.vocab_size == family.vocab_size
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -75,3 +76,32 @@ def test_parameters_are_those_of_the_modules(family: str) -> None:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     expected = [float(sum(p.numel() for p in module.parameters())) for _, module, _ in model._steps]
     assert parameter_costs(descriptions, shapes) == expected
+
+
+def best_counts(costs: list[int], num_stages: int) -> tuple[int, list[int]]:
+    """The cost of the dearest part and the sizes of the parts, by trying every start of the last part."""
+    if num_stages == 1:
+        return sum(costs), [len(costs)]
+    found = []
+    for start in range(num_stages - 1, len(costs)):
+        dearest, counts = best_counts(costs[:start], num_stages - 1)
+        found.append((max(dearest, sum(costs[start:])), start, [*counts, len(costs) - start]))
+    cost, _, counts = min(found)
+    return cost, counts
+
+
+@given(blocks=st.lists(st.integers(0, 5), min_size=1, max_size=9), num_stages=st.integers(1, 9))
+def test_of_equally_good_cuts_earlier_stages_have_fewer_blocks(blocks: list[int], num_stages: int) -> None:
+    num_stages = min(num_stages, len(blocks))
+    descriptions = layers(len(blocks), before=0, after=0)
+    expected = bounds_of_counts(descriptions, best_counts(blocks, num_stages)[1])
+    assert stage_bounds(descriptions, [float(cost) for cost in blocks], num_stages) == expected
+
+
+def test_ten_thousand_layers_are_cut_at_once() -> None:
+    descriptions = layers(10_000)
+    shapes = {f"{layer.name}.weight": (8, 8) for layer in descriptions}
+    started_s = time.process_time()
+    bounds = stage_bounds(descriptions, parameter_costs(descriptions, shapes), 64)
+    assert time.process_time() - started_s < 10
+    assert max(stop - start for start, stop in itertools.pairwise(bounds)) <= 157 + 3

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ctxlm_ds.planning.measure import describe
-from ctxlm_ds.planning.published import PublishedRun, published_runs
+from tests.unit.planning.published_runs import PublishedRun, published_runs
 
 SIZES = {"1.7B": 1.7, "3.6B": 3.6, "7.5B": 7.5, "18.4B": 18.4, "39.1B": 39.1, "76.1B": 76.1, "145.6B": 145.6,
          "310.1B": 310.1, "529.6B": 529.6, "1008B": 1008.0, "1.2B": 1.2, "8.3B": 8.3}  # fmt: skip
@@ -56,3 +57,11 @@ def test_the_second_phase_counts() -> None:
     assert run.second is not None
     assert run.predicted() > run.second.predicted() > 0
     assert abs(run.predicted() - run.plan().days - run.second.predicted()) < 1e-9
+
+
+def test_the_table_of_the_documentation_has_these_predictions() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    for run in published_runs():
+        predicted = run.predicted()
+        numbers = f"{run.published:.3g} | {predicted:.3g} | {predicted / run.published:.2f}"
+        assert f"| {run.name} | {run.source} | {run.unit} | {numbers} |" in page

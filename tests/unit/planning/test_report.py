@@ -6,14 +6,7 @@ import pytest
 
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.plan import Planner
-from ctxlm_ds.planning.report import (
-    COLUMNS,
-    NARROW_COLUMNS,
-    WIDE_TERMINAL,
-    describe_recommendation,
-    plan_row,
-    text_table,
-)
+from ctxlm_ds.planning.report import COLUMNS, NARROW_COLUMNS, WIDE_TERMINAL, describe_recommendation, plan_table
 from ctxlm_ds.planning.search import Search, search_layouts
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
@@ -27,20 +20,20 @@ def found() -> Search:
 
 
 def test_an_ordinary_terminal_has_the_narrow_columns(found: Search) -> None:
-    lines = text_table(COLUMNS, [plan_row(plan) for plan in found.plans], 80)
+    lines = plan_table(found.plans, 80)
     assert lines[0].split() == list(NARROW_COLUMNS)
     assert max(map(len, lines)) <= 80
     assert len([line for line in lines if "%" in line]) == len(found.plans)
 
 
 def test_a_wide_terminal_has_every_column(found: Search) -> None:
-    lines = text_table(COLUMNS, [plan_row(plan) for plan in found.plans], WIDE_TERMINAL)
+    lines = plan_table(found.plans, WIDE_TERMINAL)
     assert all(name in lines[0] for name in COLUMNS)
     assert max(map(len, lines)) <= WIDE_TERMINAL
 
 
 def test_columns_of_a_file_are_aligned(found: Search) -> None:
-    lines = text_table(COLUMNS, [plan_row(plan) for plan in found.plans])
+    lines = plan_table(found.plans)
     assert len(lines) == len(found.plans) + 1
     assert len({len(line) for line in lines}) == 1
 

@@ -69,7 +69,8 @@ def test_the_recommended_layout_is_what_its_settings_load(roberta_on_two_nodes: 
     planner, found = roberta_on_two_nodes
     plan = require_plan(found, planner.cluster)
     settings = plan.layout.settings(planner.config)
-    words = shlex.split(launch_command("roberta-large", f"zero{plan.layout.zero_stage}", settings, 2, 8))
+    command = launch_command("roberta-large", f"zero{plan.layout.zero_stage}", settings, planner.cluster)
+    words = shlex.split(command)
     config = load_config(words[words.index("--config") + 1], words[words.index("--set") + 1 :])
     assert config == plan.layout.apply(planner.config)
     name = words[words.index("--deepspeed_config") + 1]

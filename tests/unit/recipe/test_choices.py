@@ -188,7 +188,7 @@ def test_a_registered_family_is_known_everywhere(tmp_path: Path, wide: None) -> 
     (problem,) = problems_of(write(tmp_path / "bert.yaml", "model: {width_factor: 3.0}\n"))
     assert "it is a setting of wide; model.family is bert" in problem
     page = render_reference()
-    assert "### `model.family: wide`" in page and "| `model.width_factor` | `2.0` |" in page
+    assert "### `model.family`: wide" in page and "| `model.width_factor` | `2.0` |" in page
 
 
 def test_a_family_that_cannot_be_imported_is_one_problem(tmp_path: Path) -> None:
