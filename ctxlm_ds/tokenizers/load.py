@@ -58,14 +58,21 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
     special_map = _read_json(folder / "special_tokens_map.json")
     content = json.loads(backend.to_str())
     training = training_record(folder)
-    recorded_kind = str(training.get("kind"))
+    recorded_kind, files = str(training.get("kind")), {}
+    if recorded_kind == sentence_piece.KIND:
+        file = folder / sentence_piece.MODEL_FILE
+        if not file.is_file():
+            raise TokenizerError(
+                f"{folder}: holds no {file.name}, with which its texts are encoded; restore the folder"
+            )
+        files = {file.name: file.read_bytes()}
     facts = TokenizerFacts(
         kind=recorded_kind if recorded_kind in _CLASSES else _detect_kind(content),
         special_tokens=_special_tokens(folder, (config, special_map), backend),
         config=config,
         training=training,
         source=str(folder),
-        files=_other_files(folder, recorded_kind),
+        files=files,
     )
     tokenizer = _CLASSES.get(facts.kind, Tokenizer)(backend, facts)
     recorded = facts.training.get("fingerprint")
@@ -81,15 +88,6 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
 def training_record(folder: Path) -> dict[str, Any]:
     """Return the content of ctxlm_tokenizer.json; empty for a tokenizer made by other programs."""
     return _read_json(folder / TRAINING_FILE)
-
-
-def _other_files(folder: Path, kind: str) -> dict[str, bytes]:
-    if kind != sentence_piece.KIND:
-        return {}
-    file = folder / sentence_piece.MODEL_FILE
-    if not file.is_file():
-        raise TokenizerError(f"{folder}: holds no {file.name}, with which its texts are encoded; restore the folder")
-    return {file.name: file.read_bytes()}
 
 
 def _load_backend(folder: Path) -> Any:
