@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
+from ctxlm_ds.atomic import partial_path
+from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts
+from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.index import RowSource, SampleIndex
+from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -91,6 +96,49 @@ def ends_of(table: SentenceTable) -> NDArray[np.int64]:
     return ends
 
 
+def build_sample_index(part: SourcePart | str | Path, tokenizer: Any, config: RunConfig, *args: Any, **options: Any
+) -> SampleIndex:  # fmt: skip
+    """The sample index of one source, built if it does not exist."""
+    return build_rows([part], tokenizer, config, *args, **options).indexes[0]
+
+
+def samples_of_row(index: SampleIndex, row: int) -> list[int]:
+    """The numbers of a row's samples."""
+    numbers: list[int] = index.samples_of(np.array([row]))[0].tolist()
+    return numbers
+
+
+def locate(rows: RowSource, row: int) -> tuple[SampleIndex, int]:
+    """The index that holds a row, and the row's number there."""
+    (source,), (number,) = rows.sources(np.array([row]))
+    return rows.indexes[source], int(number)
+
+
+class DatasetWriter(IndexedDatasetWriter):
+    """Writes a dataset sequence by sequence; leaves nothing behind unless `finalize` was reached."""
+
+    def __init__(self, prefix: Path, dtype: str, overwrite: bool = False) -> None:
+        self.partial = partial_path(Path(prefix))
+        self._sequences: list[NDArray[np.int64]] = []
+        super().__init__(prefix, np.dtype(dtype), overwrite, self.partial)
+
+    def add_sequence(self, ids: ArrayLike) -> None:
+        self._sequences.append(np.asarray(ids, dtype=np.int64))
+
+    def end_document(self) -> None:
+        sequences, self._sequences = self._sequences, []
+        lengths = [len(sequence) for sequence in sequences]
+        self.add_documents(np.concatenate([np.empty(0, np.int64), *sequences]), lengths, np.array([len(lengths)]))
+
+    def finalize(self, metadata: dict[str, Any]) -> None:
+        self.prepare(metadata)
+        publish_parts(self.prefix, self.partial)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
 def write_dataset(
     prefix: Path,
     documents: Documents,
@@ -99,7 +147,7 @@ def write_dataset(
     metadata: dict[str, Any] | None = None,
 ) -> Path:
     """Write documents as an indexed dataset; with `eod_id` each ends with that token."""
-    with IndexedDatasetWriter(prefix, np.dtype("<i4")) as writer:
+    with DatasetWriter(prefix, "<i4") as writer:
         for document in documents:
             sentences = document if split_sentences else [sum(document, [])]
             for number, sentence in enumerate(sentences):

@@ -13,12 +13,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import run_command, setup_logging
-
-if TYPE_CHECKING:
-    from ctxlm_ds.export.huggingface import Conversion
 
 CHECKPOINT_HELP = "a run (its newest checkpoint) or a checkpoint"
 
@@ -50,17 +46,8 @@ def add_command(
     return command
 
 
-def report(conversion: Conversion, next_step: str) -> list[str]:
-    lines = [f"{conversion.hf_class}, {conversion.num_parameters:,} parameters, from {conversion.source}", "logits:"]
-    lines += [f"  {comparison}" for comparison in conversion.comparisons]
-    largest = max(comparison.relative for comparison in conversion.comparisons)
-    lines.append(f"largest difference: {largest:.2e} of the logits' scale")
-    return [*lines, f"wrote {conversion.output}", next_step]
-
-
 def convert_hf(arguments: argparse.Namespace) -> list[str]:
-    from ctxlm_ds.export.finished import is_exported
-    from ctxlm_ds.export.huggingface import from_hf, to_hf
+    from ctxlm_ds.export.huggingface import from_hf, is_exported, to_hf
     from ctxlm_ds.export.safetensors_files import parse_size
 
     out = arguments.output
@@ -68,27 +55,40 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
         how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
         if not arguments.overwrite and is_exported(*how):
             return [f"{out}: complete already, nothing to do"]
-        conversion = to_hf(*how)
-        return report(conversion, f'next: transformers.pipeline("{conversion.task}", model="{out}")')
-    next_step = f"next: --set initialize_from={out} with the model section of its config.yaml"
-    return report(from_hf(arguments.model, out), next_step)
+        done = to_hf(*how)
+        next_step = f'transformers.pipeline("{done.task}", model="{out}")'
+    else:
+        done = from_hf(arguments.model, out)
+        next_step = f"--set initialize_from={out} with the model section of its config.yaml"
+    largest = max(comparison.relative for comparison in done.comparisons)
+    return [
+        f"{done.hf_class}, {done.num_parameters:,} parameters, from {done.source}",
+        "logits:",
+        *(f"  {comparison}" for comparison in done.comparisons),
+        f"largest difference: {largest:.2e} of the logits' scale",
+        f"wrote {done.output}",
+        f"next: {next_step}",
+    ]
 
 
-def convert_own(arguments: argparse.Namespace) -> list[str]:
-    source, output = arguments.checkpoint, arguments.output
+def convert_universal(arguments: argparse.Namespace) -> list[str]:
+    from ctxlm_ds.checkpoint.universal import from_universal, to_universal
+
+    source, out = arguments.checkpoint, arguments.output
     if arguments.command == "to-universal":
-        from ctxlm_ds.checkpoint.universal import to_universal
-
-        return to_universal(source, output, arguments.step_form).describe()
-    from ctxlm_ds.checkpoint.universal_import import from_universal
-
-    return from_universal(source, output, arguments.config).describe()
+        to_universal(source, out, arguments.step_form)
+        next_step = f'engine.load_checkpoint("{out}") with "checkpoint": {{"load_universal": true}} in its JSON'
+    elif from_universal(source, out, arguments.config):
+        next_step = f"--set run_dir={out}"
+    else:
+        next_step = f"--set initialize_from={out} (its place in the data is unknown, so it is not resumed)"
+    return [f"wrote {out}", f"next: {next_step}"]
 
 
 def main() -> None:
     arguments = parse_arguments()
     setup_logging()
-    convert = convert_hf if arguments.command.endswith("-hf") else convert_own
+    convert = convert_hf if arguments.command.endswith("-hf") else convert_universal
     sys.stdout.write("\n".join(convert(arguments)) + "\n")
 
 

@@ -20,9 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
     )
-    parser.add_argument(
-        "--show", type=at_least(0), default=0, metavar="N", help="print the beginnings of N documents"
-    )
+    parser.add_argument("--show", type=at_least(0), default=0, metavar="N", help="print the beginnings of N documents")
     parser.add_argument("--first", type=at_least(0), default=0, metavar="I", help="first document to print (0)")
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
     parser.add_argument(

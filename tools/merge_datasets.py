@@ -29,17 +29,18 @@ def main() -> None:
     from ctxlm_ds.data.dataset.merge import merge_datasets
 
     result = merge_datasets(args.input, args.output_prefix, args.overwrite)
-    numbers = {"document": result.num_documents, "sequence": result.num_sequences, "token": result.num_tokens}
+    joined = result.dataset
+    numbers = {"document": joined.num_documents, "sequence": joined.num_sequences, "token": joined.num_tokens}
     counts = ", ".join(counted(number, noun) for noun, number in numbers.items())
     if result.complete_already:
-        print(f"{result.prefix}: complete already, nothing to do ({counts})")
+        print(f"{joined.prefix}: complete already, nothing to do ({counts})")
         return
-    speed = format_size(result.num_bytes / max(1e-9, result.seconds))
+    num_bytes = joined.tokens.nbytes + joined.arrays.file.nbytes
     print(
-        f"{result.prefix}: {counted(result.num_parts, 'part')}, {counts}; {format_size(result.num_bytes)} in "
-        f"{result.seconds:.1f} s, {speed}/s"
+        f"{joined.prefix}: {counted(result.num_parts, 'part')}, {counts}; {format_size(num_bytes)} in "
+        f"{result.seconds:.1f} s, {format_size(num_bytes / max(1e-9, result.seconds))}/s"
     )
-    print(f"next: python tools/inspect_dataset.py {shlex.quote(result.prefix)} --verify")
+    print(f"next: python tools/inspect_dataset.py {shlex.quote(joined.prefix)} --verify")
 
 
 if __name__ == "__main__":

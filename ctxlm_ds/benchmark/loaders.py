@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ctxlm_ds.benchmark.timing import compare
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
@@ -85,5 +87,6 @@ def _rows_per_gpu(config: RunConfig, vocab_size: int) -> float:
 
 def _features(rows: RowSource, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
-        index, local = rows.locate(number)
-        yield {"input_ids": [int(token) for sequence in index.row(local) for token in sequence.input_ids]}
+        wanted = np.array([number])
+        sequences = rows.examples(wanted)[0] if rows.is_static else rows.samples(wanted, np.zeros_like(wanted))[0]
+        yield {"input_ids": sequences.input_ids.tolist()}

@@ -1,32 +1,30 @@
-"""One checkpoint that is being written: every rank writes its files, then rank 0 adds the rest and renames the folder.
+"""The stages of a checkpoint that is being written, which may run in background threads.
 
-Both parts may run in background threads. What needs all ranks (gathering what each wrote, reporting how it ended) is
-done by `advance`, which the ranks call together, so that no thread holds a collective.
+What needs all ranks (gathering what each wrote, reporting how it ended) is done by `PendingSave.advance`, which the
+ranks call together, so that no thread holds a collective.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from ctxlm_ds.checkpoint.manifest import FileEntry
-from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.checkpoint.chunk_writer import WrittenFiles
+from ctxlm_ds.errors import CtxlmError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank wrote: its files, what its function returned, or why it failed."""
+    """What one rank wrote, or why it failed."""
 
-    rank: int
-    files: Mapping[str, FileEntry] = field(default_factory=dict)
-    value: Any = None
+    written: WrittenFiles = field(default_factory=lambda: WrittenFiles(None, {}))
     error: str | None = None
     disk_full: bool = False
     """True if the error is a lack of space."""
@@ -56,68 +54,35 @@ class PendingSave:
     """One checkpoint between its beginning and its end.
 
     Args:
-        step: optimizer step.
-        topology: of all ranks.
-        write: this rank's part; it raises nothing.
-        complete: rank 0's part, with what every rank's `write` returned.
-        report: runs an action on rank 0 and raises its error on every rank (a collective).
-        background: True if the parts run in threads.
+        stages: yields what this rank works on in each stage, and does the collective parts between them.
     """
 
-    def __init__(
-        self,
-        step: int,
-        topology: Topology,
-        write: Callable[[], RankResult],
-        complete: Callable[[list[RankResult]], None],
-        report: Callable[[Callable[[], None]], None],
-        background: bool,
-    ) -> None:
-        self.step = step
+    def __init__(self, stages: Iterator[Future[Any]]) -> None:
         self.began_s = time.monotonic()
-        self._topology = topology
-        self._complete = complete
-        self._report = report
-        self._background = background
-        self._stage: Literal["writing", "completing", "over"] = "writing"
-        self._writing = run_action(write, f"write-step-{step}", background)
-        self._completing: Future[None] | None = None
+        self.over = False
+        """True if the checkpoint is complete or has failed; the same on every rank."""
+        self._stages = stages
+        self._work = next(stages)
 
     @property
     def busy(self) -> bool:
-        """Return whether a thread of this rank is working."""
-        if self._stage == "writing":
-            return not self._writing.done()
-        return self._completing is not None and not self._completing.done()
-
-    @property
-    def over(self) -> bool:
-        """Return whether the checkpoint is complete or has failed; the same on every rank."""
-        return self._stage == "over"
+        """Return whether this rank is working."""
+        return not self._work.done()
 
     def advance(self) -> None:
         """Do the next collective part, and wait for a rank that is still busy.
 
         Raises:
-            CheckpointError, RunLockedError: the save failed; the same on every rank, and the save is over.
+            CheckpointError, RunLockedError: the save failed and is over; the same on every rank.
         """
-        if self._stage == "writing":
-            gathered = self._topology.gather_object(self._writing.result())
-            if gathered is not None:
-                self._completing = run_action(
-                    lambda: self._complete(gathered), f"complete-step-{self.step}", self._background
-                )
-            self._stage = "completing"
-        elif self._stage == "completing":
-            self._stage = "over"
-            self._report(lambda: self._completing.result() if self._completing is not None else None)
-
-    def wait(self) -> None:
-        """Advance to the end."""
-        while not self.over:
-            self.advance()
+        try:
+            self._work = next(self._stages)
+        except StopIteration:
+            self.over = True
+        except CtxlmError:
+            self.over = True
+            raise
 
     def wait_for_threads(self, seconds: float) -> None:
         """Wait at most `seconds` for this rank's threads to end; no collective."""
-        threads: Sequence[Future[Any]] = [self._completing or self._writing]
-        wait_for_futures(threads, seconds)
+        wait_for_futures([self._work], seconds)

@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,7 @@ ChunkEntry = dict[str, Any]
 def merge_index(
     directory: Path, chunks_by_rank: Iterable[ParameterChunks], scalars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write index.json from every rank's chunks; rank 0 calls this.
-
-    Args:
-        directory: the checkpoint's folder.
-        chunks_by_rank: the value of each rank's ChunkWriter.write().
-        scalars: JSON values that belong to no parameter (such as the optimizer's step).
+    """Write index.json from the value of each rank's ChunkWriter.write(), and numbers that belong to no parameter.
 
     Raises:
         CheckpointError: ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
@@ -70,13 +67,12 @@ class ShardChunks:
 
     shard: Shard
     chunks: list[ChunkEntry]
-    starts: list[int]
 
     def overlapping(self, first: int, last: int) -> Iterator[ChunkEntry]:
         """Yield the chunks that hold any of elements first..last of the shard's local order."""
         if first < last:
-            low = bisect_right(self.starts, first) - 1
-            yield from self.chunks[max(low, 0) : bisect_left(self.starts, last)]
+            low = bisect_right(self.chunks, first, key=itemgetter("start")) - 1
+            yield from self.chunks[max(low, 0) : bisect_left(self.chunks, last, key=itemgetter("start"))]
 
     def local_range(self, row_start: int, row_stop: int) -> tuple[int, int]:
         """Return the range of local elements that are in these rows of the full matrix."""
@@ -95,28 +91,23 @@ def check_shape(where: str, shape: Any) -> tuple[int, ...]:
 
 
 def group_chunks(where: str, shape: Sequence[int], chunks: Sequence[ChunkEntry]) -> list[ShardChunks]:
-    """Return the chunks of one kind of one parameter by shard.
-
-    Args:
-        where: for messages.
-        shape: of the full parameter.
-        chunks: in any order.
+    """Return the chunks, in any order, of one kind of one parameter by shard; `where` begins the messages.
 
     Raises:
         CheckpointError: they do not cover the parameter exactly once.
     """
+    whole = Shard.whole(shape)
     by_shard: dict[Shard, list[ChunkEntry]] = {}
-    shards: dict[str, Shard] = {}
+    # Most of the hundreds of thousands of chunks of many ranks share a few shards.
+    shards = {"None": whole}
     for chunk in chunks:
-        described = chunk.get("shard")
-        key = "" if described is None else repr(described)
+        key = repr(chunk.get("shard"))
         if key not in shards:
             try:
-                shards[key] = Shard.from_json(shape, described)
+                shards[key] = Shard.from_json(shape, chunk["shard"])
             except ValueError as error:
                 raise CheckpointError(f"{where}: {error} ({chunk.get('file')})") from None
         by_shard.setdefault(shards[key], []).append(chunk)
-    whole = Shard.whole(shape)
     if whole.num_elements == 0 or not by_shard:
         by_shard.setdefault(whole, [])
     groups = [_in_order(where, shard, listed) for shard, listed in by_shard.items()]
@@ -147,7 +138,7 @@ def _in_order(where: str, shard: Shard, chunks: list[ChunkEntry]) -> ShardChunks
         outside = "its shape" if shard.is_whole else "the shard"
         problem = "are in no chunk" if end < total else f"are outside {outside}"
         raise CheckpointError(f"{at}: elements {min(end, total)}..{max(end, total)} {problem}")
-    return ShardChunks(shard, ordered, [chunk["start"] for chunk in ordered])
+    return ShardChunks(shard, ordered)
 
 
 def _describe(shard: Shard) -> str:
@@ -159,29 +150,19 @@ def _describe(shard: Shard) -> str:
 def _cover_problem(shape: tuple[int, ...], shards: tuple[Shard, ...]) -> str | None:
     """Describe what is double or missing if shards do not make up a matrix.
 
-    Between two rows at which a block begins or ends, the columns of the open blocks must follow each other. Results are
-    cached because the same few layouts occur in every layer.
+    Between two rows at which a block begins or ends, the columns of the blocks there must follow each other. Results
+    are cached because the same few layouts occur in every layer.
     """
     num_rows, num_columns = Shard.whole(shape).matrix_shape
-    if num_rows == 0 or num_columns == 0:
-        return None
-    events: dict[int, list[tuple[bool, tuple[int, int]]]] = {0: [], num_rows: []}
-    for shard in shards:
-        for start, stop in shard.rows if shard.num_columns else ():
-            events.setdefault(start, []).append((True, shard.columns))
-            events.setdefault(stop, []).append((False, shard.columns))
-    opened: list[tuple[int, int]] = []
-    bounds = sorted(events)
-    for row, next_row in zip(bounds, bounds[1:], strict=False):
-        for begins, columns in sorted(events[row], key=lambda event: event[0]):
-            (opened.append if begins else opened.remove)(columns)
+    blocks = [(*rows, *shard.columns) for shard in shards if shard.num_columns for rows in shard.rows]
+    bounds = sorted({0, num_rows, *(row for start, stop, _, _ in blocks for row in (start, stop))})
+    for row, next_row in pairwise(bounds if num_columns else ()):
         end = 0
-        for first, last in sorted(opened):
+        here = sorted((first, last) for start, stop, first, last in blocks if start <= row < stop)
+        for first, last in (*here, (num_columns, num_columns)):
             if first < end:
                 return f"chunks overlap at row {row}, column {first}"
             if first > end:
                 return f"rows {row}..{next_row} of columns {end}..{first} are in no chunk"
             end = last
-        if end < num_columns:
-            return f"rows {row}..{next_row} of columns {end}..{num_columns} are in no chunk"
     return None

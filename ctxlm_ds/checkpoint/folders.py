@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ logger = logging.getLogger("ctxlm_ds")
 
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_NAME = "latest"
-MAX_LATEST_BYTES = 1 << 12
 PARTIAL_SUFFIX = ".partial"
 REMOVING_SUFFIX = ".removing"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -63,14 +62,6 @@ def list_checkpoints(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_latest(directory: Path) -> str | None:
-    """Return the folder name in `latest`; None if there is none."""
-    try:
-        return read_text(directory / LATEST_NAME, max_bytes=MAX_LATEST_BYTES).strip()
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True)
 class IntactSearch:
     """Result of the search for a checkpoint to resume from."""
@@ -84,40 +75,32 @@ class IntactSearch:
 def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> IntactSearch:
     """Verify checkpoints, newest first, until one is intact, and log a warning for each damaged one.
 
-    `latest` is a hint only: after a crash it may name an older checkpoint. `check` verifies one folder.
+    `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder.
 
     Raises:
         CheckpointError: there are checkpoints and all of them are damaged.
     """
     folders = list_checkpoints(directory)
-    if not folders:
-        return IntactSearch(None, ())
-    latest = read_latest(directory)
-    newest = folders[max(folders)].name
-    if latest != newest:
-        logger.info("%s names %s, the newest checkpoint is %s", directory / LATEST_NAME, latest or "nothing", newest)
-    damaged: list[Path] = []
-    reasons: list[str] = []
-    for step in sorted(folders, reverse=True):
+    damaged: dict[Path, str] = {}
+    for step, folder in reversed(folders.items()):
         started_s = time.monotonic()
         try:
-            manifest = check(folders[step])
+            manifest = check(folder)
             if manifest.step != step:
-                raise CheckpointError(f"{folders[step]} is damaged: its manifest is that of step {manifest.step}")
+                raise CheckpointError(f"{folder} is damaged: its manifest is that of step {manifest.step}")
         except CheckpointError as error:
             logger.warning("%s; it will not be used", error)
-            damaged.append(folders[step])
-            reasons.append(str(error))
+            damaged[folder] = str(error)
             continue
         took = format_duration(time.monotonic() - started_s)
-        logger.info("verified %s (%.1f MB in %s)", folders[step], manifest.total_bytes / 1e6, took)
-        return IntactSearch(folders[step], tuple(damaged))
-    raise CheckpointError(
-        f"no checkpoint in {directory} is intact: "
-        + "; ".join(reasons)
-        + f". Restore one from a copy; a run must not start over unasked, so move {directory} away to start it from "
-        "the beginning"
-    )
+        logger.info("verified %s (%.1f MB in %s)", folder, manifest.total_bytes / 1e6, took)
+        return IntactSearch(folder, tuple(damaged))
+    if damaged:
+        raise CheckpointError(
+            f"no checkpoint in {directory} is intact: {'; '.join(damaged.values())}. Restore one from a copy; a run "
+            f"must not start over unasked, so move {directory} away to start it from the beginning"
+        )
+    return IntactSearch(None, ())
 
 
 def remove_folder(path: Path) -> None:
@@ -133,22 +116,17 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def remove_leftovers(directory: Path) -> list[str]:
-    """Remove half-written and half-removed checkpoints of a killed process; only under the run's lock.
-
-    Returns:
-        Names of what was removed.
-    """
-    removed = []
+def remove_leftovers(directory: Path) -> None:
+    """Remove half-written and half-removed checkpoints of a killed process; only under the run's lock."""
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        if path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)) and path.is_dir() and not path.is_symlink():
+        is_unfinished = path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX))
+        if is_unfinished and path.is_dir():
             remove_folder(path)
-        elif path.name.endswith((PARTIAL_SUFFIX, REMOVING_SUFFIX)) or path.name.startswith(LATEST_NAME + PARTIAL_MARK):
+        elif is_unfinished or path.name.startswith(LATEST_NAME + PARTIAL_MARK):
             path.unlink(missing_ok=True)
         else:
             continue
-        removed.append(path.name)
-    return removed
+        logger.info("removed the unfinished %s", path)
 
 
 def to_rotate(steps: list[int], newest: int, keep_last: int, keep_every: int | None, damaged: set[int]) -> list[int]:
@@ -226,31 +204,13 @@ def look(directory: Path) -> NodeView:
     try:
         while not directory.exists():
             directory = directory.parent
-        if os.statvfs(directory).f_flag & os.ST_RDONLY:
-            return NodeView(host, problem=explain(OSError(errno.EROFS, os.strerror(errno.EROFS), str(directory))))
-        if not os.access(directory, os.W_OK | os.X_OK):
-            return NodeView(host, problem=explain(OSError(errno.EACCES, os.strerror(errno.EACCES), str(directory))))
+        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+        if read_only or not os.access(directory, os.W_OK | os.X_OK):
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code), str(directory))
         return NodeView(host, shutil.disk_usage(directory).free)
     except OSError as error:
         return NodeView(host, problem=explain(error))
-
-
-def check_writable(views: Iterable[NodeView]) -> None:
-    """Raise CheckpointError for the first node that cannot write."""
-    for view in views:
-        if view.problem is not None:
-            raise CheckpointError(view.problem)
-
-
-def enough_to_remove(candidates: Sequence[tuple[Path, int]], missing_bytes: int) -> list[Path]:
-    """Return the first candidates (folder, bytes) that free enough space; none if all together are too small."""
-    chosen, found_bytes = [], 0
-    for folder, size_bytes in candidates:
-        if found_bytes >= missing_bytes:
-            break
-        chosen.append(folder)
-        found_bytes += size_bytes
-    return chosen if found_bytes >= missing_bytes else []
 
 
 def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:
@@ -267,3 +227,12 @@ def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tup
     if newest is None:
         raise CheckpointError(f"{path / CHECKPOINTS_DIR} holds no checkpoint yet; wait for the run's first one")
     return newest, read_manifest(newest)
+
+
+def check_output(output: Path, source: Path, is_earlier_result: bool = False) -> None:
+    """Raise CheckpointError unless `output` is free or an earlier result, and does not contain the source."""
+    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    if not is_free and not is_earlier_result:
+        raise CheckpointError(f"{output} exists and would be overwritten; give another --output")
+    if source.resolve().is_relative_to(output.resolve()):
+        raise CheckpointError(f"{output} contains the source {source}, which it would replace; give another --output")

@@ -11,20 +11,19 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
-from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult
+from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult, run_action
 from ctxlm_ds.checkpoint.chunk_writer import WrittenFiles
 from ctxlm_ds.checkpoint.folders import (
     CHECKPOINTS_DIR,
     LATEST_NAME,
     PARTIAL_SUFFIX,
     NodeView,
-    check_writable,
-    enough_to_remove,
     explain,
     find_newest_intact,
     holds,
@@ -37,7 +36,7 @@ from ctxlm_ds.checkpoint.folders import (
     to_rotate,
     wait_until,
 )
-from ctxlm_ds.checkpoint.manifest import hash_file, list_files, read_manifest, verify, write_manifest
+from ctxlm_ds.checkpoint.manifest import read_manifest, seal, verify
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
@@ -45,7 +44,7 @@ from ctxlm_ds.recipe.schema import CheckpointConfig
 
 logger = logging.getLogger("ctxlm_ds")
 
-Write = Callable[[Path], object]
+Write = Callable[[Path], WrittenFiles]
 Finish = Callable[[Path, list[Any]], None]
 
 
@@ -81,14 +80,10 @@ class CheckpointManager:
         def clean() -> None:
             if self._lock is None:
                 raise CheckpointError(f"{self.directory}: leftovers are only removed under the run directory's lock")
-            self._lock.check()
-            self._remove_leftovers()
+            self._check_lock()
+            remove_leftovers(self.directory)
 
         self._topology.run_on_rank_0(clean)
-
-    def _remove_leftovers(self) -> None:
-        for name in remove_leftovers(self.directory):
-            logger.info("removed the unfinished %s", self.directory / name)
 
     def check_shared(self) -> None:
         """Check before training that every node sees the lock file of rank 0.
@@ -127,8 +122,7 @@ class CheckpointManager:
         """Remove the checkpoints of later steps after a rollback, so that no restart resumes from them."""
 
         def remove() -> None:
-            if self._lock is not None:
-                self._lock.check()
+            self._check_lock()
             for later, folder in sorted(list_checkpoints(self.directory).items(), reverse=True):
                 if later > step:
                     remove_folder(folder)
@@ -140,29 +134,27 @@ class CheckpointManager:
         self._good = {kept for kept in self._good if kept <= step}
         self._damaged = {kept for kept in self._damaged if kept <= step}
 
-    def save(self, step: int, write: Write, finish: Finish, estimated_bytes: int = 0) -> Path:
+    def save(self, step: int, write: Write, finish: Finish, needed_bytes: int) -> Path:
         """Write the checkpoint of a step, complete on return, and return its folder.
 
         Arguments and errors are those of `begin`; a failure of any rank is raised on all of them.
         """
-        pending = self.begin(step, lambda: write, finish, estimated_bytes, background=False)
-        if pending is not None:
-            pending.wait()
-            self._good.add(step)
+        pending = self.begin(step, lambda: write, finish, needed_bytes, background=False)
+        while pending is not None and not pending.over:
+            pending.advance()
         return self.directory / step_name(step)
 
     def begin(
-        self, step: int, take: Callable[[], Write], finish: Finish, estimated_bytes: int = 0, background: bool = True
+        self, step: int, take: Callable[[], Write], finish: Finish, needed_bytes: int, background: bool = True
     ) -> PendingSave | None:
         """Begin the checkpoint of a step: check for space, take what is to be written, start to write it.
 
         Args:
             step: optimizer step.
             take: called on every rank once there is space; returns the function that fills the folder it is given.
-                Neither may hold a collective, or a rank that fails would leave the others waiting. What the second
-                function returns goes to rank 0: a picklable value, or WrittenFiles if its files are flushed already.
-            finish: called on rank 0 with the folder and what every rank's function returned, by rank.
-            estimated_bytes: expected size of the checkpoint; 0 takes the size of the newest one.
+                Neither may hold a collective, or a rank that fails would leave the others waiting.
+            finish: called on rank 0 with the folder and the `value` of every rank's WrittenFiles, by rank.
+            needed_bytes: space that must be free.
             background: write in threads; False writes before this returns.
 
         Returns:
@@ -171,34 +163,43 @@ class CheckpointManager:
         Raises:
             CheckpointError: no space, or a node cannot write; the same on every rank. Older checkpoints are untouched.
         """
-        final = self.directory / step_name(step)
-        partial = final.with_name(final.name + PARTIAL_SUFFIX)
         views = self._topology.gather_object(look(self.directory) if self._topology.local_rank == 0 else None)
         seen = [view for view in views or [] if view is not None]
-        if not self._together(step, lambda: self._prepare(step, final, partial, seen, estimated_bytes)):
+        if not self._together(step, lambda: self._prepare(step, seen, needed_bytes)):
             self._good.add(step)
             return None
-        write = _take(take)
+        write: Write | Exception
+        try:
+            write = take()
+        except Exception as error:
+            # The other ranks wait for this rank's part, which reports it.
+            write = error
+        return PendingSave(self._stages(step, write, finish, background))
+
+    def _stages(self, step: int, write: Write | Exception, finish: Finish, background: bool) -> Iterator[Future[Any]]:
+        """Yield this rank's work of each stage of a save; the collective parts are between the stages."""
         started_s = time.monotonic()
-        return PendingSave(
-            step,
-            self._topology,
-            write=lambda: self._write_own(partial, write),
-            complete=lambda gathered: self._complete(step, partial, final, gathered, finish, started_s),
-            report=lambda action: self._together(step, action),
-            background=background,
-        )
+        writing = run_action(lambda: self._write_own(step, write), f"write-step-{step}", background)
+        yield writing
+        gathered = self._topology.gather_object(writing.result())
 
-    def advance(self, pending: PendingSave) -> None:
-        """Do the next collective part of a save.
+        def complete() -> None:
+            if gathered is not None:
+                self._complete(step, gathered, finish, started_s)
 
-        Raises:
-            CheckpointError: the save failed; the same on every rank. The partial folder is removed and the older
-                checkpoints are untouched.
-        """
-        pending.advance()
-        if pending.over:
-            self._good.add(pending.step)
+        completing = run_action(complete, f"complete-step-{step}", background and gathered is not None)
+        yield completing
+        self._together(step, completing.result)
+        self._good.add(step)
+
+    def _folders(self, step: int) -> tuple[Path, Path]:
+        """Return the checkpoint's folder, and the one in which it is written."""
+        final = self.directory / step_name(step)
+        return final, final.with_name(final.name + PARTIAL_SUFFIX)
+
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
 
     def _together(self, step: int, action: Callable[[], Any]) -> Any:
         """Run a part of a save on rank 0 and raise its failure as the same CheckpointError on every rank."""
@@ -206,8 +207,6 @@ class CheckpointManager:
         def attempt() -> Any:
             try:
                 return action()
-            except CtxlmError:
-                raise
             except OSError as error:
                 raise CheckpointError(_failure(step, self._topology.rank, explain(error))) from error
 
@@ -215,13 +214,12 @@ class CheckpointManager:
 
     # Before the save, on rank 0: space and an empty folder.
 
-    def _prepare(self, step: int, final: Path, partial: Path, views: list[NodeView], estimated_bytes: int) -> bool:
-        if self._lock is not None:
-            self._lock.check()
-        try:
-            check_writable(views)
-        except CheckpointError as error:
-            raise CheckpointError(_failure(step, None, str(error))) from None
+    def _prepare(self, step: int, views: list[NodeView], needed_bytes: int) -> bool:
+        final, partial = self._folders(step)
+        self._check_lock()
+        for view in views:
+            if view.problem is not None:
+                raise CheckpointError(_failure(step, None, view.problem))
         if final.exists():
             try:
                 verify(final)
@@ -231,10 +229,10 @@ class CheckpointManager:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             # No other save is pending, so what a failed one could not remove can be removed.
-            self._remove_leftovers()
+            remove_leftovers(self.directory)
         elif os.path.lexists(partial):
             remove_folder(partial)
-        self._check_space(step, final, views, estimated_bytes or self._newest_bytes())
+        self._check_space(step, final, views, needed_bytes)
         partial.mkdir()
         return True
 
@@ -258,46 +256,44 @@ class CheckpointManager:
         doomed = self._to_rotate([*folders, step], step)
         if not self._good.intersection(folders).difference(doomed):
             return False
-        sized = [(folders[old], _size_of(folders[old])) for old in doomed]
-        chosen = enough_to_remove(sized, missing_bytes)
-        for folder in chosen:
-            logger.warning("%s is removed early: there is no space for one more checkpoint", folder)
-            remove_folder(folder)
-        return bool(chosen)
-
-    def _newest_bytes(self) -> int:
-        sizes = [_size_of(folder) for folder in list_checkpoints(self.directory).values()]
-        return next((size for size in reversed(sizes) if size), 0)
+        sizes = [_size_of(folders[old]) for old in doomed]
+        if sum(sizes) < missing_bytes:
+            return False
+        for old, size_bytes in zip(doomed, sizes, strict=True):
+            if missing_bytes > 0:
+                logger.warning("%s is removed early: there is no space for one more checkpoint", folders[old])
+                remove_folder(folders[old])
+            missing_bytes -= size_bytes
+        return True
 
     # During the save, on every rank: its files.
 
-    def _write_own(self, partial: Path, write: Write) -> RankResult:
-        rank = self._topology.rank
+    def _write_own(self, step: int, write: Write | Exception) -> RankResult:
+        _, partial = self._folders(step)
         try:
+            if isinstance(write, Exception):
+                raise write
             wait_until(partial.is_dir, partial, "was made by rank 0")
-            written = write(partial)
-            if isinstance(written, WrittenFiles):
-                return RankResult(rank, written.files, written.value)
-            return RankResult(rank, value=written)
+            return RankResult(written=write(partial))
         except (OSError, CtxlmError) as error:
-            return RankResult(rank, error=explain(error), disk_full=is_full_disk(error))
+            return RankResult(error=explain(error), disk_full=is_full_disk(error))
         except Exception as error:
-            logger.exception("writing %s failed on rank %d", partial, rank)
-            return RankResult(rank, error=f"{type(error).__name__}: {error}")
+            logger.exception("writing %s failed on rank %d", partial, self._topology.rank)
+            return RankResult(error=f"{type(error).__name__}: {error}")
 
     # After all ranks have written, on rank 0: the other files, the manifest, the names.
 
-    def _complete(
-        self, step: int, partial: Path, final: Path, gathered: list[RankResult], finish: Finish, started_s: float
-    ) -> None:
+    def _complete(self, step: int, gathered: list[RankResult], finish: Finish, started_s: float) -> None:
+        final, partial = self._folders(step)
         try:
-            self._was_full = any(written.disk_full for written in gathered)
-            failed = [written for written in gathered if written.error is not None]
-            if failed:
-                raise CheckpointError(_failure(step, failed[0].rank, str(failed[0].error)))
-            self._seal(step, partial, gathered, finish)
-            if self._lock is not None:
-                self._lock.check()
+            self._was_full = any(result.disk_full for result in gathered)
+            for rank, result in enumerate(gathered):
+                if result.error is not None:
+                    raise CheckpointError(_failure(step, rank, result.error))
+            finish(partial, [result.written.value for result in gathered])
+            # The ranks have flushed the files that they list.
+            seal(partial, step, {name: entry for result in gathered for name, entry in result.written.files.items()})
+            self._check_lock()
             if final.exists():
                 remove_folder(final)
             os.rename(partial, final)
@@ -313,20 +309,6 @@ class CheckpointManager:
         self._move_latest(final)
         logger.info("saved %s in %.1f s", final, time.monotonic() - started_s)
         self._rotate(step)
-
-    def _seal(self, step: int, partial: Path, gathered: list[RankResult], finish: Finish) -> None:
-        """Write rank 0's other files and the manifest of all files, and flush everything to the disk."""
-        finish(partial, [written.value for written in gathered])
-        files = {name: entry for written in gathered for name, entry in written.files.items()}
-        # The ranks have flushed the files that they list.
-        own = [name for name in list_files(partial) if name not in files]
-        for name in own:
-            fsync_path(partial / name)
-        for folder in sorted({(partial / name).parent for name in own} | {partial}):
-            fsync_path(folder)
-        # One after the other: the end of the process would wait for a pool of threads.
-        files.update({name: hash_file(partial / name) for name in own})
-        write_manifest(partial, step, files)
 
     def _move_latest(self, final: Path) -> None:
         try:
@@ -344,19 +326,6 @@ class CheckpointManager:
 
     def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
         return to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
-
-
-def _take(take: Callable[[], Write]) -> Write:
-    """Return what `take` returns; if it fails, a function that fails the same way, since other ranks wait for it."""
-    try:
-        return take()
-    except Exception as error:
-        failure = error
-
-    def fail(_: Path) -> object:
-        raise failure
-
-    return fail
 
 
 def _size_of(folder: Path) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.atomic import fsync_path, write_text
 from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.untrusted_json import read_json
@@ -53,14 +53,10 @@ def hash_file(path: Path) -> FileEntry:
     return FileEntry(path.stat().st_size, file_digest(path))
 
 
-def hash_files(directory: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+def hash_files(directory: Path, names: Sequence[str]) -> dict[str, FileEntry]:
     """Return the entries of several files of a folder, hashed in parallel threads."""
-    ordered = sorted(names)
-    if not ordered:
-        return {}
-    threads = min(HASH_THREADS, len(ordered), len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        return dict(zip(ordered, pool.map(lambda name: hash_file(directory / name), ordered), strict=True))
+    with ThreadPoolExecutor(min(HASH_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        return dict(zip(names, pool.map(lambda name: hash_file(directory / name), names), strict=True))
 
 
 def list_files(directory: Path) -> list[str]:
@@ -78,6 +74,14 @@ def write_manifest(directory: Path, step: int, files: Mapping[str, FileEntry]) -
         "files": {name: asdict(files[name]) for name in sorted(files)},
     }
     write_text(directory / MANIFEST_NAME, json.dumps(document, indent=1) + "\n")
+
+
+def seal(directory: Path, step: int, flushed: Mapping[str, FileEntry]) -> None:
+    """Flush and hash the files that are not among `flushed`, then write the manifest of all."""
+    own = [name for name in list_files(directory) if name not in flushed]
+    for path in sorted({directory, *(directory / name for name in own), *((directory / name).parent for name in own)}):
+        fsync_path(path)
+    write_manifest(directory, step, {**flushed, **{name: hash_file(directory / name) for name in own}})
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -118,12 +122,7 @@ def _parse(document: dict[str, Any]) -> Manifest:
 
 
 def verify(directory: Path, quick: bool = False, sizes_only: str | None = None) -> Manifest:
-    """Check every file of a checkpoint against its manifest.
-
-    Args:
-        directory: the checkpoint's folder.
-        quick: compare sizes only; otherwise every byte is read.
-        sizes_only: pattern of names of files of which only the sizes are compared.
+    """Check every byte of a checkpoint against its manifest, or sizes only: `quick`, or of files like `sizes_only`.
 
     Raises:
         CheckpointError: names each file that is missing or differs, and each that is not a regular file.

@@ -14,17 +14,16 @@ import mmap
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
-from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.shards import Shard
@@ -59,19 +58,18 @@ class RankStates:
         self._topology = engine.topology
         self._copies: HostCopies | None = None
         self._checked_bytes = -1
-        self._num_elements: int | None = None
         self._given_up = threading.Event()
 
     def bytes_of_all_ranks(self) -> int:
         """Return the size of all weights, moments and carried tensors; every rank calls this together."""
-        if self._num_elements is None:
-            counted = (fragment for fragment in self._engine.fragments() if self._counts(fragment))
-            self._num_elements = self._sum_over_ranks(sum(fragment.length for fragment in counted))
-        carried = self._sum_over_ranks(self._carried_elements())
-        return (self._num_elements * self._num_kinds() + carried) * FP32_BYTES
+        own = torch.tensor([float(self._own_elements())], dtype=torch.float64)
+        return int(self._topology.all_reduce_sum(own).item()) * FP32_BYTES
 
-    def _sum_over_ranks(self, number: int) -> int:
-        return int(self._topology.all_reduce_sum(torch.tensor([float(number)], dtype=torch.float64)).item())
+    def _own_elements(self) -> int:
+        """Count this rank's weights and carried tensors, and the moments that come with the first update."""
+        carried = sum(tensor.numel() for _, tensor in self._carried())
+        num_kinds = 1 + len(self._engine.moment_kinds())
+        return sum(fragment.length for fragment in self._own_fragments()) * num_kinds + carried
 
     def write(self, folder: Path) -> WrittenFiles:
         """Write the chunks one by one from the memory in which they are trained; no collective."""
@@ -84,13 +82,11 @@ class RankStates:
             return self._copies is not None
         self._checked_bytes = num_bytes
         self._copies = None
-        fragments = self._own_fragments()
-        # This includes the moments that come with the first update.
-        own = sum(fragment.length for fragment in fragments) * self._num_kinds() + self._carried_elements()
+        own = self._own_elements()
         shortage = find_shortage(self._topology.all_gather_object(memory_need(own * FP32_BYTES)))
         if shortage is None:
             try:
-                self._copies = HostCopies(own, [fragment.owner.device for fragment in fragments])
+                self._copies = HostCopies(own, [fragment.owner.device for fragment in self._own_fragments()])
             except CheckpointError as error:
                 shortage = str(error)
         shortages = [found for found in self._topology.all_gather_object(shortage) if found]
@@ -137,10 +133,6 @@ class RankStates:
         if self._given_up.is_set():
             raise CheckpointError("given up because training ended with an error")
 
-    def _num_kinds(self) -> int:
-        """Count weights and moments."""
-        return 1 + len(self._engine.moment_kinds())
-
     def _own_fragments(self) -> list[Fragment]:
         """Return this rank's fragments, and every n-th parameter of those that all data-parallel ranks hold."""
         size, rank = self._topology.data_parallel_size, self._topology.data_parallel_rank
@@ -167,49 +159,9 @@ class RankStates:
         """Return carried tensors by name on the first tensor-parallel rank; the others hold the same."""
         return self._engine.carried_tensors().items() if self._topology.tensor_parallel_rank == 0 else ()
 
-    def _carried_elements(self) -> int:
-        return sum(tensor.numel() for _, tensor in self._carried())
-
-    def _counts(self, fragment: Fragment) -> bool:
-        """Return whether the fragment counts on this rank; each element of the model counts on one rank."""
-        elsewhere = fragment.replicated and self._topology.data_parallel_rank != 0
-        return not (elsewhere or fragment.duplicate)
-
-
-def load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
-    """Give the engine what its micro-batches carried when the checkpoint was written.
-
-    Args:
-        engine: the engine, whose layers may carry nothing.
-        reader: of the checkpoint.
-        environment: of the run that wrote it.
-
-    Raises:
-        CheckpointError: it was written with micro-batches of another size, whose rows carry other lanes.
-    """
-    saved = set(reader.carried_names())
-    if not saved:
-        engine.load_carried({})
-        return
-    before, now = environment.get("micro_batch_size"), engine.config.training.micro_batch_size
-    if before != now:
-        raise CheckpointError(
-            f"{reader.path}: the model carries a state from step to step for each row of a micro-batch, and it was "
-            f"saved for micro-batches of {before} rows; set training.micro_batch_size back from {now} to {before}, or "
-            f"start a new run from its weights: --set initialize_from={reader.path} run_dir=NEW_FOLDER"
-        )
-    missing = [name for name in engine.carried_names() if name not in saved]
-    if missing:
-        raise CheckpointError(f"{reader.path}: carried state {missing[0]} is missing (it has {len(saved)})")
-    engine.load_carried({name: reader.read_full(name, CARRIED_KIND) for name in engine.carried_names()})
-
 
 class HostCopies:
-    """One flat buffer of CPU memory.
-
-    Args:
-        num_elements: number of fp32 values that it holds.
-        devices: devices of the states, which may include the CPU.
+    """One flat buffer of CPU memory for fp32 values of states on `devices`.
 
     Raises:
         CheckpointError: there is not enough memory.

@@ -38,8 +38,6 @@ class _Data(BaseModel):
 
 
 class _SavedState(BaseModel):
-    """The document."""
-
     model_config = ConfigDict(strict=True)
 
     train_state: TrainState

@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
@@ -44,12 +45,7 @@ class LazyTensor(NamedTuple):
 
 
 class TensorFileWriter:
-    """The tensors of a safetensors file: listed first, then written together.
-
-    Args:
-        path: the file to make.
-        code: the format's name of the data type of all tensors.
-    """
+    """The tensors of a safetensors file, listed first, then written together; `code` names their data type."""
 
     def __init__(self, path: Path, code: str = "F32") -> None:
         self.path = path
@@ -71,11 +67,7 @@ class TensorFileWriter:
     def write(self, check: Callable[[], None] = lambda: None) -> FileEntry:
         """Write, flush and hash the file, with one tensor in memory at a time.
 
-        Args:
-            check: called every few megabytes; what it raises ends the writing.
-
-        Raises:
-            OSError: with the file's name.
+        `check` is called every few megabytes; what it raises ends the writing. An OSError has the file's name.
         """
         digest = hashlib.sha256()
         unflushed_bytes = size_bytes = 0
@@ -119,81 +111,53 @@ def _bytes_of(value: torch.Tensor) -> memoryview:
 
 
 class TensorFileReader:
-    """Reader of ranges of the flat fp32 tensors of a safetensors file.
+    """Reader of ranges of the flat fp32 tensors of a safetensors file; each read opens the file.
 
-    The header is read once; the file may be closed and opened again between reads.
+    Raises:
+        CheckpointError: there is no such file, or it is not of this format.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BufferedReader | None = None
-        self._entries: dict[str, Any] | None = None
-
-    def open(self) -> None:
-        """Open the file; the first time, read its header.
-
-        Raises:
-            CheckpointError: there is no such file, or it is not of this format.
-        """
         try:
-            self._file = open_regular(self.path)
-            if self._entries is None:
-                self._entries = _read_header(self._file)
+            with open_regular(path) as file:
+                self._entries = _read_header(file)
         except FileNotFoundError:
-            raise CheckpointError(f"{self.path}: missing; verify the checkpoint or use the one before it") from None
+            raise CheckpointError(f"{path}: missing; verify the checkpoint or use the one before it") from None
         except (OSError, ValueError, RecursionError) as error:
-            self.close()
-            raise CheckpointError(f"{self.path}: cannot read its header ({error})") from None
+            raise CheckpointError(f"{path}: cannot read its header ({error})") from None
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
-        """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor; the file is open.
-
-        Args:
-            key: name of the tensor.
-            length: number of elements that the tensor must have.
-            first: first element to read.
-            target: as long as the range to read.
-
-        Raises:
-            CheckpointError: the file is damaged, or holds no such tensor.
-        """
-        assert self._file is not None
-        start = self._start(key, length) + first * FP32_BYTES
-        unread = memoryview(target.numpy()).cast("B")
-        try:
-            self._file.seek(start)
-            while unread:
-                count = self._file.readinto(unread)
-                if not count:
-                    raise CheckpointError(f"{self.path}: cannot read {key} (the file ends too early)")
-                unread = unread[count:]
-        except (OSError, OverflowError) as error:
-            raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
-
-    def _start(self, key: str, length: int) -> int:
-        """Return the first byte of a tensor in the file."""
-        entry = (self._entries or {}).get(key)
+    def find(self, key: str, length: int) -> int:
+        """Return the first byte of a tensor; raise CheckpointError if the file has none of this name and length."""
+        entry = self._entries.get(key)
         if entry is None:
-            raise CheckpointError(f"{self.path}: cannot read {key} (no such tensor)")
-        if not isinstance(entry, tuple):
-            raise CheckpointError(f"{self.path}: cannot read {key} (it is {entry}, not flat F32)")
+            raise CheckpointError(f"{self.path}: cannot read {key} (the file has no flat F32 tensor of this name)")
         start, found = entry
         if found != length:
-            raise CheckpointError(f"{self.path}: {key} is F32 [{found}], the index says F32 [{length}]")
+            raise CheckpointError(
+                f"{self.path}: cannot read {key} (it is F32 [{found}], the index says F32 [{length}])"
+            )
         return start
 
+    def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
+        """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor, from `first` on.
 
-def _read_header(file: BufferedReader) -> dict[str, Any]:
-    """Return (first byte, number of elements) of each flat fp32 tensor, and a description of any other.
+        Raises:
+            CheckpointError: the file is damaged, or holds no such tensor of `length` elements.
+        """
+        start = self.find(key, length) + first * FP32_BYTES
+        buffer = memoryview(target.numpy()).cast("B")
+        try:
+            with open_regular(self.path) as file:
+                file.seek(start)
+                if file.readinto(buffer) != len(buffer):
+                    raise CheckpointError(f"{self.path}: cannot read {key} (the file ends too early)")
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot read {key} ({error})") from None
 
-    Raises ValueError if the file has no header of the format.
-    """
+
+def _read_header(file: BufferedReader) -> dict[str, tuple[int, int]]:
+    """Return (first byte, number of elements) of each flat fp32 tensor; raise ValueError if there is no header."""
     size_bytes = os.fstat(file.fileno()).st_size
     header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if header_bytes > min(MAX_HEADER_BYTES, size_bytes - LENGTH_BYTES):
@@ -201,13 +165,12 @@ def _read_header(file: BufferedReader) -> dict[str, Any]:
     entries = json.loads(file.read(header_bytes))
     if not isinstance(entries, dict):
         raise ValueError("not an object")
-    return {key: _flat_range(entry, LENGTH_BYTES + header_bytes) or f"{entry!r:.80}" for key, entry in entries.items()}
-
-
-def _flat_range(entry: Any, data_start: int) -> tuple[int, int] | None:
-    try:
-        (length,), (first, last) = entry["shape"], entry["data_offsets"]
-        is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
-    except (KeyError, TypeError, ValueError):
-        return None
-    return (data_start + first, length) if is_flat and 0 <= first == last - length * FP32_BYTES else None
+    data_start = LENGTH_BYTES + header_bytes
+    found: dict[str, tuple[int, int]] = {}
+    for key, entry in entries.items():
+        with suppress(KeyError, TypeError, ValueError):
+            (length,), (first, last) = entry["shape"], entry["data_offsets"]
+            is_flat = entry["dtype"] == "F32" and {type(length), type(first), type(last)} == {int}
+            if is_flat and 0 <= first == last - length * FP32_BYTES and last <= size_bytes - data_start:
+                found[key] = (data_start + first, length)
+    return found

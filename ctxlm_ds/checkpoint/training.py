@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from ctxlm_ds.checkpoint.background_save import PendingSave
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
+from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.rank_states import RankStates, load_carried
+from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import SOURCES, STATE_NAME, read_saved_state
 from ctxlm_ds.console import counted
@@ -92,9 +91,7 @@ class TrainingCheckpoints:
         if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
             self.save(state)
             return
-        self._pending = self._manager.begin(
-            state.step, self._states.copy, self._finisher(state), self._needed_bytes()
-        )
+        self._pending = self._manager.begin(state.step, self._states.copy, self._finisher(state), self._needed_bytes())
 
     def _needed_bytes(self) -> int:
         return self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES
@@ -118,7 +115,7 @@ class TrainingCheckpoints:
         pending = self._pending
         assert pending is not None
         try:
-            self._manager.advance(pending)
+            pending.advance()
         finally:
             if pending.over:
                 self._pending = None
@@ -155,19 +152,20 @@ class TrainingCheckpoints:
 
     def _environment(self) -> dict[str, Any]:
         """Return what must be the same for a bitwise resume."""
+        topology, engine, training = self._topology, self._engine, self._config.training
         return {
-            "world_size": self._topology.world_size,
-            "tensor_parallel_size": self._topology.tensor_parallel_size,
-            "pipeline_parallel_size": self._topology.pipeline_parallel_size,
-            "sequence_parallel": self._engine.parallel.splits_tokens,
-            "zero_stage": self._engine.zero_stage,
-            "micro_batch_size": self._config.training.micro_batch_size,
-            "precision": self._config.training.precision,
+            "world_size": topology.world_size,
+            "tensor_parallel_size": topology.tensor_parallel_size,
+            "pipeline_parallel_size": topology.pipeline_parallel_size,
+            "sequence_parallel": engine.parallel.splits_tokens,
+            "zero_stage": engine.zero_stage,
+            "micro_batch_size": training.micro_batch_size,
+            "precision": training.precision,
             "num_threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "machine": platform.machine(),
-            "device": str(self._engine.device.type),
-            "optimizer": self._engine.optimizer_choice,
+            "device": str(engine.device.type),
+            "optimizer": engine.optimizer_choice,
         }
 
     def resume(self, folder: Path | None) -> TrainState | None:
@@ -190,7 +188,7 @@ class TrainingCheckpoints:
         scalars = reader.scalars()
         self._load_chunks(reader, int(scalars.get("optimizer_updates", 0)))
         self._engine.restore_scalars(scalars)
-        load_carried(self._engine, reader, described["environment"])
+        _load_carried(self._engine, reader, described["environment"])
         state = TrainState.from_dict(described["train_state"])
         saved_config = load_saved_config(folder / "config.yaml")
         differences = self._changed_environment(described["environment"])
@@ -219,6 +217,25 @@ class TrainingCheckpoints:
         return different
 
 
+def _load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
+    """Give the engine what its micro-batches carried when a run with this environment wrote the checkpoint.
+
+    Raises:
+        CheckpointError: it was written with micro-batches of another size, whose rows carry other lanes.
+    """
+    if not reader.carried_names():
+        engine.load_carried({})
+        return
+    before, now = environment.get("micro_batch_size"), engine.config.training.micro_batch_size
+    if before != now:
+        raise CheckpointError(
+            f"{reader.path}: the model carries a state from step to step for each row of a micro-batch, and it was "
+            f"saved for micro-batches of {before} rows; set training.micro_batch_size back from {now} to {before}, or "
+            f"start a new run from its weights: --set initialize_from={reader.path} run_dir=NEW_FOLDER"
+        )
+    engine.load_carried({name: reader.read_full(name, CARRIED_KIND) for name in engine.carried_names()})
+
+
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
     """Compare the settings that a run cannot change with those of its checkpoint, without data or an engine.
 
@@ -227,11 +244,12 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
     """
     # Loading gives settings that are newer than the checkpoint their defaults.
     saved_config = load_saved_config(folder / "config.yaml")
-    before, now = _fixed_settings(saved_config), _fixed_settings(config)
+    before, now = dict(_leaves(saved_config.model_dump(mode="json"))), dict(_leaves(config.model_dump(mode="json")))
+    fixed = tuple(f"{name}." for name in (*saved_config.fixed_settings, *config.fixed_settings))
     changed = [
         f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
         for key in dict.fromkeys((*before, *now))
-        if before.get(key) != now.get(key)
+        if f"{key}.".startswith(fixed) and before.get(key) != now.get(key)
     ]
     _refuse(folder, changed + _changed_mix(saved_config, config))
 
@@ -253,15 +271,14 @@ def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str
 
 def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
     """Return a line for each change of weights or epochs; paths may change, since indexes are compared by content."""
-    before = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in saved.data.train]
-    now = [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in current.data.train]
+    before, now = (
+        [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in config.data.train]
+        for config in (saved, current)
+    )
     if len(before) != len(now):
         return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]
-    return [
-        f"  data.train[{number}]: {old} -> {new}"
-        for number, (old, new) in enumerate(zip(before, now, strict=True))
-        if old != new
-    ]
+    pairs = enumerate(zip(before, now, strict=True))
+    return [f"  data.train[{number}]: {old} -> {new}" for number, (old, new) in pairs if old != new]
 
 
 def _changed_sources(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -288,22 +305,10 @@ def _refuse(folder: Path, changed: Sequence[str]) -> None:
         )
 
 
-def _fixed_settings(config: RunConfig) -> dict[str, Any]:
-    """Return every value that a run cannot change, by its full name."""
-    settings = yaml.safe_load(dump_config(config))
-    return dict(leaf for key in config.fixed_settings for leaf in _leaves(_lookup(settings, key), key))
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its full name."""
     if not isinstance(value, Mapping) or not value:
         yield path, value
         return
     for name, below in value.items():
-        yield from _leaves(below, f"{path}.{name}")
-
-
-def _lookup(settings: Mapping[str, Any], path: str) -> Any:
-    value: Any = settings
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+        yield from _leaves(below, f"{path}.{name}" if path else name)

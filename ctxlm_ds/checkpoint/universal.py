@@ -1,4 +1,4 @@
-"""Export of a checkpoint to DeepSpeed's universal format, without importing deepspeed.
+"""DeepSpeed's universal format: a checkpoint is written in it, and one in it becomes a run. Imports no deepspeed.
 
 The format (deepspeed/checkpoint/ds_to_universal.py and universal_checkpoint.py, 0.19) is a folder per step:
 
@@ -8,15 +8,16 @@ The format (deepspeed/checkpoint/ds_to_universal.py and universal_checkpoint.py,
     global_stepN/zero/optimizer_state.pt           settings of the parameter groups
     global_stepN/mp_rank_00_model_states.pt        counters and client state (zero_pp_rank_0_… under ZeRO-3)
 
-In: a checkpoint. Out: such a folder; docs/checkpoints.md says which engines load it. Not here: reading one
-(universal_import.py).
+The files are pickles: they are read as tensors and plain values only. docs/checkpoints.md says which engines load it.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
+import math
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,64 +25,47 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND
-from ctxlm_ds.checkpoint.folders import find_verified
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
+from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, LATEST_NAME, check_output, find_verified, step_name
+from ctxlm_ds.checkpoint.manifest import MAX_STEP, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.saved_state import read_saved_state
-from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES
-from ctxlm_ds.console import byte_progress, logger
-from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.models.build import WholeModel, describe_model
+from ctxlm_ds.checkpoint.saved_state import STATE_NAME, read_saved_state
+from ctxlm_ds.checkpoint.tensor_file import LazyTensor
+from ctxlm_ds.console import logger
+from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.models.build import describe_model, vocabulary_table
 from ctxlm_ds.parallel.placement import Split
-from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
+from ctxlm_ds.tokenizers.load import load_tokenizer
 
-LATEST_NAME = "latest_universal"
+UNIVERSAL_LATEST_NAME = "latest_universal"
 WEIGHT_FILE = "fp32"
 STEP_FILE = "step"
 PARAM = "param"
 STATE_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+COUNTERS = ("global_steps", "skipped_steps", "global_samples")
 CLIENT_KEY = "ctxlm_ds"
 """Key of the client state with what a resume by this project needs in addition to tensors."""
 MAX_GROUPS = 64
 """More parameter groups than an engine has; DeepSpeed reads only as many as the engine has."""
-BYTES_PER_FILE = 2048
-"""Size of a .pt file without its tensor."""
-SPACE_SLACK_BYTES = 16 * 2**20
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written."""
-
-    source: Path
-    output: Path
-    step: int
-    num_parameters: int
-
-    def describe(self) -> list[str]:
-        """Return lines for a person."""
-        return [
-            f"{self.source}, step {self.step}: {self.num_parameters:,} parameters with their optimizer states",
-            f"wrote {self.output}",
-            f'next: engine.load_checkpoint("{self.output}") with "checkpoint": {{"load_universal": true}} in its JSON',
-        ]
-
-
-def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exported:
+def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> None:
     """Write a checkpoint in DeepSpeed's universal format; one parameter is in memory at a time.
 
-    Args:
-        checkpoint: a run (its newest intact checkpoint) or one checkpoint, of any layout.
-        output: folder to make; `engine.load_checkpoint(output)` reads it.
-        step_form: `tensor` as torch.optim counts steps, `int` as DeepSpeed's and apex's optimizers do; `auto` takes
-            that of the optimizer which wrote the checkpoint.
+    The checkpoint may be a run (its newest intact one). `step_form` is `tensor` as torch.optim counts steps, `int` as
+    DeepSpeed's and apex's optimizers do, or `auto` for that of the optimizer which wrote the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged or without optimizer states, the disk is too full, or
-            `output` exists.
+        CheckpointError: the checkpoint is missing, damaged or without optimizer states, the disk is full, or `output`
+            exists.
     """
-    check_new(output, checkpoint)
+    check_output(output, checkpoint)
     source, manifest = find_verified(checkpoint)
     reader = CheckpointReader(source)
     if not reader.moment_kinds():
@@ -91,39 +75,38 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Exp
         )
     config = load_saved_config(source / "config.yaml")
     whole = describe_model(config.model, OBJECTIVES.get(config.objective.name).outputs)
-    elements = sum(reader.num_elements(name) * len(reader.kinds(name)) for name in reader.names())
-    files = sum(1 + len(reader.kinds(name)) for name in reader.names())
-    require_space(output, elements * FP32_BYTES + files * BYTES_PER_FILE)
     saved = read_saved_state(source)
     updates = int(reader.scalars().get("optimizer_updates", manifest.step))
-    as_int = _counts_in_int(saved) if step_form == "auto" else step_form == "int"
+    chosen = str(saved.get("environment", {}).get("optimizer", ""))
+    as_int = step_form == "int" or (step_form == "auto" and ("=deepspeed" in chosen or "=apex" in chosen))
     step = updates if as_int else torch.tensor(float(updates))
     tag = f"global_step{manifest.step}"
     logger.info("writing %s in DeepSpeed's universal format", source)
     with output_folder(output) as folder:
-        _write_parameters(reader, whole, folder / tag / "zero", step, elements)
-        torch.save(_optimizer_state(updates), folder / tag / "zero" / "optimizer_state.pt")
-        for name in STATE_FILES:
-            torch.save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
-        (folder / LATEST_NAME).write_text(tag, encoding="utf-8")
-    reader.close()
-    return Exported(source, output, manifest.step, sum(reader.num_elements(name) for name in reader.names()))
-
-
-def _write_parameters(reader: CheckpointReader, whole: WholeModel, zero: Path, step: object, elements: int) -> None:
-    done = 0
-    with byte_progress("to-universal", elements * FP32_BYTES) as progress:
+        zero = folder / tag / "zero"
         for name in reader.names():
-            folder = zero / name
-            folder.mkdir(parents=True)
+            (zero / name).mkdir(parents=True)
             marks = cut_marks(whole.facts[name].split, len(whole.shapes[name]))
-            torch.save(step, folder / f"{STEP_FILE}.pt")
+            _save(step, zero / name / f"{STEP_FILE}.pt")
             for kind in reader.kinds(name):
-                value = reader.read_full(name, kind)
-                file = WEIGHT_FILE if kind == WEIGHT_KIND else kind
-                torch.save({PARAM: value, **marks}, folder / f"{file}.pt")
-                done += value.numel() * FP32_BYTES
-                progress.update(done, name)
+                _save({PARAM: reader.read_full(name, kind), **marks}, _file_of(zero, name, kind))
+        _save(_optimizer_state(updates), zero / "optimizer_state.pt")
+        for name in STATE_FILES:
+            _save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
+        (folder / UNIVERSAL_LATEST_NAME).write_text(tag, encoding="utf-8")
+
+
+def _save(value: object, path: Path) -> None:
+    try:
+        torch.save(value, path)
+    except RuntimeError as error:  # of a full disk too
+        raise CheckpointError(
+            f"{path} cannot be written ({error}); free space there or give another --output"
+        ) from None
+
+
+def _file_of(zero: Path, name: str, kind: str) -> Path:
+    return zero / name / f"{WEIGHT_FILE if kind == WEIGHT_KIND else kind}.pt"
 
 
 def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
@@ -145,22 +128,20 @@ def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
 
 def _optimizer_state(updates: int) -> dict[str, Any]:
     """Return groups without settings, so that the engine keeps its weight decay, betas and learning rate."""
-    groups: list[dict[str, Any]] = [{"params": []} for _ in range(MAX_GROUPS)]
     return {
-        "param_groups": groups,
+        "param_groups": [{"params": []} for _ in range(MAX_GROUPS)],
         "ds_version": version("deepspeed"),
         "optimizer_state_dict": {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]},
     }
 
 
 def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:
-    train_state = saved.get("train_state", {})
     return {
         "module": {},
         "optimizer": None,
         "lr_scheduler": None,
         "global_steps": step,
-        "global_samples": int(train_state.get("rows_consumed", 0)),
+        "global_samples": int(saved.get("train_state", {}).get("rows_consumed", 0)),
         "skipped_steps": step - updates,
         "dp_world_size": 1,
         "mp_world_size": 1,
@@ -169,28 +150,149 @@ def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: Chec
     }
 
 
-def _counts_in_int(saved: Mapping[str, Any]) -> bool:
-    chosen = str(saved.get("environment", {}).get("optimizer", ""))
-    return "=deepspeed" in chosen or "=apex" in chosen
+def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> bool:
+    """Write a universal checkpoint as the only one of a new run folder; one parameter is in memory at a time.
+
+    The checkpoint has this project's names of parameters; it is a folder with `latest_universal`, or one step's folder.
+    The recipe is that of its model, with the tokenizer's path.
+
+    Returns:
+        Whether the run resumes: only for a run of this project the place in the data is known.
+
+    Raises:
+        CheckpointError: the folder is damaged or of another model, or `output` exists.
+        ConfigError: the recipe is wrong or names no tokenizer.
+    """
+    check_output(output, checkpoint)
+    source = _find_step(checkpoint)
+    config = load_config(recipe)
+    if config.tokenizer.path is None:
+        raise ConfigError("tokenizer.path is not set; a checkpoint holds its tokenizer, so name its folder")
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    shapes = _shapes(config, source / "zero")
+    step, updates, saved = _read_state(source)
+    state = {key: saved.get(key, {}) for key in ("train_state", "data", "environment")}
+    logger.info("importing %s at step %d", source, step)
+    with output_folder(output) as run:
+        folder = run / CHECKPOINTS_DIR / step_name(step)
+        tokenizer.save(folder / "tokenizer")
+        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        (folder / STATE_NAME).write_text(json.dumps(state, indent=1), encoding="utf-8")
+        read_saved_state(folder)
+        writer, updates = _plan_chunks(folder, source / "zero", shapes, updates)
+        written = writer.write()
+        merge_index(folder, [written.value], {**saved.get("scalars", {}), "optimizer_updates": updates})
+        seal(folder, step, written.files)
+        (folder.parent / LATEST_NAME).write_text(folder.name + "\n", encoding="utf-8")
+    return "scalars" in saved
 
 
-def check_new(output: Path, source: Path) -> None:
-    """Raise CheckpointError if `output` exists, or if it and the source contain each other."""
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise CheckpointError(f"{output} exists and is never overwritten; give another --output")
-    target, origin = output.resolve(), source.resolve()
-    if target.is_relative_to(origin) or origin.is_relative_to(target):
-        raise CheckpointError(f"{output} and the source {source} contain each other; give another --output")
-
-
-def require_space(output: Path, needed_bytes: int) -> None:
-    """Raise CheckpointError if the disk of `output` has less free space than will be written."""
-    folder = output.resolve()
-    while not folder.exists():
-        folder = folder.parent
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < needed_bytes + SPACE_SLACK_BYTES:
+def _find_step(checkpoint: Path) -> Path:
+    latest = checkpoint / UNIVERSAL_LATEST_NAME
+    if latest.is_file():
+        tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+        if not tag or Path(tag).name != tag:
+            raise CheckpointError(f"{latest} does not name a folder next to it: {tag!r}")
+        checkpoint = checkpoint / tag
+    if not (checkpoint / "zero").is_dir():
         raise CheckpointError(
-            f"{output} needs {needed_bytes / 1e9:.2f} GB and {folder} has {free_bytes / 1e9:.2f} GB left; free space "
-            "there or give another --output"
+            f"{checkpoint}: no folder `zero`, so this is not DeepSpeed's universal format; convert an ordinary "
+            "DeepSpeed checkpoint with its ds_to_universal.py first"
         )
+    return checkpoint
+
+
+def _shapes(config: RunConfig, zero: Path) -> Shapes:
+    """Return the shape of every parameter of the recipe's model, which must be those of the folder."""
+    outputs = OBJECTIVES.get(config.objective.name).outputs
+    table = vocabulary_table(config.model, outputs)
+    width = describe_model(config.model.model_copy(update={"vocab_size": 1}), outputs).shapes[table][1]
+    rows = _load_tensor(_file_of(zero, table, WEIGHT_KIND)).numel() // width
+    if config.model.vocab_size not in (None, rows):
+        raise CheckpointError(
+            f"{zero}: {rows} rows of {table}, the recipe's model has {config.model.vocab_size}; give the recipe of "
+            "this checkpoint"
+        )
+    shapes = describe_model(config.model.model_copy(update={"vocab_size": rows}), outputs).shapes
+    found = {path.name for path in zero.iterdir() if path.is_dir()}
+    problems = [f"{name} is missing" for name in shapes if name not in found]
+    problems += [f"{name} is unknown" for name in sorted(found - shapes.keys())]
+    if problems:
+        raise CheckpointError(f"{zero} does not hold the recipe's model: {'; '.join(problems)}")
+    return shapes
+
+
+def _read_state(source: Path) -> tuple[int, int, dict[str, Any]]:
+    """Return steps, updates, and the run's state.json and scalars, or for another program's run its counters alone."""
+    path = next((source / name for name in STATE_FILES if (source / name).is_file()), source / STATE_FILES[0])
+    state = _load(path)
+    counters: list[Any] = [state.get(key, 0) for key in COUNTERS] if isinstance(state, dict) else [None]
+    if not all(type(counter) is int and 0 <= counter < MAX_STEP for counter in counters):
+        raise CheckpointError(f"{path} holds no state of a run: {', '.join(COUNTERS)} are {counters}")
+    step, skipped, rows = counters
+    train_state = {"step": step, "rows_consumed": rows, "tokens": 0, "skipped_steps": skipped, "seconds": 0.0}
+    saved = state.get(CLIENT_KEY, {"train_state": train_state, "data": {}, "environment": {}})
+    try:
+        plain = json.loads(json.dumps(saved))
+        if not isinstance(plain, dict) or not isinstance(plain.get("scalars", {}), dict):
+            raise TypeError("expected an object")
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {CLIENT_KEY} is not the state of a run ({error})") from None
+    return step, step - skipped, plain
+
+
+def _plan_chunks(folder: Path, zero: Path, shapes: Shapes, updates: int) -> tuple[ChunkWriter, int]:
+    """Return the writer of all parameters, and how often each was updated."""
+    counts = {name: _read_count(zero / name / f"{STEP_FILE}.pt") for name in shapes}
+    updates = next((count for count in counts.values() if count is not None), updates)
+    for name, count in counts.items():
+        if count not in (None, updates):
+            raise CheckpointError(f"{zero}: {name} has had {count} updates, others {updates}")
+    kinds = {path.stem for name in shapes for path in (zero / name).glob("*.pt")} - {WEIGHT_FILE, STEP_FILE}
+    writer = ChunkWriter(folder, 0)
+    for name, shape in shapes.items():
+        for kind in (WEIGHT_KIND, *sorted(kinds)):
+            read = partial(_read_values, _file_of(zero, name, kind), shape, kind != WEIGHT_KIND)
+            writer.add(name, kind, shape, 0, LazyTensor(math.prod(shape), read))
+    return writer, updates
+
+
+def _read_values(path: Path, shape: tuple[int, ...], optional: bool) -> torch.Tensor:
+    """Return a weight or moment in fp32; moments of a parameter that never had a gradient are zeros."""
+    if optional and not path.is_file():
+        return torch.zeros(shape)
+    value = _load_tensor(path)
+    # Tensors of ZeRO-3 are flat.
+    if tuple(value.shape) not in (shape, (math.prod(shape),)):
+        raise CheckpointError(f"{path}: shape {tuple(value.shape)}, the recipe's model has {shape}")
+    return value.float()
+
+
+def _read_count(path: Path) -> int | None:
+    value = _load(path) if path.is_file() else None
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if value is None or isinstance(value, (int, float)) and math.isfinite(value) and value == int(value) >= 0:
+        return None if value is None else int(value)
+    raise CheckpointError(f"{path}: {value!r} is not a number of updates")
+
+
+def _load_tensor(path: Path) -> torch.Tensor:
+    value = _load(path)
+    if isinstance(value, dict):
+        value = value.get(PARAM)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        raise CheckpointError(f"{path}: holds no tensor of numbers")
+    return value
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing") from None
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: holds more than tensors and plain values, and is not read ({reason})") from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from None

@@ -148,10 +148,6 @@ class FamilyExport(ABC):
         """Return the number of token types that the model distinguishes."""
         return 1
 
-    def more_fields(self, model: Any, fields: Fields) -> Fields:
-        """Return fields that the layers read in addition to those that verify.make_fields makes."""
-        return {}
-
     @abstractmethod
     def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
         """Return pairs of texts as rows; special tokens come from `loaded`, the tokenizer as transformers loads it.

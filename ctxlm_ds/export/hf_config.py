@@ -96,13 +96,11 @@ def from_hf_config(folder: Path) -> FolderModel:
 
 
 def _export_for(model_type: Any, path: Path) -> FamilyExport:
-    known = []
-    for export in all_exports():
-        if export.model_type == model_type:
-            return export
-        known.append(export)
-    *types, last = [export.model_type for export in known]
-    classes = ", ".join(name for export in known for name in export.hf_classes.values())
+    known = {export.model_type: export for export in all_exports()}
+    if isinstance(model_type, str) and model_type in known:
+        return known[model_type]
+    *types, last = known
+    classes = ", ".join(name for export in known.values() for name in export.hf_classes.values())
     raise ExportError(
         f"{path}: model_type {model_type!r} cannot be imported; only {', '.join(types)} and {last} ({classes})"
     )

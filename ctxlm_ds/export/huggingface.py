@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from ctxlm_ds.atomic import fsync_tree, output_folder
+from ctxlm_ds.atomic import is_same, output_folder, read_object
 from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
-from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
+from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, export_of
-from ctxlm_ds.export.finished import EXPORT_RECORD, export_record
+from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
-from ctxlm_ds.export.key_maps import KeyMap
-from ctxlm_ds.export.model_card import CARD_MARK, CardFacts, read_dataset_metadata, read_evaluation, write_model_card
-from ctxlm_ds.export.safetensors_files import TensorSpec, plan_shards, write_model
+from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
+from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, write_model
 from ctxlm_ds.export.verify import Comparison, verify_folder
 from ctxlm_ds.export.weights import (
     IMPORT_RECORD,
     KEPT_SETTINGS,
     CheckpointSource,
     HuggingFaceWeights,
-    WeightSource,
-    check_finite,
     describe_source,
     open_checkpoint,
 )
@@ -47,7 +44,8 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.untrusted_json import read_json_object
 
 DEFAULT_SEQ_LENGTH = DataSection.model_fields["seq_length"].default
-DEFAULT_SHARD_BYTES = 5 * 10**9
+EXPORT_RECORD = "exported_from.json"
+"""What a Hugging Face folder was made of, so that a finished export is recognised."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,12 @@ def to_hf(
         CheckpointError: there is no checkpoint, or it is damaged.
         ExportError: no plain class computes this model, or the logits differ.
     """
-    check_output(output, checkpoint, _is_export(output))
+    old_card = output / "README.md"
+    is_earlier_export = old_card.is_file() and CARD_MARK in old_card.read_text(encoding="utf-8", errors="replace")
+    check_output(output, checkpoint, is_earlier_export)
     source = open_checkpoint(checkpoint)
     export = export_of(source.model.family)
-    tokenizer = load_tokenizer(source.tokenizer_folder)
+    tokenizer = load_tokenizer(source.folder / "tokenizer")
     key_map = export.key_map(source.model, source.outputs, tokenizer.pad_id)
     _check_tokenizer(tokenizer, source.model)
     whole = describe_source(source.reader, source.model, source.outputs, source.folder)
@@ -89,30 +89,39 @@ def to_hf(
     text = export.card(source.outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
     with output_folder(output) as folder:
         _copy_tokenizer(source, folder)
-        shards = plan_shards(their_specs(key_map, source.reader), dtype, max_shard_bytes)
-        write_model(folder, shards, their_tensors(key_map, source.reader), dtype)
+        write_model(folder, key_map, source.reader, dtype, max_shard_bytes)
         config = to_hf_config(export, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings)
         config.to_json_file(folder / "config.json")
-        facts = _card_facts(source, text, key_map.hf_class, dtype, whole.num_parameters)
-        (folder / "README.md").write_text(write_model_card(facts), encoding="utf-8")
-        record = export_record(source.folder, dtype, max_shard_bytes)
+        card = write_model_card(source, text, key_map.hf_class, dtype, whole.num_parameters)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        record = _export_record(source.folder, dtype, max_shard_bytes)
         (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
     return Conversion(source.folder, output, key_map.hf_class, text.task, whole.num_parameters, comparisons)
 
 
-def check_output(output: Path, source: Path, is_earlier_result: bool) -> None:
-    """Raise ExportError unless `output` is free or an earlier result, and does not contain the source."""
-    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
-    if not is_free and not is_earlier_result:
-        raise ExportError(f"{output} exists and is not the result of an earlier conversion; give another --output")
-    if source.resolve().is_relative_to(output.resolve()):
-        raise ExportError(f"{output} contains the source {source}, which it would replace; give another --output")
+def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int) -> bool:
+    """Return whether `output` is the finished export of a checkpoint, or of the newest one of a run.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or none that is intact.
+        ExportError: the folder was made of something else; the message names the differences.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return False
+    recorded = read_object(output / EXPORT_RECORD)
+    newest = max(list_checkpoints(checkpoint / CHECKPOINTS_DIR).items(), default=(0, checkpoint))[1]
+    if recorded is not None and recorded == _export_record(newest, dtype, max_shard_bytes):
+        return True
+    wanted = _export_record(find_verified(checkpoint)[0], dtype, max_shard_bytes)
+    return is_same(output, recorded, wanted, "replace it with --overwrite, or give another --output", ExportError)
 
 
-def _is_export(output: Path) -> bool:
-    card = output / "README.md"
-    return card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")
+def _export_record(checkpoint: Path, dtype: str, max_shard_bytes: int) -> dict[str, Any]:
+    """Return what an export is made of; `manifest` is None if the checkpoint has none."""
+    manifest = checkpoint / MANIFEST_NAME
+    digest = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
+    return {"checkpoint": checkpoint.name, "manifest": digest, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
 
 
 def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:
@@ -124,24 +133,9 @@ def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:
         )
 
 
-def their_specs(key_map: KeyMap, source: WeightSource) -> list[TensorSpec]:
-    """Return names and shapes of their tensors in the order of the table."""
-    return [
-        TensorSpec(name, shape)
-        for row in key_map.rows
-        for name, shape in zip(row.theirs, row.their_shapes(source.shape(row.ours)), strict=True)
-    ]
-
-
-def their_tensors(key_map: KeyMap, source: WeightSource) -> Iterator[torch.Tensor]:
-    """Yield their tensors in the order of the table; one parameter of ours is in memory at a time."""
-    for row in key_map.rows:
-        yield from row.to_theirs(source.read_full(row.ours))
-
-
 def _copy_tokenizer(source: CheckpointSource, folder: Path) -> None:
     """Copy the tokenizer's files, with the longest sequence that the model was trained on as longest input."""
-    for path in source.tokenizer_folder.iterdir():
+    for path in (source.folder / "tokenizer").iterdir():
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
     config_path = folder / "tokenizer_config.json"
@@ -157,29 +151,11 @@ def _copy_tokenizer(source: CheckpointSource, folder: Path) -> None:
     config_path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _card_facts(source: CheckpointSource, text: CardText, hf_class: str, dtype: str, num_parameters: int) -> CardFacts:
-    trained = bool(source.train_state)
-    step = int(source.train_state.get("step", 0))
-    return CardFacts(
-        config=source.config.model_copy(update={"model": source.model}),
-        text=text,
-        hf_class=hf_class,
-        dtype=dtype,
-        num_parameters=num_parameters,
-        train_state=source.train_state,
-        trained_length=source.trained_length,
-        evaluation=read_evaluation(source.metrics_file, step) if trained else {},
-        datasets=read_dataset_metadata([part.path for part in source.config.data.train]) if trained else {},
-    )
-
-
 def from_hf(model: Path, output: Path) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
 
-    Args:
-        model: a folder of a class that a family's export knows, with safetensors and a tokenizer.
-        output: the new folder: weights in the layout-free form, config.yaml (copy its model section into the new
-            run's recipe) and tokenizer/. It appears only when its logits have been proved.
+    The new folder holds weights in the layout-free form, config.yaml (copy its model section into the new run's recipe)
+    and tokenizer/. It appears only when its logits have been proved.
 
     Raises:
         ExportError: the folder is of none of these classes, has no safetensors, or the logits differ.
@@ -200,35 +176,24 @@ def from_hf(model: Path, output: Path) -> Conversion:
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         record = {"hf_class": source.key_map.hf_class, "folder": str(model.resolve()), KEPT_SETTINGS: source.kept}
         (folder / IMPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        _write_chunks(folder, source)
-        fsync_tree(folder)
-        write_manifest(folder, 0, hash_files(folder, list_files(folder)))
-        written = CheckpointReader(folder)
-        comparisons = verify_folder(model, written, source.model, source.outputs, load_tokenizer(folder / "tokenizer"))
-        written.close()
+        writer = ChunkWriter(folder, 0)
+        for name in source.names():
+            shape = source.whole.shapes[name]
+            writer.add(name, WEIGHT_KIND, shape, 0, LazyTensor(math.prod(shape), partial(source.read_finite, name)))
+        written = writer.write()
+        merge_index(folder, [written.value], {})
+        seal(folder, 0, written.files)
+        ours, tokenizer = CheckpointReader(folder), load_tokenizer(folder / "tokenizer")
+        comparisons = verify_folder(model, ours, source.model, source.outputs, tokenizer)
     task = source.export.card(source.outputs, "").task
     return Conversion(model, output, source.key_map.hf_class, task, source.whole.num_parameters, comparisons)
-
-
-def _write_chunks(folder: Path, source: WeightSource) -> None:
-    writer = ChunkWriter(folder, 0)
-    for name in source.names():
-        shape = source.shape(name)
-        writer.add(name, WEIGHT_KIND, shape, 0, LazyTensor(math.prod(shape), partial(_read_finite, source, name)))
-    merge_index(folder, [writer.write().value], {})
-
-
-def _read_finite(source: WeightSource, name: str) -> torch.Tensor:
-    return check_finite(name, source.read_full(name), "the model")
 
 
 def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> RunConfig:
     """Return a recipe with the model's section, and an objective and rows that fit its heads."""
     objective, sample_format = _training_for(source.model.family, source.outputs)
-    longest = source.model.longest_sequence
-    seq_length = min(DEFAULT_SEQ_LENGTH, longest or DEFAULT_SEQ_LENGTH)
-    if OBJECTIVES.get(objective).shifted and longest is not None:
-        seq_length = longest
+    longest = source.model.longest_sequence or DEFAULT_SEQ_LENGTH
+    seq_length = longest if OBJECTIVES.get(objective).shifted else min(DEFAULT_SEQ_LENGTH, longest)
     settings = {
         "name": folder.resolve().name,
         "model": source.model,
@@ -248,10 +213,7 @@ def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> 
 
 def _training_for(name: str, outputs: Sequence[str]) -> tuple[str, str]:
     """Return the family's objective and sample format, or another one's if its objective needs other heads."""
-    for candidate in (name, *FAMILIES.names()):
-        family = FAMILIES.get(candidate)
+    for family in map(FAMILIES.get, (name, *FAMILIES.names())):
         if set(OBJECTIVES.get(family.objective).outputs) == set(outputs):
             return family.objective, family.sample_format
-    raise ExportError(
-        f"a model of family {name} with {', '.join(outputs)} cannot be imported: no family has an objective for these"
-    )
+    raise ExportError(f"a model of family {name} cannot be imported: no objective for {', '.join(outputs)}")

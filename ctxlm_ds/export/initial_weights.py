@@ -8,23 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.export.key_maps import Shape
-from ctxlm_ds.export.weights import HuggingFaceWeights, WeightSource, check_finite, is_checkpoint, open_checkpoint
+from ctxlm_ds.export.key_maps import Shape, WeightSource
+from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.build import WholeModel, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
-
-
-class _Source(NamedTuple):
-    weights: WeightSource
-    model: ModelSection
-    outputs: Sequence[str]
 
 
 def load_initial_weights(
@@ -44,10 +37,12 @@ def load_initial_weights(
         ExportError: the Hugging Face folder cannot be read.
     """
     folder = Path(path)
-    source = _open(folder)
+    source, source_model, source_outputs = _open(folder)
     whole = describe_model(model, outputs)
-    found = {name: source.weights.shape(name) for name in source.weights.names()}
-    problems = [*_settings_that_differ(source.model, model), *_parameters_that_differ(source, found, whole)]
+    found = {name: source.shape(name) for name in source.names()}
+    # Optional heads that only one side has are allowed.
+    theirs = describe_model(source_model, source_outputs) if found.keys() - whole.facts.keys() else whole
+    problems = [*_settings_that_differ(source_model, model), *_parameters_that_differ(theirs, found, whole)]
     if problems:
         raise CheckpointError(
             f"initialize_from: {folder} does not fit the recipe's model: "
@@ -57,10 +52,10 @@ def load_initial_weights(
     left_out = [name for name in found if name not in whole.shapes]
     if left_out:
         logger.info("initialize_from: not needed by this objective: %s", ", ".join(left_out))
-    return _values(source.weights, whole, fresh, folder)
+    return _values(source, whole, fresh, folder)
 
 
-def _open(folder: Path) -> _Source:
+def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
     if not folder.is_dir():
         raise CheckpointError(
             f"initialize_from: {folder} is not a folder; give a run, a checkpoint or a local Hugging Face model folder "
@@ -68,9 +63,9 @@ def _open(folder: Path) -> _Source:
         )
     if is_checkpoint(folder):
         checkpoint = open_checkpoint(folder)
-        return _Source(checkpoint.reader, checkpoint.model, checkpoint.outputs)
+        return checkpoint.reader, checkpoint.model, checkpoint.outputs
     weights = HuggingFaceWeights(folder)
-    return _Source(weights, weights.model, weights.outputs)
+    return weights, weights.model, weights.outputs
 
 
 def _settings_that_differ(there: ModelSection, here: ModelSection) -> Iterator[str]:
@@ -80,14 +75,13 @@ def _settings_that_differ(there: ModelSection, here: ModelSection) -> Iterator[s
             yield f"model.{key} is {getattr(there, key)!r} there, {getattr(here, key)!r} here"
 
 
-def _parameters_that_differ(source: _Source, found: dict[str, Shape], whole: WholeModel) -> Iterator[str]:
+def _parameters_that_differ(theirs: WholeModel, found: dict[str, Shape], whole: WholeModel) -> Iterator[str]:
     for name, facts in whole.facts.items():
         if name not in found and not facts.optional:
             yield f"{name} is missing there"
-    unknown = [name for name in found if name not in whole.facts]
-    if unknown:
-        theirs = describe_model(source.model, source.outputs).facts
-        yield from (f"{name} is unknown here" for name in unknown if name not in theirs or not theirs[name].optional)
+    for name in found:
+        if name not in whole.facts and (name not in theirs.facts or not theirs.facts[name].optional):
+            yield f"{name} is unknown here"
     for name, shape in whole.shapes.items():
         if name in found and not _fits(found[name], shape, whole.facts[name]):
             yield f"{name} has shape {found[name]} there, {shape} here"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -18,6 +19,16 @@ from ctxlm_ds.errors import ExportError
 Shape = tuple[int, ...]
 MOST_NAMES = 3
 """Names of tensors in a message."""
+
+
+class WeightSource(Protocol):
+    """Full parameters under our names, read one at a time."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def shape(self, name: str) -> Shape: ...
+
+    def read_full(self, name: str) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -124,54 +135,33 @@ def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment
         ExportError: names the tensors that are missing and those that are unknown.
     """
     wanted = {name for row in key_map.rows for name in row.theirs}
-    stored: dict[str, str] = {}
-    aliases: dict[str, str] = {}
-    unused: list[str] = []
-    unknown: list[str] = []
-    for file_name, name in _present_names(key_map, file_names).items():
-        if name in wanted:
-            stored[name] = file_name
-        elif name in key_map.tied:
-            aliases[name] = file_name
-        elif any(re.fullmatch(pattern, name) for pattern in key_map.unused):
-            unused.append(file_name)
-        else:
-            unknown.append(name)
-    doubles: dict[str, str] = {}
-    for alias, file_name in aliases.items():
-        name = key_map.tied[alias]
-        if name in stored:
-            doubles[file_name] = stored[name]
-        else:
-            stored[name] = file_name
+    present = _present_names(key_map, file_names)
+    stored = {name: file for file, name in present.items() if name in wanted}
+    others = {file: name for file, name in present.items() if name not in wanted}
+    aliases = {file: key_map.tied[name] for file, name in others.items() if name in key_map.tied}
+    doubles = {file: stored[name] for file, name in aliases.items() if name in stored}
+    stored |= {name: file for file, name in aliases.items() if name not in stored}
+    unused = {file for file, name in others.items() if any(re.fullmatch(row, name) for row in key_map.unused)}
+    unknown = sorted(name for file, name in others.items() if file not in unused | aliases.keys())
     missing = sorted(wanted - stored.keys())
     if missing or unknown:
-        raise ExportError(_mismatch(key_map.hf_class, where, missing, sorted(unknown)))
+        lists = [f"{what}: {_first(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
+        raise ExportError(
+            f"{where} is not a {key_map.hf_class}; save it with {key_map.hf_class}.save_pretrained (a bare encoder or "
+            f"a fine-tuned head is not enough). {'; '.join(lists)}"
+        )
     return Assignment(stored, doubles, tuple(sorted(unused)))
 
 
 def _present_names(key_map: KeyMap, file_names: Sequence[str]) -> dict[str, str]:
     """Map each name in the file to the name that the class has for it today."""
-    names = {name: _with_present_ending(name, key_map.old_endings) for name in file_names}
+    names = {name: name for name in file_names}
+    for old, new in key_map.old_endings.items():
+        names |= {file: name.removesuffix(old) + new for file, name in names.items() if name.endswith(old)}
     prefix = key_map.optional_prefix
     if prefix and not any(name.startswith(prefix) for name in names.values()):
         names = {file: name if name in key_map.tied else prefix + name for file, name in names.items()}
     return names
-
-
-def _with_present_ending(name: str, old_endings: Mapping[str, str]) -> str:
-    for old, new in old_endings.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
-
-
-def _mismatch(hf_class: str, where: str, missing: Sequence[str], unknown: Sequence[str]) -> str:
-    lists = [f"{what}: {_first(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
-    return (
-        f"{where} is not a {hf_class}; save it with {hf_class}.save_pretrained (a bare encoder or a fine-tuned head is "
-        f"not enough). {'; '.join(lists)}"
-    )
 
 
 def _first(names: Sequence[str]) -> str:

@@ -7,97 +7,93 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
 
 from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource
 from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+DEFAULT_SHARD_BYTES = 5 * 10**9
 NAME_BYTES = 255
 """Longest name of a file."""
 DTYPE_CODES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name and shape of a tensor to be written."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
 
 
 def parse_size(text: str) -> int:
     """Return a size in bytes (`5GB` -> 5,000,000,000); raise ExportError if it is not a positive number and a unit."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = SIZE_UNITS.get((match[2] or "B").upper()) if match else None
-    size = int(float(match[1]) * unit) if match and unit else 0
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = ByteSize(0)
     if size <= 0:
         raise ExportError(f"{text!r} is not a size; give a number and a unit such as 500MB, 5GB or 4GiB")
     return size
 
 
-def plan_shards(specs: Sequence[TensorSpec], dtype: str, max_shard_bytes: int) -> list[list[TensorSpec]]:
+def plan_shards(sizes: Mapping[str, int], max_shard_bytes: int) -> list[list[str]]:
     """Divide tensors, in order, into files of at most `max_shard_bytes`; a larger tensor gets a separate file."""
-    shards: list[list[TensorSpec]] = [[]]
+    shards: list[list[str]] = [[]]
     filled = 0
-    for spec in specs:
-        size = spec.elements * CODE_BYTES[DTYPE_CODES[dtype]]
+    for name, size in sizes.items():
         if shards[-1] and filled + size > max_shard_bytes:
             shards.append([])
             filled = 0
-        shards[-1].append(spec)
+        shards[-1].append(name)
         filled += size
     return shards
 
 
 def write_model(
-    folder: Path, shards: Sequence[Sequence[TensorSpec]], values: Iterable[torch.Tensor], dtype: str
+    folder: Path, key_map: KeyMap, source: WeightSource, dtype: str = "fp32", max_shard_bytes: int = DEFAULT_SHARD_BYTES
 ) -> None:
-    """Write the tensors of `values`, in the order of `shards`, as model.safetensors or as shards with their index."""
-    stream = iter(values)
-    if len(shards) == 1:
-        _write_file(folder / SINGLE_FILE, shards[0], stream, dtype)
-        return
+    """Write weights in the order of the table, with one parameter of ours in memory at a time.
+
+    Args:
+        folder: gets model.safetensors, or shards with their index.
+        key_map: the table.
+        source: our weights.
+        dtype: fp32, bf16 or fp16.
+        max_shard_bytes: largest file.
+
+    Raises:
+        ExportError: a value is not finite in the data type.
+    """
+    their_shapes = ((row, row.their_shapes(source.shape(row.ours))) for row in key_map.rows)
+    shapes = {name: shape for row, found in their_shapes for name, shape in zip(row.theirs, found, strict=True)}
+    sizes = {name: math.prod(shape) * CODE_BYTES[DTYPE_CODES[dtype]] for name, shape in shapes.items()}
+    shards = plan_shards(sizes, max_shard_bytes)
+    values = (value for row in key_map.rows for value in row.to_theirs(source.read_full(row.ours)))
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
-        path = folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_file(path, shard, stream, dtype)
-        weight_map |= {spec.name: path.name for spec in shard}
-    elements = sum(spec.elements for shard in shards for spec in shard)
-    metadata = {"total_parameters": elements, "total_size": elements * CODE_BYTES[DTYPE_CODES[dtype]]}
-    index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        path = folder / (SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+        file = TensorFileWriter(path, DTYPE_CODES[dtype])
+        for name in shard:
+            file.add(name, shapes[name], partial(_next_tensor, values, name, dtype))
+        file.write()
+        weight_map |= dict.fromkeys(shard, path.name)
+    if len(shards) > 1:
+        elements = sum(map(math.prod, shapes.values()))
+        metadata = {"total_parameters": elements, "total_size": sum(sizes.values())}
+        index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_file(path: Path, specs: Sequence[TensorSpec], values: Iterator[torch.Tensor], dtype: str) -> None:
-    file = TensorFileWriter(path, DTYPE_CODES[dtype])
-    for spec in specs:
-        file.add(spec.name, spec.shape, partial(_next_tensor, values, spec, dtype))
-    file.write()
-
-
-def _next_tensor(values: Iterator[torch.Tensor], spec: TensorSpec, dtype: str) -> torch.Tensor:
+def _next_tensor(values: Iterator[torch.Tensor], name: str, dtype: str) -> torch.Tensor:
     value = next(values)
-    if tuple(value.shape) != spec.shape:
-        raise ExportError(f"{spec.name} has shape {tuple(value.shape)}, planned as {spec.shape}")
     converted = value.to(DTYPES[dtype])
     if not bool(torch.isfinite(converted).all()):
         raise ExportError(
-            f"{spec.name} is not finite in {dtype} (largest magnitude {float(value.abs().max()):g}): export with "
+            f"{name} is not finite in {dtype} (largest magnitude {float(value.abs().max()):g}): export with "
             "--dtype fp32 or bf16, or from a checkpoint before the run diverged"
         )
     return converted
@@ -108,44 +104,27 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path) -> None:
         """Raise ExportError if the folder holds no complete safetensors files."""
-        self.folder = folder
-        self._files = _locate(folder)
-
-    def names(self) -> list[str]:
-        return list(self._files)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as handle:
-            return tuple(handle.get_slice(name).get_shape())
+        index = folder / INDEX_FILE
+        if not index.exists() and not (folder / SINGLE_FILE).exists():
+            raise ExportError(_no_safetensors(folder))
+        paths = [folder / name for name in (_indexed_files(index) if index.exists() else [SINGLE_FILE])]
+        missing = [path for path in paths if not path.exists()]
+        if missing:
+            raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")
+        self._files: dict[str, Path] = {}
+        self.shapes: dict[str, Shape] = {}
+        for path in paths:
+            found = _shapes_in(path)
+            self._files |= dict.fromkeys(found, path)
+            self.shapes |= found
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor in fp32; raise ExportError if it is not floating point."""
-        from safetensors import safe_open
-
         with safe_open(self._files[name], framework="pt") as handle:
             value = handle.get_tensor(name)
         if not value.is_floating_point():
             raise ExportError(f"{self._files[name]}: {name} is {value.dtype}, not a floating-point tensor")
         return value.float()
-
-
-def _locate(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor by its name."""
-    index = folder / INDEX_FILE
-    if index.exists():
-        paths = [folder / name for name in _indexed_files(index)]
-    elif (folder / SINGLE_FILE).exists():
-        paths = [folder / SINGLE_FILE]
-    else:
-        raise ExportError(_no_safetensors(folder))
-    located: dict[str, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise ExportError(f"{path} is missing although {index.name} lists it: copy the folder again")
-        located |= {name: path for name in _names_in(path)}
-    return located
 
 
 def _indexed_files(index: Path) -> list[str]:
@@ -160,13 +139,12 @@ def _indexed_files(index: Path) -> list[str]:
     return sorted(set(names))
 
 
-def _names_in(path: Path) -> list[str]:
-    from safetensors import SafetensorError, safe_open
-
+def _shapes_in(path: Path) -> dict[str, Shape]:
     try:
         open_regular(path).close()
         with safe_open(path, framework="pt") as handle:
-            return list(handle.keys())
+            names = handle.keys()
+            return {name: tuple(handle.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise ExportError(f"{path} is damaged ({error}): copy it again") from error
 

@@ -7,19 +7,19 @@ the longest row, and real text through the tokenizer, which must give the same i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, Fields, Rows, at_positions, export_of
+from ctxlm_ds.export.key_maps import WeightSource
 from ctxlm_ds.export.safetensors_files import DTYPES
-from ctxlm_ds.export.weights import WeightSource
 from ctxlm_ds.models.build import plain_model
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -30,6 +30,11 @@ UNLIMITED_LENGTH = 512
 """Longest row for a model that can read any length."""
 SHORT_LENGTH = 24
 SEED = 20181011
+BOUND = 1e-4
+"""Bound of the difference of logits computed in fp32 from the same weights, relative to the largest logit."""
+ROUNDING_BOUNDS = {"fp32": BOUND, "fp16": 2e-2, "bf16": 1e-1}
+"""Bound of the difference that rounding the weights to a data type makes, relative to the largest logit."""
+GENERATED_TOKENS = 20
 
 TEXT_PAIRS = (
     ("It was the best of times, it was the worst of times.", "It was the age of wisdom, the age of foolishness."),
@@ -39,11 +44,6 @@ TEXT_PAIRS = (
 """Real text (Dickens, Melville, Shakespeare; public domain) for models of any language: only the ids matter."""
 
 
-def longest_row(model: ModelSection) -> int:
-    """Return the longest row to be compared."""
-    return model.longest_sequence or UNLIMITED_LENGTH
-
-
 def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokenizer: Tokenizer) -> dict[str, Fields]:
     """Return inputs by name: `random` (a padded batch), `longest` (every position) and `text`.
 
@@ -51,7 +51,7 @@ def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokeni
         ExportError: the tokenizer as transformers loads it does not give the ids that the model was trained on.
     """
     rng = np.random.default_rng(SEED)
-    longest = longest_row(model)
+    longest = model.longest_sequence or UNLIMITED_LENGTH
     short = min(SHORT_LENGTH, longest)
     num_types = min(2, export.num_token_types(model))
     rows = {
@@ -59,8 +59,7 @@ def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokeni
         for name, lengths in {"random": [short, max(2, short // 2), max(2, short - 3)], "longest": [longest]}.items()
     }
     rows["text"] = export.text_rows(_loaded_tokenizer(folder, tokenizer), model, tokenizer, TEXT_PAIRS)
-    inputs = {name: make_fields(some, tokenizer.pad_id, rng) for name, some in rows.items()}
-    return {name: fields | export.more_fields(model, fields) for name, fields in inputs.items()}
+    return {name: make_fields(some, tokenizer.pad_id, rng) for name, some in rows.items()}
 
 
 def _random_rows(
@@ -77,7 +76,7 @@ def _loaded_tokenizer(folder: Path, tokenizer: Tokenizer) -> Any:
     """Load the folder's tokenizer with transformers and compare its ids of real text with ours."""
     from transformers import AutoTokenizer
 
-    with transformers_errors(folder):
+    with _inside_transformers(folder):
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     texts = [text for pair in TEXT_PAIRS for text in pair]
     for text, expected in zip(texts, tokenizer.encode_batch(texts), strict=True):
@@ -108,37 +107,21 @@ def make_fields(rows: Rows, pad_id: int, rng: np.random.Generator) -> Fields:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and reports; what matters in them is raised as an error."""
+def _inside_transformers(folder: Path) -> Iterator[None]:
+    """Silence transformers, and raise any of its errors as an ExportError: it has many classes for damaged files."""
     from transformers.utils import logging as hf_logging
 
-    verbosity = hf_logging.get_verbosity()
-    bars = hf_logging.is_progress_bar_enabled()
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
         yield
+    except Exception as error:
+        raise ExportError(f"{folder}: transformers cannot use it ({type(error).__name__}: {error})") from error
     finally:
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
-
-
-@contextmanager
-def transformers_errors(folder: Path) -> Iterator[None]:
-    """Raise any error of transformers as an ExportError, since it raises many classes for damaged files."""
-    try:
-        with quiet_transformers():
-            yield
-    except Exception as error:
-        raise ExportError(f"{folder}: transformers cannot load it ({type(error).__name__}: {error})") from error
-
-
-BOUND = 1e-4
-"""Bound of the difference of logits computed in fp32 from the same weights, relative to the largest logit."""
-ROUNDING_BOUNDS = {"fp32": BOUND, "fp16": 2e-2, "bf16": 1e-1}
-"""Bound of the difference that rounding the weights to a data type makes, relative to the largest logit."""
-GENERATED_TOKENS = 20
 
 
 @dataclass(frozen=True)
@@ -169,11 +152,8 @@ class Comparison:
         )
 
 
-class Continuation(NamedTuple):
-    """A prompt's ids and the ids that a model generated after it."""
-
-    prompt: torch.Tensor
-    tokens: torch.Tensor
+Continuation = tuple[torch.Tensor, torch.Tensor]
+"""A prompt's ids and the ids that a model generated after it."""
 
 
 def verify_folder(
@@ -194,16 +174,16 @@ def verify_folder(
     """
     export = export_of(model.family)
     inputs = build_inputs(folder, export, model, tokenizer)
-    theirs, written = _their_side(folder, export, model, outputs, inputs)
-    ours = filled_model(source, model, outputs, dtype)
-    comparisons = _compare(_our_logits(ours, export, inputs), theirs, BOUND)
+    longest = model.longest_sequence or UNLIMITED_LENGTH
+    theirs, written = _their_side(folder, export, export.hf_classes[frozenset(outputs)], inputs, longest)
+    ours = _filled_model(source, model, outputs, dtype)
+    comparisons = _compare(_logits(export, inputs, ours.run), theirs, BOUND)
     if written:
         comparisons.append(_compare_generation(ours, str(export.next_token_output), written))
     if dtype != "fp32":
-        ours = filled_model(source, model, outputs, "fp32")
-        comparisons += _compare(
-            _our_logits(ours, export, inputs), theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})"
-        )
+        ours = _filled_model(source, model, outputs, "fp32")
+        exact = _logits(export, inputs, ours.run)
+        comparisons += _compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")
     failed = [str(comparison) for comparison in comparisons if not comparison.holds]
     if failed:
         raise ExportError(
@@ -214,7 +194,7 @@ def verify_folder(
     return comparisons
 
 
-def filled_model(source: WeightSource, model: ModelSection, outputs: Sequence[str], dtype: str) -> Any:
+def _filled_model(source: WeightSource, model: ModelSection, outputs: Sequence[str], dtype: str) -> Any:
     """Build our model with the source's weights, rounded to `dtype` and held in fp32."""
     module = plain_model(model, outputs, "cpu")
     with torch.no_grad():
@@ -223,55 +203,39 @@ def filled_model(source: WeightSource, model: ModelSection, outputs: Sequence[st
     return module
 
 
-def load_with_transformers(folder: Path, hf_class: str) -> Any:
-    """Load the folder's model in fp32 and evaluation mode.
+def _their_side(
+    folder: Path, export: FamilyExport, hf_class: str, inputs: dict[str, Fields], longest: int
+) -> tuple[Fields, list[Continuation]]:
+    """Compute transformers' outputs under our names and, if it predicts the next token, its continuations.
 
     Raises:
-        ExportError: transformers cannot load it, misses a tensor, or finds one of another shape.
+        ExportError: transformers cannot load the folder, misses a tensor, or finds one of another shape.
     """
     import transformers
 
-    with transformers_errors(folder):
+    with _inside_transformers(folder):
         module, info = getattr(transformers, hf_class).from_pretrained(
             str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True
         )
     wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "mismatched_keys") if info.get(key)}
     if wrong:
-        raise ExportError(f"transformers cannot fill {type(module).__name__} from {folder}: {wrong}")
-    return module.eval()
+        raise ExportError(f"transformers cannot fill {hf_class} from {folder}: {wrong}")
+    module.eval()
+    logits = _logits(export, inputs, lambda fields: export.their_outputs(module(**export.their_inputs(fields)), fields))
+    with _inside_transformers(folder):
+        return logits, _generated(module, inputs["text"], longest) if export.next_token_output else []
 
 
-def _our_logits(module: Any, export: FamilyExport, inputs: dict[str, Fields]) -> Fields:
-    """Compute our outputs by `input/output`."""
-    with torch.no_grad():
-        return {
-            f"{name}/{output}": value.float()
-            for name, fields in inputs.items()
-            for output, value in _compared(module.run(fields), export, fields).items()
-        }
-
-
-def _their_side(
-    folder: Path, export: FamilyExport, model: ModelSection, outputs: Sequence[str], inputs: dict[str, Fields]
-) -> tuple[Fields, list[Continuation]]:
-    """Compute transformers' outputs under our names and, if it predicts the next token, its continuations."""
-    module = load_with_transformers(folder, export.hf_classes[frozenset(outputs)])
+def _logits(export: FamilyExport, inputs: dict[str, Fields], run: Callable[[Fields], Fields]) -> Fields:
+    """Compute a model's outputs by `input/output`; of logits at every position only those of predicted ones."""
     logits: Fields = {}
     with torch.no_grad():
         for name, fields in inputs.items():
-            found = export.their_outputs(module(**export.their_inputs(fields)), fields)
-            logits |= {f"{name}/{output}": value for output, value in _compared(found, export, fields).items()}
-    written = [] if export.next_token_output is None else _generated(module, inputs["text"], longest_row(model))
-    return logits, written
-
-
-def _compared(outputs: Fields, export: FamilyExport, fields: Fields) -> Fields:
-    """Return only the predicted positions of an output that has logits at every position."""
-    whole = export.next_token_output
-    return {
-        name: at_positions(value, fields["prediction_positions"]) if name == whole else value
-        for name, value in outputs.items()
-    }
+            for output, value in run(fields).items():
+                if output == export.next_token_output:
+                    value = at_positions(value, fields["prediction_positions"])
+                logits[f"{name}/{output}"] = value.float()
+    return logits
 
 
 def _compare(reference: Fields, other: Fields, bound: float, note: str = "") -> list[Comparison]:
@@ -295,9 +259,8 @@ def _generated(module: Any, prompts: Fields, longest: int) -> list[Continuation]
     )
     lengths = (prompts["sequence_ids"] > 0).sum(dim=1).clamp(max=longest - length)
     texts = [row[:end] for row, end in zip(prompts["input_ids"], lengths.tolist(), strict=True)]
-    with quiet_transformers():
-        rows = [module.generate(text[None], attention_mask=torch.ones_like(text[None]))[0] for text in texts]
-    return [Continuation(text, row[len(text) :]) for text, row in zip(texts, rows, strict=True)]
+    rows = [module.generate(text[None], attention_mask=torch.ones_like(text[None]))[0] for text in texts]
+    return [(text, row[len(text) :]) for text, row in zip(texts, rows, strict=True)]
 
 
 def _compare_generation(ours: Any, output: str, written: Sequence[Continuation]) -> Comparison:
@@ -315,4 +278,4 @@ def _compare_generation(ours: Any, output: str, written: Sequence[Continuation])
         chosen = logits.gather(1, tokens[:, None])[:, 0]
         largest = max(largest, float((logits.amax(dim=1) - chosen).max()))
         scale = max(scale, float(logits.abs().max()))
-    return Comparison(f"text/generate of {len(written[0].tokens)} tokens", largest, scale, BOUND)
+    return Comparison(f"text/generate of {len(written[0][1])} tokens", largest, scale, BOUND)

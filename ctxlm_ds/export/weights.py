@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,30 +23,19 @@ from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
-from ctxlm_ds.export.key_maps import Row, Shape, assign
+from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
 from ctxlm_ds.export.safetensors_files import SafetensorsFolder
 from ctxlm_ds.models.build import WholeModel, describe_model, vocabulary_table
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import OBJECTIVES
-from ctxlm_ds.training.metrics import METRICS_NAME
 from ctxlm_ds.untrusted_json import check_regular_files
 
 IMPORT_RECORD = "imported_from.json"
 KEPT_SETTINGS = "kept_settings"
 MOMENTS_PATTERN = "moments-*"
 """Files of the optimizer's moments, which no export reads: only their sizes are checked."""
-
-
-class WeightSource(Protocol):
-    """Full parameters under our names, read one at a time."""
-
-    def names(self) -> Sequence[str]: ...
-
-    def shape(self, name: str) -> Shape: ...
-
-    def read_full(self, name: str) -> torch.Tensor: ...
 
 
 def describe_source(source: WeightSource, model: ModelSection, outputs: Sequence[str], folder: Path) -> WholeModel:
@@ -56,7 +45,6 @@ def describe_source(source: WeightSource, model: ModelSection, outputs: Sequence
         CheckpointError: lists every parameter that is missing, unknown or of another shape.
     """
     found = {name: source.shape(name) for name in source.names()}
-    _check_layers(model, len(found), folder)
     try:
         expected = (whole := describe_model(model, outputs)).shapes
     except (ConfigError, RuntimeError) as error:
@@ -86,20 +74,26 @@ class HuggingFaceWeights:
     def __init__(self, folder: Path) -> None:
         """Raise ExportError if the folder is of none of these classes, or its files do not fit its config."""
         check_regular_files(folder, ExportError)
+        self.folder = folder
         self.export, self.model, self.pad_id, self.kept = from_hf_config(folder)
         self._files = SafetensorsFolder(folder)
-        file_names = self._files.names()
+        file_names = list(self._files.shapes)
         self.outputs = self.export.outputs_in(file_names)
         try:
             _check_layers(self.model, len(file_names), folder)
             self.key_map = self.export.key_map(self.model, self.outputs, self.pad_id)
             self._assignment = assign(self.key_map, file_names, str(folder))
-            self._rows: dict[str, Row] = {row.ours: row for row in self.key_map.rows}
+            self._rows = {row.ours: row for row in self.key_map.rows}
             self.whole = describe_source(self, self.model, self.outputs, folder)
         except CheckpointError as error:
             raise ExportError(str(error)) from error
-        self._check_doubles(folder)
-        self._report(folder)
+        self._check_doubles()
+        declared = read_hf_config(folder).get("architectures")
+        logger.info("%s read as %s (config.json says %s)", folder, self.key_map.hf_class, declared)
+        if self._assignment.unused:
+            logger.info("not part of %s: %s", self.key_map.hf_class, ", ".join(self._assignment.unused))
+        for warning in self.export.import_warnings(self._read):
+            logger.warning("%s: %s", folder, warning)
 
     def names(self) -> list[str]:
         """Return the names of our parameters."""
@@ -107,30 +101,26 @@ class HuggingFaceWeights:
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
-        return self._rows[name].our_shape(lambda theirs: self._files.shape(self._assignment.stored[theirs]))
+        return self._rows[name].our_shape(lambda theirs: self._files.shapes[self._assignment.stored[theirs]])
 
     def read_full(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32, made of theirs."""
         return self._rows[name].to_ours(self._read)
 
+    def read_finite(self, name: str) -> torch.Tensor:
+        """Return one of our parameters in fp32; raise CheckpointError if it has a NaN or an infinity."""
+        return check_finite(name, self.read_full(name), self.folder)
+
     def _read(self, name: str) -> torch.Tensor:
         return self._files.read(self._assignment.stored[name])
 
-    def _check_doubles(self, folder: Path) -> None:
+    def _check_doubles(self) -> None:
         for alias, name in self._assignment.doubles.items():
             if not torch.equal(self._files.read(alias), self._files.read(name)):
                 raise ExportError(
-                    f"{folder}: {alias} and {name} differ, but are one tensor in {self.key_map.hf_class}; "
+                    f"{self.folder}: {alias} and {name} differ, but are one tensor in {self.key_map.hf_class}; "
                     "a model with an untied output embedding cannot be imported"
                 )
-
-    def _report(self, folder: Path) -> None:
-        declared = read_hf_config(folder).get("architectures")
-        logger.info("%s read as %s (config.json says %s)", folder, self.key_map.hf_class, declared)
-        if self._assignment.unused:
-            logger.info("not part of %s: %s", self.key_map.hf_class, ", ".join(self._assignment.unused))
-        for warning in self.export.import_warnings(self._read):
-            logger.warning("%s: %s", folder, warning)
 
 
 @dataclass(frozen=True)
@@ -146,15 +136,6 @@ class CheckpointSource:
     train_state: dict[str, Any]
     """step, tokens, seconds; empty for imported weights."""
     reader: CheckpointReader
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        return self.folder / "tokenizer"
-
-    @property
-    def metrics_file(self) -> Path:
-        """The path of the run's metrics.jsonl, which may not exist."""
-        return self.folder.parent.parent / METRICS_NAME
 
     @property
     def kept_settings(self) -> dict[str, Any]:

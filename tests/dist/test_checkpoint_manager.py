@@ -49,7 +49,7 @@ def _save(manager: CheckpointManager, topology: Topology, step: int, fail_on: in
         assert topology.is_main
         merge_index(folder, pieces, {})
 
-    return manager.save(step, write, finish, **options)
+    return manager.save(step, write, finish, **{"needed_bytes": 0, **options})
 
 
 def _check(folder: Path, step: int) -> None:
@@ -123,7 +123,7 @@ def test_a_full_disk_on_any_rank_fails_the_save_on_all(tmp_path: Path, fail_on: 
 def _no_room(rank: int, world_size: int, run_dir: Path) -> str:
     topology = build_topology()
     try:
-        _save(_manager(run_dir, topology), topology, 1, estimated_bytes=10**18)
+        _save(_manager(run_dir, topology), topology, 1, needed_bytes=10**18)
     except CheckpointError as error:
         return str(error)
     return "nothing was raised"

@@ -17,8 +17,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
-from ctxlm_ds.checkpoint.universal import to_universal
-from ctxlm_ds.checkpoint.universal_import import from_universal
+from ctxlm_ds.checkpoint.universal import from_universal, to_universal
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.parallel.placement import shard_of
@@ -202,13 +201,12 @@ def test_what_deepspeeds_converter_wrote_is_imported(
     )  # fmt: skip
     ds_to_universal.main(arguments)
     (tmp_path / "recipe.yaml").write_text(dump_config(config))
-    result = from_universal(tmp_path / "u", tmp_path / "ours", tmp_path / "recipe.yaml")
-    assert (result.step, result.moments, result.resumes) == (3, MOMENTS, False)
+    assert not from_universal(tmp_path / "u", tmp_path / "ours", tmp_path / "recipe.yaml")
     folder = tmp_path / "ours" / "checkpoints" / "step-00000003"
     verify(folder)
     reader = CheckpointReader(folder)
     assert reader.scalars() == {"optimizer_updates": 3}
-    assert set(reader.names()) == set(saved)
+    assert set(reader.names()) == set(saved) and tuple(reader.moment_kinds()) == MOMENTS
     for name, kinds in saved.items():
         for kind, value in kinds.items():
             assert torch.equal(reader.read_full(name, kind).flatten(), value.flatten()), (name, kind)
@@ -216,8 +214,7 @@ def test_what_deepspeeds_converter_wrote_is_imported(
 
 def test_there_and_back_is_the_same_run(run: Path, universal: Path, config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(dump_config(config))
-    result = from_universal(universal, tmp_path / "back", tmp_path / "recipe.yaml")
-    assert result.resumes and result.step == STEP
+    assert from_universal(universal, tmp_path / "back", tmp_path / "recipe.yaml")
     before, after = (CheckpointReader(checkpoint_of(folder)) for folder in (run, tmp_path / "back"))
     assert after.scalars() == before.scalars() and after.names() == before.names()
     for name in before.names():

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ctxlm_ds.export.base import FamilyExport, Fields, export_of
 from ctxlm_ds.export.hf_config import to_hf_config
-from ctxlm_ds.export.huggingface import their_specs, their_tensors
 from ctxlm_ds.export.key_maps import KeyMap
-from ctxlm_ds.export.safetensors_files import plan_shards, write_model
+from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.weights import HuggingFaceWeights
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
@@ -29,7 +28,6 @@ from tests.families.runs import LEARNING_RATE, Run
 
 PARITY_STEPS = 20
 NOISE = 0.1
-SHARD_BYTES = 10**9
 
 
 class Weights(NamedTuple):
@@ -96,8 +94,7 @@ def make_pair(config: RunConfig, folder: Path, seed: int, noise: float) -> Pair:
     weights = Weights({name: parameter.detach() for name, parameter in ours.named_parameters()})
     key_map = export.key_map(config.model, build_objective(config.objective).outputs, tokenizer.pad_id)
     folder.mkdir(parents=True)
-    shards = plan_shards(their_specs(key_map, weights), "fp32", SHARD_BYTES)
-    write_model(folder, shards, their_tensors(key_map, weights), "fp32")
+    write_model(folder, key_map, weights)
     to_hf_config(export, config.model, key_map.hf_class, tokenizer, "fp32").to_json_file(folder / "config.json")
     theirs = getattr(transformers, key_map.hf_class).from_pretrained(folder).train()
     return Pair(ours, theirs, export, key_map)

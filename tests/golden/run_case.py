@@ -111,7 +111,6 @@ def checkpoint_figures(checkpoint: Path) -> Figures:
     names = sorted(reader.names())
     weights = {name: digest([reader.read_full(name)]) for name in names}
     moments = {kind: digest(reader.read_full(name, kind) for name in names) for kind in reader.moment_kinds()}
-    reader.close()
     return {"weights": weights, "moments": moments}
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.errors import DataError
 from tests.integration.route import ROOT, call
+from tests.sample_data import DatasetWriter
 from tests.text import write_corpus
 from tools.pretrain_default import heldout_sentences, split_corpus, unigram_loss
 
@@ -56,7 +56,7 @@ def test_too_small_a_corpus_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
 
 def test_unigram_loss_is_the_cross_entropy_by_hand(tmp_path: Path) -> None:
     for name, tokens in (("train", [1, 1, 1, 3]), ("heldout", [1, 3])):
-        with IndexedDatasetWriter(tmp_path / name, "uint16") as writer:
+        with DatasetWriter(tmp_path / name, "uint16") as writer:
             writer.add_sequence(tokens)
             writer.end_document()
             writer.finalize({})

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.checkpoint.folders import read_latest
 from ctxlm_ds.process.run_history import FAILURE, REQUEUE, START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs
@@ -101,8 +100,8 @@ class Killer:
             self.drawn.choice(ranks).send(signal.SIGKILL)
 
     def _saved_step(self) -> int:
-        name = read_latest(self.job.run_dir / "checkpoints")
-        return int(name.rpartition("-")[2]) if name else 0
+        latest = self.job.run_dir / "checkpoints" / "latest"
+        return int(latest.read_text().rpartition("-")[2]) if latest.exists() else 0
 
     def _check_restart(self, saved: int) -> None:
         """It went on from the newest checkpoint or a later one, with as many ranks as before and no others."""

@@ -16,9 +16,8 @@ from ctxlm_ds.untrusted_json import read_text
 
 _MAX_MANIFEST_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20
-_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)", re.DOTALL)
+_LINE = re.compile(r"\\?([0-9a-f]{64})  (.+)\.(bin|idx|json)")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
-_UNESCAPES = {escaped: character for character, escaped in _ESCAPES.items()}
 _WRITE_AGAIN = "remove it and write it again with tools/inspect_dataset.py --write-manifest"
 
 
@@ -37,43 +36,29 @@ def manifest_text(digests: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
-def parse_manifest(text: str, source: str | Path) -> dict[str, str]:
-    """Return the digests of sha256sum's output by name. Raises DataError, naming `source`, for any other text."""
-    digests: dict[str, str] = {}
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise DataError(
-                f"{source}: line {number} is not `CHECKSUM  NAME` as sha256sum writes it; the file is damaged, copy it "
-                f"again, or {_WRITE_AGAIN}"
-            )
-        mark, digest, name = match.groups()
-        if mark:
-            name = re.sub(r"\\[\\nr]", lambda escape: _UNESCAPES[escape.group()], name)
-        if digests.setdefault(name, digest.lower()) != digest.lower():
-            raise DataError(f"{source}: has two checksums for {name}; the file is damaged, copy it again")
-    return digests
-
-
 def read_manifest(prefix: str | Path) -> dict[str, str] | None:
     """Return the digests that `PREFIX.sha256` holds, by extension; None if there is no such file.
 
     The names in it may be those that the files had before they were renamed. Raises DataError if a byte of it is not
-    what `write_manifest` writes, or if it does not list the files of one dataset.
+    what `write_manifest` writes.
     """
     path = manifest_path(prefix)
     if not path.is_file():
         return None
-    text = read_text(path, DataError, _MAX_MANIFEST_BYTES)
-    digests = parse_manifest(text, path)
-    by_extension = {name.rpartition(".")[2]: digest for name, digest in digests.items()}
-    stems = {name.rpartition(".")[0] for name in digests}
-    if len(stems) != 1 or not {"bin", "idx"} <= by_extension.keys() <= {"bin", "idx", "json"}:
-        shown = ", ".join(list(digests)[:4])
-        raise DataError(f"{path}: lists {shown[:200]}, not a dataset's .bin, .idx and .json; {_WRITE_AGAIN}")
-    if text != manifest_text(digests):
-        raise DataError(f"{path}: not written as `sha256sum --text` writes it; the file is damaged, {_WRITE_AGAIN}")
-    return by_extension
+    *lines, rest = read_text(path, DataError, _MAX_MANIFEST_BYTES).split("\n")
+    matches = [match for line in lines if (match := _LINE.fullmatch(line))]
+    digests = {match[3]: match[1] for match in matches}
+    if (
+        rest
+        or not len(digests) == len(matches) == len(lines)
+        or len({match[2] for match in matches}) != 1
+        or not {"bin", "idx"} <= digests.keys()
+    ):
+        raise DataError(
+            f"{path}: not the checksums of one dataset's .bin, .idx and .json as `sha256sum --text` writes them; the "
+            f"file is damaged, copy it again, or {_WRITE_AGAIN}"
+        )
+    return digests
 
 
 def check_digest(

@@ -6,11 +6,10 @@ Opening has checked the structure already (reader.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,22 +63,19 @@ def describe(dataset: IndexedDataset) -> Iterator[str]:
     metadata = dataset.metadata or {}
     unit = "sentence" if metadata.get("split_sentences") else "sequence"
     yield f"dataset       {dataset.prefix}"
-    yield f"documents     {dataset.num_documents:,}" + _skipped(metadata)
+    skipped = [
+        f"{metadata[key]:,} {name} left out"
+        for key, name in (("empty_documents", "empty"), ("bad_records", "bad records"))
+        if metadata.get(key)
+    ]
+    yield f"documents     {dataset.num_documents:,}" + (f" ({', '.join(skipped)})" if skipped else "")
     yield f"{unit + 's':13} {dataset.num_sequences:,}"
     yield f"tokens        {dataset.num_tokens:,} ({dataset.dtype.name}, {dataset.tokens.nbytes / 1e6:,.1f} MB)"
-    if dataset.num_documents:
-        sequences, tokens = _Spread(dataset.num_documents), _Spread(dataset.num_documents)
-        for first in range(0, dataset.num_documents, _BLOCK_ITEMS):
-            sizes = dataset.document_sizes(first, min(first + _BLOCK_ITEMS, dataset.num_documents))
-            sequences.add(sizes[0])
-            tokens.add(sizes[1])
-        yield f"a document    {tokens.text('tokens')}"
-        yield f"              {sequences.text(unit + 's')}"
-    if dataset.num_sequences:
-        lengths = _Spread(dataset.num_sequences)
-        for first in range(0, dataset.num_sequences, _BLOCK_ITEMS):
-            lengths.add(dataset.lengths(first, min(first + _BLOCK_ITEMS, dataset.num_sequences)))
-        yield f"a {unit:11} {lengths.text('tokens')}"
+    if count := dataset.num_documents:
+        yield f"a document    {_spread(dataset.document_tokens, count, 'tokens')}"
+        yield f"              {_spread(dataset.document_sequences, count, unit + 's')}"
+    if count := dataset.num_sequences:
+        yield f"a {unit:11} {_spread(dataset.lengths, count, 'tokens')}"
     if metadata:
         yield from _origin(metadata)
     yield f"fingerprint   {dataset.fingerprint[:12]}"
@@ -104,33 +100,21 @@ def _origin(metadata: dict[str, Any]) -> Iterator[str]:
         yield f"joined from   {len(parts)} parts, {parts[0].get('name')} to {parts[-1].get('name')}"
 
 
-def _skipped(metadata: dict[str, Any]) -> str:
-    parts = [
-        f"{metadata[key]:,} {name} left out"
-        for key, name in (("empty_documents", "empty"), ("bad_records", "bad records"))
-        if metadata.get(key)
-    ]
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-class _Spread:
-    """Least, mean and most of numbers that come in blocks; quantiles of an even sample of up to a million."""
-
-    def __init__(self, count: int) -> None:
-        self._stride = -(-count // _BLOCK_ITEMS)
-        self._sampled: list[NDArray[np.int64]] = []
-        self._low, self._high, self._sum, self._count = 2**63, 0, 0, 0
-
-    def add(self, values: NDArray[np.int64]) -> None:
-        self._sampled.append(values[-self._count % self._stride :: self._stride].copy())
-        self._low, self._high = min(self._low, int(values.min())), max(self._high, int(values.max()))
-        self._sum += int(values.sum())
-        self._count += len(values)
-
-    def text(self, unit: str) -> str:
-        median, most = np.quantile(np.concatenate(self._sampled), [0.5, 0.95])
-        mean = self._sum / self._count
-        return f"{self._low:,} to {self._high:,} {unit}, median {median:,.0f}, mean {mean:,.1f}, 95 % up to {most:,.0f}"
+def _spread(read: Callable[[int, int], NDArray[np.int64]], count: int, unit: str) -> str:
+    """Describe `count` numbers, read in blocks; quantiles are those of an even sample of up to a million."""
+    stride = -(-count // _BLOCK_ITEMS)
+    lows, highs, total, samples = [], [], 0, []
+    for first in range(0, count, _BLOCK_ITEMS):
+        block = read(first, min(first + _BLOCK_ITEMS, count))
+        lows.append(int(block.min()))
+        highs.append(int(block.max()))
+        total += int(block.sum())
+        samples.append(block[::stride].copy())
+    median, most = np.quantile(np.concatenate(samples), [0.5, 0.95])
+    return (
+        f"{min(lows):,} to {max(highs):,} {unit}, median {median:,.0f}, mean {total / count:,.1f}, "
+        f"95 % up to {most:,.0f}"
+    )
 
 
 def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: int, first: int = 0) -> Iterator[str]:
@@ -155,8 +139,7 @@ def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: 
             yield f"  … ({len(left):,} more sequences, {sum(map(len, left)):,} tokens)"
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTrip:
+class RoundTrip(NamedTuple):
     """Sampled sequences decoded to text and tokenized again."""
 
     sequences: int
@@ -180,28 +163,35 @@ def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = 
     ]
     digest, lowest, highest = scan_tokens(dataset)
     proofs += _check_digests(dataset, digest)
-    tokenizer = open_tokenizer(dataset, tokenizer_path)
-    proofs.append(_tokenizer_proof(dataset, tokenizer, tokenizer_path))
-    vocab_size = (dataset.metadata or {}).get("vocab_size")
+    tokenizer, metadata = open_tokenizer(dataset, tokenizer_path), dataset.metadata or {}
+    recorded, path = metadata.get("tokenizer_fingerprint"), tokenizer_path or metadata.get("tokenizer_path")
+    if recorded is None:
+        proofs.append("tokenizer: none recorded")
+    elif tokenizer is None:
+        missing = f"{path} is not here; fingerprint {recorded[:12]} not compared (name it with --tokenizer)"
+        proofs.append(f"tokenizer: {missing}")
+    else:
+        proofs.append(f"tokenizer: {path} has the recorded fingerprint {recorded[:12]}")
+    vocab_size = metadata.get("vocab_size")
     if vocab_size is None and tokenizer is not None:
         vocab_size = tokenizer.vocab_size
-    _check_ids(dataset, lowest, highest, vocab_size)
+    if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
+        raise DataError(
+            f"{dataset_file(dataset.prefix, 'bin')}: ids from {lowest} to {highest}, the vocabulary has 0 to "
+            f"{'?' if vocab_size is None else vocab_size - 1}; the file is damaged or was made with another tokenizer"
+        )
     bound = "" if vocab_size is None else f", all below the vocabulary's {vocab_size:,}"
     proofs.append(f"ids: {lowest} to {highest}{bound}")
     proofs.append(_text_proof(dataset, tokenizer))
     if write:
-        proofs.append(f"manifest: {_write_manifest(dataset, digest)} written; `sha256sum -c` reads it too")
+        digests = {"bin": digest, "idx": dataset.index_digest}
+        json_path = dataset_file(dataset.prefix, "json")
+        if json_path.is_file():
+            digests["json"] = file_digest(json_path)
+        proofs.append(f"manifest: {write_manifest(dataset.prefix, digests)} written; `sha256sum -c` reads it too")
     elif not manifest_path(dataset.prefix).is_file():
         proofs.append(f"manifest: none ({manifest_path(dataset.prefix).name}); --write-manifest makes it")
     return proofs
-
-
-def _write_manifest(dataset: IndexedDataset, bin_digest: str) -> Path:
-    digests = {"bin": bin_digest, "idx": dataset.index_digest}
-    json_path = dataset_file(dataset.prefix, "json")
-    if json_path.is_file():
-        digests["json"] = file_digest(json_path)
-    return write_manifest(dataset.prefix, digests)
 
 
 def scan_tokens(dataset: IndexedDataset) -> tuple[str, int, int]:
@@ -220,10 +210,9 @@ def scan_tokens(dataset: IndexedDataset) -> tuple[str, int, int]:
 
 
 def _check_digests(dataset: IndexedDataset, bin_digest: str) -> list[str]:
-    present = {"bin": bin_digest, "idx": dataset.index_digest}
     proofs = []
     for where, recorded in dataset.recorded_digests():
-        for extension, digest in present.items():
+        for extension, digest in {"bin": bin_digest, "idx": dataset.index_digest}.items():
             if extension in recorded:
                 check_digest(dataset_file(dataset.prefix, extension), digest, recorded[extension], where)
         # The JSON's own line in the manifest was checked when the dataset was opened.
@@ -231,24 +220,6 @@ def _check_digests(dataset: IndexedDataset, bin_digest: str) -> list[str]:
         if names:
             proofs.append(f"checksums: sha256 of {', '.join(names)} equal those in {where.name}")
     return proofs or ["checksums: none recorded (a dataset of Megatron)"]
-
-
-def _tokenizer_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None, given: str | Path | None) -> str:
-    metadata = dataset.metadata or {}
-    recorded, path = metadata.get("tokenizer_fingerprint"), given or metadata.get("tokenizer_path")
-    if recorded is None:
-        return "tokenizer: none recorded"
-    if tokenizer is None:
-        return f"tokenizer: {path} is not here; fingerprint {recorded[:12]} not compared (name it with --tokenizer)"
-    return f"tokenizer: {path} has the recorded fingerprint {recorded[:12]}"
-
-
-def _check_ids(dataset: IndexedDataset, lowest: int, highest: int, vocab_size: int | None) -> None:
-    if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
-        raise DataError(
-            f"{dataset_file(dataset.prefix, 'bin')}: ids from {lowest} to {highest}, the vocabulary has 0 to "
-            f"{'?' if vocab_size is None else vocab_size - 1}; the file is damaged or was made with another tokenizer"
-        )
 
 
 def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMPLED_SEQUENCES) -> RoundTrip:

@@ -1,11 +1,10 @@
-"""Find the datasets to be joined, check that they belong together, and make the JSON of the joined dataset.
+"""Find the datasets to be joined and check that they belong together.
 
 A part takes about a kilobyte of memory (no file stays open).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.atomic import PARTIAL_MARK
-from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import IndexedDataset, OpeningProof, dataset_file
 from ctxlm_ds.data.dataset.writer import EXTENSIONS
 from ctxlm_ds.errors import DataError
@@ -32,14 +30,8 @@ _SAME = (
     "keep_newlines", "append_eod", "split_special_tokens",
 )  # fmt: skip
 """Settings that decide what the tokens mean; all parts of one dataset have the same."""
-_SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
 _OF_A_SHARD_SET = ("sources", "source_signature", "input_format", "json_keys", "json_key", "build_version")
 """Settings that shards of one set have in common in addition: what was read, and how."""
-_OF_A_PART = (
-    "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "cleaning",
-    "sha256",
-)  # fmt: skip
-_REPLACED = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
 _MOST_SHOWN = 10
 _WEIGHT = "(to see a source more often give it a weight in data.train)"
 
@@ -53,7 +45,6 @@ class MergeInput:
     dtype: np.dtype[Any]
     num_sequences: int
     num_documents: int
-    num_tokens: int
     bin_digests: tuple[tuple[Path, str], ...]
     """Recorded sha256 (hex) of .bin, each with the file that records it."""
     idx_digest: str
@@ -63,8 +54,13 @@ class MergeInput:
         """Open a dataset and keep what was found. Raises DataError if it is damaged."""
         found = IndexedDataset(prefix)
         digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
-        counts = (found.num_sequences, found.num_documents, found.num_tokens)
+        counts = (found.num_sequences, found.num_documents)
         return cls(found.prefix, found.proof, found.dtype, *counts, digests, found.index_digest)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size that .bin and .idx take while they are written."""
+        return self.proof.num_tokens * self.dtype.itemsize + 16 * (self.num_sequences + self.num_documents)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -74,9 +70,7 @@ class MergeInput:
     def open(self) -> IndexedDataset:
         """Open the dataset again. Raises DataError if it is no longer what was found."""
         dataset = IndexedDataset(self.prefix, self.proof)
-        if (dataset.num_sequences, dataset.num_documents, dataset.num_tokens, dataset.dtype) != (
-            self.num_sequences, self.num_documents, self.num_tokens, self.dtype,
-        ):  # fmt: skip
+        if dataset.proof != self.proof:
             raise DataError(f"{self.prefix}: was changed while it was being joined; start again")
         return dataset
 
@@ -89,22 +83,20 @@ def find_parts(inputs: Sequence[str], output_prefix: str | Path) -> list[str]:
     alone, and for a dataset that is named twice.
     """
     output = Path(output_prefix).resolve()
-    found: dict[Path, str] = {}
-    named: set[tuple[Path, str]] = set()
+    found: dict[Path, tuple[str, set[str]]] = {}
     for given in inputs:
         if Path(given).is_dir():
-            pairs = [(name, "") for name in _folder_prefixes(Path(given)) if Path(name).resolve() != output]
+            pairs = [(prefix, "") for prefix in _folder_prefixes(Path(given)) if Path(prefix).resolve() != output]
         else:
             pairs = [_without_extension(given)]
         for prefix, extension in pairs:
-            path = Path(prefix).resolve()
-            if path in found and ((path, extension) in named or (path, "") in named or not extension):
+            extensions = found.setdefault(Path(prefix).resolve(), (prefix, set()))[1]
+            if extensions and (not extension or extensions & {"", extension}):
                 raise DataError(f"{prefix}: named twice; each part is joined once {_WEIGHT}")
-            named.add((path, extension))
-            found.setdefault(path, prefix)
+            extensions.add(extension)
     if output in found:
         raise DataError(f"{output_prefix}: is one of the parts as well; choose another --output-prefix")
-    return list(found.values())
+    return [prefix for prefix, _ in found.values()]
 
 
 def _without_extension(given: str) -> tuple[str, str]:
@@ -147,22 +139,13 @@ def _check_fits(first: MergeInput, other: MergeInput) -> None:
             f"{without.prefix}: has no JSON (a dataset of Megatron) to compare with that of {with_json.prefix}; "
             "whether their tokenizers are the same is not known: name both in data.train instead"
         )
-    if first.dtype != other.dtype:
-        raise DataError(
-            f"{other.prefix}: tokens are {other.dtype.name}, those of {first.prefix} {first.dtype.name}; only datasets "
-            "of one type are joined, preprocess one of them again"
-        )
-    for key in _SAME:
-        mine, theirs = first.metadata.get(key), other.metadata.get(key)
+    for key in ("token type", *_SAME):
+        mine, theirs = (part.dtype.name if key == "token type" else part.metadata.get(key) for part in (first, other))
         if mine != theirs:
             raise DataError(
-                f"{other.prefix}: {key} is {_short(theirs)}, {first.prefix} has {_short(mine)}; only datasets made "
+                f"{other.prefix}: {key} is {theirs!r:.60}, {first.prefix} has {mine!r:.60}; only datasets made "
                 "with the same tokenizer and settings are joined, preprocess one of them again"
             )
-
-
-def _short(value: object) -> str:
-    return repr(value)[:60]
 
 
 def _check_shards(parts: Sequence[MergeInput]) -> None:
@@ -209,7 +192,7 @@ def _check_one_input(members: Sequence[tuple[int, MergeInput]], count: int) -> N
         return
     (number, first), (other_number, other) = (group[0] for group in list(made_of.values())[:2])
     key = next(key for key in _OF_A_SHARD_SET if first.metadata.get(key) != other.metadata.get(key))
-    reason = f"with {key} {_short(other.metadata.get(key))}, that with {_short(first.metadata.get(key))}"
+    reason = f"with {key} {other.metadata.get(key)!r:.60}, that with {first.metadata.get(key)!r:.60}"
     if key == "source_signature":
         reason = "of files that had changed since"
     raise DataError(
@@ -233,7 +216,7 @@ def _check_doubles(parts: Sequence[MergeInput]) -> None:
 
 def _contents(part: MergeInput) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     """Yield the sha256 of .bin and .idx of the part, and of those that it was joined from; none without tokens."""
-    if part.bin_digests and part.num_tokens:
+    if part.bin_digests and part.proof.num_tokens:
         yield (part.bin_digests[0][1], part.idx_digest), part.metadata
     for record in part.metadata.get("parts") or []:
         sha256 = record.get("sha256")
@@ -243,75 +226,11 @@ def _contents(part: MergeInput) -> Iterator[tuple[tuple[str, str], dict[str, Any
 
 def _are_different_shards(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return True for two shards of one input, which never overlap: the input itself holds this text twice."""
-    shard, other_shard = one.get("shard"), other.get("shard")
+    shards: list[Any] = [record.get("shard") for record in (one, other)]
     return (
         one.get("source_signature") is not None
         and one["source_signature"] == other.get("source_signature")
-        and isinstance(shard, list)
-        and isinstance(other_shard, list)
-        and shard[1:] == other_shard[1:]
-        and shard != other_shard
+        and all(isinstance(shard, list) for shard in shards)
+        and shards[0][1:] == shards[1][1:]  # of as many
+        and shards[0] != shards[1]
     )
-
-
-def build_key(parts: Sequence[MergeInput]) -> str:
-    """Return a sha256 (hex) of what decides a joined dataset: the checksums of its parts, in order."""
-    decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1])] for part in parts]
-    return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
-
-
-def merged_metadata(
-    parts: Sequence[MergeInput], counts: dict[str, Any], digests: dict[str, str]
-) -> dict[str, Any] | None:
-    """Return the JSON of the joined dataset: settings that all parts share, sums of their counts, and the parts.
-
-    Datasets of Megatron have none: None.
-    """
-    if not parts[0].metadata:
-        return None
-    shared: dict[str, Any] = {}
-    for key in parts[0].metadata:
-        values = [part.metadata.get(key) for part in parts]
-        if key in _REPLACED:
-            continue
-        if key in _SUMMED:
-            shared[key] = sum(value or 0 for value in values)
-        elif key in ("inputs", "sources", "cleaning"):
-            entries = {json.dumps(entry, sort_keys=True): entry for value in values for entry in value or []}
-            shared[key] = list(entries.values())
-        elif all(map(_is_counts, values)):
-            total: Counter[str] = Counter()
-            for value in values:
-                total.update(value)
-            shared[key] = dict(total)
-        elif all(value == values[0] for value in values):
-            shared[key] = values[0]
-    return {
-        "format": METADATA_FORMAT,
-        "version": METADATA_VERSION,
-        **shared,
-        "build_key": build_key(parts),
-        "parts": [record for part in parts for record in _records(part, shared.get("cleaning"))],
-        **counts,
-        "sha256": digests,
-    }
-
-
-def _is_counts(value: object) -> bool:
-    """Return True for an object of numbers, such as bad records by reason."""
-    return isinstance(value, dict) and all(type(count) is int for count in value.values())
-
-
-def _records(part: MergeInput, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
-    """Yield the record of a part in the joined JSON; the records of its parts if it was joined itself.
-
-    Its cleaning is left out if it is that of all parts: thousands of shards share one.
-    """
-    if part.metadata.get("parts"):
-        yield from part.metadata["parts"]
-        return
-    kept = {key: part.metadata[key] for key in _OF_A_PART if key in part.metadata}
-    if kept.get("cleaning") == cleaning_of_all:
-        kept.pop("cleaning", None)
-    reasons = {key: value for key, value in part.metadata.items() if _is_counts(value)}
-    yield {"name": Path(part.prefix).name, **kept, **reasons}

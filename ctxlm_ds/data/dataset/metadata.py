@@ -58,21 +58,28 @@ def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str
     `present` is what its counts must be. Raises DataError if the file is damaged, of another program or version,
     belongs to other files, or if it and `PREFIX.sha256` record different checksums.
     """
-    path, manifest = Path(f"{prefix}.json"), read_manifest(prefix)
+    path, manifest, recorded = Path(f"{prefix}.json"), manifest_path(prefix), read_manifest(prefix)
     if not path.is_file():
-        if manifest is not None and "json" in manifest:
-            raise DataError(f"{path}: no such file, but {manifest_path(prefix)} lists it; copy it again")
+        if recorded is not None and "json" in recorded:
+            raise DataError(f"{path}: no such file, but {manifest} lists it; copy it again")
         return None
-    if manifest is not None:
-        _check_json(path, manifest_path(prefix), manifest)
+    if recorded is not None:
+        restore = (
+            f"restore it (changed on purpose: remove {manifest.name}, then tools/inspect_dataset.py --write-manifest)"
+        )
+        if "json" not in recorded:
+            raise DataError(f"{manifest}: does not list {path.name}; the file is cut short, {restore}")
+        # A flipped bit in one of its numbers is still JSON.
+        check_digest(path, file_digest(path), recorded["json"], manifest, restore)
     metadata = read_json_object(path, DataError, _MAX_BYTES)
-    if manifest is not None:
-        _check_recorded(path, manifest_path(prefix), manifest, metadata.get("sha256"))
     if metadata.get("format") != METADATA_FORMAT:
         raise DataError(f"{path}: does not describe a dataset of this project; move it away or restore it")
     if metadata.get("version") != METADATA_VERSION:
         raise DataError(f"{path}: version {metadata.get('version')}, only {METADATA_VERSION} is known here")
     _check_types(path, metadata)
+    for extension, digest in (metadata.get("sha256") or {}).items():
+        if recorded is not None and recorded.get(extension) != digest:
+            raise DataError(f"{manifest}: its sha256 of .{extension} is not the one in {path.name}; restore it")
     for key, value in present.items():
         if metadata.get(key) != value:
             raise DataError(
@@ -80,24 +87,6 @@ def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str
                 "preprocess the text again"
             )
     return metadata
-
-
-def _restore(manifest: Path) -> str:
-    return f"restore it (changed on purpose: remove {manifest.name}, then tools/inspect_dataset.py --write-manifest)"
-
-
-def _check_json(path: Path, manifest: Path, digests: Mapping[str, str]) -> None:
-    """Compare the JSON with its checksum: a flipped bit in one of its numbers is still JSON."""
-    if "json" not in digests:
-        raise DataError(f"{manifest}: does not list {path.name}; the file is cut short, {_restore(manifest)}")
-    check_digest(path, file_digest(path), digests["json"], manifest, _restore(manifest))
-
-
-def _check_recorded(path: Path, manifest: Path, digests: Mapping[str, str], recorded: object) -> None:
-    """Compare the manifest's checksums of .bin and .idx with those in the JSON."""
-    for extension in ("bin", "idx"):
-        if isinstance(recorded, dict) and recorded.get(extension, digests[extension]) != digests[extension]:
-            raise DataError(f"{manifest}: its sha256 of .{extension} is not the one in {path.name}; restore it")
 
 
 def _check_types(path: Path, metadata: dict[str, Any]) -> None:

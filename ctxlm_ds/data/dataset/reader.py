@@ -60,29 +60,22 @@ class IndexedDataset:
             if not path.is_file():
                 raise DataError(f"{path}: no such file{_suggestion(Path(self.prefix))}")
         files = (_file_state(idx_path), _file_state(bin_path))
-        self._bin_bytes = files[1][0]
+        bin_bytes = files[1][0]
         self.arrays = read_index(idx_path)
         """Contents of the .idx, as views of the file."""
         self.dtype = self.arrays.dtype
         self.num_sequences, self.num_documents = self.arrays.num_sequences, self.arrays.num_documents
         if proof is None or proof.files != files:
-            num_tokens = check_index(self.arrays, idx_path, bin_path, self._bin_bytes)
-            present = {
-                "sequences": self.num_sequences,
-                "documents": self.num_documents,
-                "tokens": num_tokens,
-                "dtype": self.dtype.name,
-            }
-            proof = OpeningProof(files, num_tokens, read_metadata(prefix, present))
+            num_tokens = check_index(self.arrays, idx_path, bin_path, bin_bytes)
+            counts = {"sequences": self.num_sequences, "documents": self.num_documents, "tokens": num_tokens}
+            proof = OpeningProof(files, num_tokens, read_metadata(prefix, counts | {"dtype": self.dtype.name}))
         self.proof = proof
         """Results of opening, for opening it again."""
         self.num_tokens = proof.num_tokens
         self.metadata = proof.metadata
         """Contents of `PREFIX.json`; None for a dataset of Megatron."""
-        self.tokens: NDArray[Any] = np.empty(0, self.dtype)
+        self.tokens: NDArray[Any] = np.memmap(bin_path, self.dtype, "r") if bin_bytes else np.empty(0, self.dtype)
         """All tokens, flat, memory-mapped."""
-        if self._bin_bytes:
-            self.tokens = np.memmap(bin_path, dtype=self.dtype, mode="r")
 
     def __reduce__(self) -> tuple[Any, tuple[str, OpeningProof]]:
         return IndexedDataset, (self.prefix, self.proof)
@@ -116,7 +109,7 @@ class IndexedDataset:
 
         Raises DataError if the .idx is not the one whose checksum is recorded.
         """
-        digest = hashlib.sha256(f"{METADATA_FORMAT} {self._bin_bytes} {self.index_digest}".encode())
+        digest = hashlib.sha256(f"{METADATA_FORMAT} {self.tokens.nbytes} {self.index_digest}".encode())
         if self.metadata is not None:
             deciding = {key: self.metadata.get(key) for key in _DECIDING}
             digest.update(json.dumps(deciding, sort_keys=True).encode())
@@ -135,13 +128,21 @@ class IndexedDataset:
         for sequence in range(int(self.arrays.documents[index]), int(self.arrays.documents[index + 1])):
             yield self.sequence(sequence)
 
-    def document_sizes(self, first: int, after: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return [after - first] sequences and [after - first] tokens of documents `first` to `after` (exclusive)."""
-        bounds = np.array(self.arrays.documents[first : after + 1], dtype=np.int64)
-        starts = np.full(len(bounds), self.num_tokens, dtype=np.int64)
-        inside = bounds < self.num_sequences
-        starts[inside] = self.arrays.offsets[bounds[inside]] // self.arrays.token_offset
-        return np.diff(bounds), np.diff(starts)
+    def document_sequences(self, first: int, after: int) -> NDArray[np.int64]:
+        """Return [after - first], sequences of documents `first` to `after` (exclusive)."""
+        sizes: NDArray[np.int64] = np.diff(self.arrays.documents[first : after + 1])
+        return sizes
+
+    def document_tokens(self, first: int, after: int) -> NDArray[np.int64]:
+        """Return [after - first], tokens of documents `first` to `after` (exclusive)."""
+        return np.diff(self.first_tokens(self.arrays.documents[first : after + 1]))
+
+    def first_tokens(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first token of each of `sequences`; for the number of sequences, the number of tokens."""
+        places = np.full(len(sequences), self.num_tokens, dtype=np.int64)
+        inside = sequences < self.num_sequences
+        places[inside] = self.arrays.offsets[sequences[inside]] // self.arrays.token_offset
+        return places
 
     def lengths(self, first: int, after: int) -> NDArray[np.int64]:
         """Return [after - first], tokens of sequences `first` to `after` (exclusive)."""

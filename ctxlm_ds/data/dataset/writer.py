@@ -11,38 +11,39 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from ctxlm_ds.atomic import fsync_path, partial_path, publish, report_leftovers
+from ctxlm_ds.atomic import fsync_path, publish
 from ctxlm_ds.data.dataset.checksums import dataset_manifest
-from ctxlm_ds.data.dataset.index_file import DTYPES, index_blocks, write_blocks
+from ctxlm_ds.data.dataset.index_file import DTYPES, HEADER, LONGEST_SEQUENCE, MAGIC, VERSION
 from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
-from ctxlm_ds.data.dataset.reader import dataset_file
+from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError
 
 EXTENSIONS = ("bin", "json", "sha256", "errors.jsonl", "idx")
 """In the order in which finished files get their names; `errors.jsonl` exists only if records were skipped."""
 _STREAMS = ("bin", "lengths", "documents")
 _COPY_ITEMS = 1 << 20
+_COPY_BYTES = 1 << 20
+"""Read, hashed twice and written while it is in the processor's cache: blocks of 4 MB took 4 times as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
     """Contents of an unfinished dataset."""
 
-    sequences: int
-    documents: int
-    tokens: int
-    sha256: dict[str, str]
+    sequences: int = 0
+    documents: int = 0
+    tokens: int = 0
+    sha256: dict[str, str] = field(default_factory=dict)
     """Of the tokens, lengths and documents written so far, by the names of their files."""
 
 
@@ -75,49 +76,19 @@ def publish_parts(prefix: str | Path, folder: Path) -> None:
             publish(part, dataset_file(prefix, extension))
 
 
-def write_descriptions(
-    folder: Path, prefix: str | Path, metadata: dict[str, Any] | None, digests: dict[str, str], errors: bytes
-) -> None:
-    """Write the unfinished JSON, manifest and error file, and flush them.
-
-    Args:
-        folder: folder of the unfinished files.
-        prefix: prefix of the dataset.
-        metadata: content of the JSON; None for a dataset without one.
-        digests: sha256 of .bin and .idx by extension.
-        errors: content of the error file; empty for none.
-    """
-    contents = {"errors.jsonl": errors}
-    if metadata is not None:
-        contents["json"] = (json.dumps(metadata, indent=2, ensure_ascii=False) + "\n").encode()
-        digests = digests | {"json": hashlib.sha256(contents["json"]).hexdigest()}
-    contents["sha256"] = dataset_manifest(prefix, digests).encode()
-    for extension, content in contents.items():
-        path = part_file(folder, prefix, extension)
-        path.unlink(missing_ok=True)
-        if content:
-            path.write_bytes(content)
-            fsync_path(path)
-
-
 class IndexedDatasetWriter:
-    """Streams one dataset; a context manager that leaves nothing behind unless `finalize` was reached."""
+    """The unfinished files of one dataset in a folder; a context manager that closes them."""
 
     def __init__(
-        self,
-        prefix: str | Path,
-        dtype: np.dtype[Any],
-        overwrite: bool = False,
-        folder: Path | None = None,
-        state: WriterState | None = None,
+        self, prefix: str | Path, dtype: np.dtype[Any], overwrite: bool, folder: Path, state: WriterState | None = None
     ) -> None:
-        """Open the files of an unfinished dataset.
+        """Open the files.
 
         Args:
             prefix: path of the dataset without extension.
             dtype: type of a token in .bin.
             overwrite: True to replace an existing dataset.
-            folder: where to write; the caller removes it. By default a new folder that `close` removes.
+            folder: where to write; made if missing. publish_parts moves the files from there.
             state: contents of `folder` to continue behind.
 
         Raises:
@@ -129,17 +100,11 @@ class IndexedDatasetWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         if self.dtype not in DTYPES.values() or self.dtype.kind == "f":
             raise DataError(f"{self.prefix}: token ids cannot be stored as {self.dtype.name}")
-        state = state or WriterState(0, 0, 0, {})
+        state = state or WriterState()
         self.num_sequences, self.num_documents, self.num_tokens = state.sequences, state.documents, state.tokens
-        self._num_ended = state.sequences
         self._limits = np.iinfo(self.dtype)
         self._digests = {name: hashlib.sha256() for name in _STREAMS}
-        self._owns_folder = folder is None
-        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
-        if folder is None:
-            report_leftovers(Path(prefix))
-            folder = partial_path(Path(prefix))
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._files: dict[str, IO[bytes]] = {}
         try:
@@ -163,7 +128,7 @@ class IndexedDatasetWriter:
             if present < size:
                 raise DamagedPartsError(f"{file.name}: {present} bytes, {size} were written")
             file.truncate(size)
-            while block := file.read(1 << 20):
+            while block := file.read(_COPY_BYTES):
                 digest.update(block)
             if digest.hexdigest() != state.sha256.get(name, digest.hexdigest()):
                 raise DamagedPartsError(f"{file.name}: changed since it was written (its sha256 is another one)")
@@ -179,45 +144,53 @@ class IndexedDatasetWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add_sequence(self, ids: ArrayLike) -> None:
-        """Append one sequence to the current document. Raises DataError for an id that the dtype cannot hold."""
-        tokens = np.asarray(ids, dtype=np.int64)
-        self.add_sequences(tokens, [tokens.size])
+    def add_documents(
+        self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], document_sizes: NDArray[Any]
+    ) -> None:
+        """Append documents: tokens flat, [sequences] lengths, [documents] sequences of each.
 
-    def add_sequences(self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any]) -> None:
-        """Append several sequences, given flat with their lengths, to the current document."""
+        Raises DataError for an id that the token type cannot hold, or a sequence too long for the format.
+        """
         sizes = np.asarray(lengths, dtype=np.int64)
-        if int(sizes.sum()) != tokens.size or (sizes.size and sizes.min() < 0):
-            raise DataError(f"{self.prefix}: lengths of {int(sizes.sum())} tokens for {tokens.size} tokens")
-        if sizes.size and int(sizes.max()) > np.iinfo(np.int32).max:
+        assert sizes.sum() == tokens.size and document_sizes.sum() == sizes.size
+        if sizes.size and int(sizes.max()) > LONGEST_SEQUENCE:
             raise DataError(f"{self.prefix}: a sequence of {int(sizes.max())} tokens is longer than the format can say")
         if tokens.size and (int(tokens.min()) < self._limits.min or int(tokens.max()) > self._limits.max):
             limits = f"{self._limits.min} to {self._limits.max}"
             raise DataError(f"{self.prefix}: an id outside {limits} ({self.dtype.name}); the tokenizer does not fit")
         self._write("bin", np.ascontiguousarray(tokens, dtype=self.dtype).tobytes())
         self._write("lengths", sizes.astype("<i4").tobytes())
+        self._write("documents", (self.num_sequences + np.cumsum(document_sizes)).astype("<i8").tobytes())
+        self.num_documents += len(document_sizes)
         self.num_sequences += sizes.size
         self.num_tokens += tokens.size
 
-    def end_document(self) -> None:
-        """Close the current document (one without sequences is allowed)."""
-        self._end_documents(np.array([self.num_sequences]))
+    def add_dataset(self, dataset: IndexedDataset, report: Callable[[int], object]) -> str:
+        """Append all documents of a dataset of this token type in blocks and return the sha256 (hex) of its .bin.
 
-    def add_documents(
-        self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], document_sizes: NDArray[Any]
-    ) -> None:
-        """Append documents: tokens flat, [sequences] lengths, [documents] sequences of each."""
-        first = self.num_sequences
-        self.add_sequences(tokens, lengths)
-        ends = first + np.cumsum(document_sizes, dtype=np.int64)
-        if self.num_sequences != (int(ends[-1]) if ends.size else first):
-            raise DataError(f"{self.prefix}: {len(lengths)} sequences for documents of {int(ends[-1]) - first}")
-        self._end_documents(ends)
-
-    def _end_documents(self, ends: NDArray[Any]) -> None:
-        self._write("documents", ends.astype("<i8").tobytes())
-        self.num_documents += ends.size
-        self._num_ended = self.num_sequences
+        `report` gets the size of all tokens written so far. Raises DataError if the .bin ends early.
+        """
+        path, digest = dataset_file(dataset.prefix, "bin"), hashlib.sha256()
+        written = self.num_tokens * self.dtype.itemsize
+        end = written + dataset.num_tokens * self.dtype.itemsize
+        with open(path, "rb", buffering=0) as source, ThreadPoolExecutor(1) as hashing:
+            while block := source.read(min(_COPY_BYTES, end - written)):
+                hashed = hashing.submit(digest.update, block)
+                self._write("bin", block)
+                hashed.result()
+                written += len(block)
+                report(written)
+        if written != end:
+            raise DataError(f"{path}: ends {end - written} bytes early; it was changed while it was being joined")
+        lengths, ends = dataset.arrays.lengths, dataset.arrays.documents[1:]
+        for start in range(0, len(lengths), _COPY_ITEMS):
+            self._write("lengths", lengths[start : start + _COPY_ITEMS].astype("<i4").tobytes())
+        for start in range(0, len(ends), _COPY_ITEMS):
+            self._write("documents", (self.num_sequences + ends[start : start + _COPY_ITEMS]).astype("<i8").tobytes())
+        self.num_documents += dataset.num_documents
+        self.num_sequences += dataset.num_sequences
+        self.num_tokens += dataset.num_tokens
+        return digest.hexdigest()
 
     def save(self) -> WriterState:
         """Flush everything to the disk and return the state that an interrupted job resumes from."""
@@ -227,57 +200,57 @@ class IndexedDatasetWriter:
         digests = {name: digest.hexdigest() for name, digest in self._digests.items()}
         return WriterState(self.num_sequences, self.num_documents, self.num_tokens, digests)
 
-    def prepare(self, metadata: dict[str, Any], errors: str = "") -> dict[str, Any]:
-        """Complete and flush the unfinished files, and return the JSON: `metadata` and what the files hold.
+    def prepare(self, metadata: dict[str, Any] | None, errors: str = "") -> None:
+        """Complete and flush the unfinished files.
 
-        `errors` is the content of `PREFIX.errors.jsonl`, which is written unless it is empty. Raises DataError if a
-        sequence is in no document, or if the lengths do not add up to the tokens.
+        `metadata` and what the files hold are the JSON; without it there is none. `errors` is the content of
+        `PREFIX.errors.jsonl`, which is written unless it is empty. Raises DataError if the lengths on the disk do not
+        add up to the tokens.
         """
-        if self._num_ended != self.num_sequences:
-            count = self.num_sequences - self._num_ended
-            raise DataError(f"{self.prefix}: {count} sequences are in no document (end_document)")
-        self.save()
-        lengths = partial(self._stored, "lengths", "<i4", self.num_sequences)
-        stored = sum(int(block.sum(dtype=np.int64)) for block in lengths())
-        if stored != self.num_tokens:
-            raise DataError(f"{self.prefix}: lengths of {stored} tokens for {self.num_tokens} tokens; write it again")
-        ends = partial(self._stored, "documents", "<i8", self.num_documents)
-        index = index_blocks(self.dtype, self.num_sequences, self.num_documents, lengths, ends)
-        digests = {"bin": self._digests["bin"].hexdigest(), "idx": write_blocks(self._part("idx"), index)}
-        complete = {
-            "format": METADATA_FORMAT,
-            "version": METADATA_VERSION,
-            **metadata,
-            "documents": self.num_documents,
-            "sequences": self.num_sequences,
-            "tokens": self.num_tokens,
-            "dtype": self.dtype.name,
-            "sha256": digests,
-        }
-        write_descriptions(self._folder, self.prefix, complete, digests, errors.encode())
-        return complete
+        self._write_index()
+        sha256 = self.save().sha256
+        digests = {name: sha256[name] for name in ("bin", "idx")}
+        contents = {"errors.jsonl": errors.encode()}
+        if metadata is not None:
+            counts = {"documents": self.num_documents, "sequences": self.num_sequences, "tokens": self.num_tokens}
+            head = {"format": METADATA_FORMAT, "version": METADATA_VERSION}
+            complete = {**head, **metadata, **counts, "dtype": self.dtype.name, "sha256": digests}
+            contents["json"] = (json.dumps(complete, indent=2, ensure_ascii=False) + "\n").encode()
+            digests = digests | {"json": hashlib.sha256(contents["json"]).hexdigest()}
+        contents["sha256"] = dataset_manifest(self.prefix, digests).encode()
+        for extension, content in contents.items():
+            path = self._part(extension)
+            path.unlink(missing_ok=True)
+            if content:
+                path.write_bytes(content)
+                fsync_path(path)
 
-    def finalize(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Complete the dataset, give its files their names, and return its JSON."""
-        complete = self.prepare(metadata)
-        self._close_files()
-        publish_parts(self.prefix, self._folder)
-        self.close()
-        return complete
+    def _write_index(self) -> None:
+        """Write the .idx from the lengths and document ends on the disk."""
+        self._files["idx"], self._digests["idx"] = open(self._part("idx"), "wb"), hashlib.sha256()  # noqa: SIM115
+        code = next(code for code, known in DTYPES.items() if known == self.dtype)
+        self._write("idx", HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))
+        for lengths in self._stored("lengths", "<i4"):
+            self._write("idx", lengths.tobytes())
+        end = 0
+        for lengths in self._stored("lengths", "<i4"):
+            ends = end + np.cumsum(lengths, dtype=np.int64)
+            self._write("idx", ((ends - lengths) * self.dtype.itemsize).astype("<i8").tobytes())
+            end = int(ends[-1])
+        if end != self.num_tokens:
+            raise DataError(f"{self.prefix}: lengths of {end} tokens for {self.num_tokens} tokens; write it again")
+        self._write("idx", bytes(8))
+        for ends in self._stored("documents", "<i8"):
+            self._write("idx", ends.tobytes())
+
+    def _stored(self, name: str, dtype: str) -> Iterator[NDArray[Any]]:
+        file = self._files[name]
+        file.seek(0)
+        while block := file.read(_COPY_BYTES):
+            yield np.frombuffer(block, dtype=dtype)
 
     def close(self) -> None:
-        """Close the files, and remove the folder unless it is the caller's."""
-        self._close_files()
-        if self._owns_folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _close_files(self) -> None:
+        """Close the files."""
         for file in self._files.values():
             with suppress(OSError):  # on a full disk closing flushes and fails again
                 file.close()
-
-    def _stored(self, name: str, dtype: str, count: int) -> Iterator[NDArray[Any]]:
-        file, item_bytes = self._files[name], np.dtype(dtype).itemsize
-        file.seek(0)
-        for first in range(0, count, _COPY_ITEMS):
-            yield np.frombuffer(file.read(min(_COPY_ITEMS, count - first) * item_bytes), dtype=dtype)

@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +22,13 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import Making, SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, SampleReader
-from ctxlm_ds.data.index.record import (
-    INDEX_VERSION,
-    SAMPLE_DTYPE,
-    SampleSettings,
-    Source,
-    SourcePart,
-    as_part,
-    sample_settings,
-)
-from ctxlm_ds.data.index.sentence_table import require_sentence_encoding, starts_of
+from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source, SourcePart, sample_settings
+from ctxlm_ds.data.index.sentence_table import is_split
 from ctxlm_ds.data.index.static import PREDICTION_BYTES, id_dtype, write_masked_copies
 from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -65,10 +59,9 @@ class IndexPlace:
             DataError: the dataset is missing, damaged or made for another tokenizer or other rows, or does not have
                 these documents.
         """
-        part, data = as_part(part), config.data
-        dataset = open_dataset(part.prefix, tokenizer)
-        joins = FORMATS.get(data.sample_format)().joins_sentences(data)
-        require_sentence_encoding(dataset, tokenizer.sentence_prefix, joins, f"data.sample_format {data.sample_format}")
+        part = part if isinstance(part, SourcePart) else SourcePart(str(part))
+        dataset = IndexedDataset(part.prefix)
+        require_encoding(dataset, tokenizer, config.data)
         documents = (0, dataset.num_documents) if part.documents is None else part.documents
         if not 0 <= documents[0] <= documents[1] <= dataset.num_documents:
             raise DataError(
@@ -77,7 +70,7 @@ class IndexPlace:
             )
         settings = sample_settings(config, held_out)
         key = settings.key(dataset.fingerprint, documents, tokenizer.fingerprint)
-        prefix, parent = Path(dataset.prefix), data.sample_index_dir
+        prefix, parent = Path(dataset.prefix), config.data.sample_index_dir
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
         return cls(dataset, documents, settings, directory, key)
 
@@ -90,16 +83,30 @@ class IndexPlace:
         return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key)
 
 
-def open_dataset(prefix: str | Path, tokenizer: Tokenizer) -> IndexedDataset:
-    """Open a dataset, refusing one that another tokenizer made (Megatron's have no fingerprint to compare)."""
-    dataset = IndexedDataset(prefix)
-    made_with = (dataset.metadata or {}).get("tokenizer_fingerprint")
+def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSection) -> None:
+    """Refuse a dataset of another tokenizer or with sentences for other rows, as far as recorded (not by Megatron).
+
+    Raises:
+        DataError: another tokenizer made it, or sentences begin with a space that belongs there only if rows join them,
+            or lack it.
+    """
+    metadata = dataset.metadata or {}
+    made_with, space = metadata.get("tokenizer_fingerprint"), metadata.get("sentence_prefix")
     if made_with is not None and made_with != tokenizer.fingerprint:
         raise DataError(
-            f"{prefix}: made with another tokenizer (fingerprint {made_with[:12]}, the recipe's is "
+            f"{dataset.prefix}: made with another tokenizer (fingerprint {made_with[:12]}, the recipe's is "
             f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run tools/preprocess_data.py again"
         )
-    return dataset
+    joins_sentences = FORMATS.get(data.sample_format)().joins_sentences(data)
+    if space is None or not tokenizer.sentence_prefix or not is_split(dataset) or joins_sentences == bool(space):
+        return
+    encoded, option = ("with", "without") if space else ("without", "with")
+    need = "joins sentences" if joins_sentences else "ends each sentence with a separator"
+    raise DataError(
+        f"{dataset.prefix}: its sentences were encoded {encoded} the space before them, but data.sample_format "
+        f"{data.sample_format} {need}; run tools/preprocess_data.py again {option} --leading-space, or set "
+        f"data.sample_format full_sentences or doc_sentences with data.separate_sentences {str(not space).lower()}"
+    )
 
 
 def build_rows(
@@ -111,49 +118,52 @@ def build_rows(
     workers: int | None = None,
     verify: bool = True,
 ) -> RowSource:
-    """Build the missing indexes of sources and open them all as one row space (see build_sample_index)."""
-    return RowSource(
-        [build_sample_index(part, tokenizer, config, objective, held_out, workers, verify) for part in parts]
-    )
-
-
-def build_sample_index(
-    part: Source,
-    tokenizer: Tokenizer,
-    config: RunConfig,
-    objective: Objective | None = None,
-    held_out: bool = False,
-    workers: int | None = None,
-    verify: bool = True,
-) -> SampleIndex:
-    """Open a source's sample index, building it first if it does not exist.
+    """Open the sample indexes of sources as one row space, building those that do not exist.
 
     Args:
-        part: a dataset, without .bin/.idx, or some of its documents.
+        parts: datasets, without .bin/.idx, or some of their documents.
+        tokenizer: the tokenizer that made them.
+        config: the recipe.
         objective: needed for static masking only.
         held_out: a validation set: fixed seed, one pass, masks never stored.
         workers: threads; by default the processor cores that this process may use. The files do not depend on it.
         verify: compare the checksums of an index that another process has built.
 
     Raises:
-        DataError: the dataset does not fit the tokenizer or the sample format, the index is damaged, or the disk
+        DataError: a dataset does not fit the tokenizer or the sample format, an index is damaged, or the disk
             refuses it or lacks room.
         ConfigError: seq_length is too short for the sample format, or static masking without an objective.
     """
-    place = IndexPlace.of(part, tokenizer, config, held_out)
+    workers = workers or len(os.sched_getaffinity(0))
 
-    def fill(folder: Path) -> None:
-        require_room(folder, place, tokenizer.vocab_size)
-        counts = _write_samples(folder, place, tokenizer, workers or len(os.sched_getaffinity(0)))
-        if place.settings.static_masking is not None:
-            _write_copies(folder, place.dataset, tokenizer, config, objective)
-        write_meta(folder, _meta(place) | counts)
+    def opened(part: Source) -> SampleIndex:
+        place = IndexPlace.of(part, tokenizer, config, held_out)
+        fill = partial(_write_index, place, tokenizer, config, objective, workers)
+        is_own = build_once(place.directory, fill)
+        index = place.open(tokenizer)
+        if verify and not is_own:
+            verify_files(index.directory, index.meta)
+        return index
 
-    is_own = build_once(place.directory, fill)
-    index = place.open(tokenizer)
-    if verify and not is_own:
-        verify_files(index.directory, index.meta)
-    return index
+    return RowSource([opened(part) for part in parts])
+
+
+def _write_index(
+    place: IndexPlace, tokenizer: Tokenizer, config: RunConfig, objective: Objective | None, workers: int, folder: Path
+) -> None:
+    """Write every file of an index into `folder`."""
+    require_room(folder, place, tokenizer.vocab_size)
+    counts = _write_samples(folder, place, tokenizer, workers)
+    if place.settings.static_masking is not None:
+        if objective is None:
+            raise ConfigError("objective.masking is static: building the sample index needs the objective")
+        sample_format, template = FORMATS.get(config.data.sample_format)(), SequenceTemplate.of(tokenizer)
+        reader = SampleReader(open_array(folder, "samples"), place.dataset, template, sample_format)
+        write_masked_copies(folder, reader, objective, config)
+    meta = {"format": INDEX_FORMAT, "version": INDEX_VERSION, "key": place.key, "settings": place.settings.to_dict()}
+    prefix, fingerprint, documents = place.dataset.prefix, place.dataset.fingerprint, list(place.documents)
+    dataset = {"prefix": prefix, "fingerprint": fingerprint, "documents": documents}
+    write_meta(folder, meta | {"dataset": dataset} | counts)
 
 
 def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
@@ -163,7 +173,7 @@ def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
         DataError: the disk has less room.
     """
     settings, bounds = place.settings, place.dataset.document_indices[list(place.documents)]
-    first, after = starts_of(place.dataset, bounds).tolist()
+    first, after = place.dataset.first_tokens(bounds).tolist()
     tokens = (after - first) * settings.num_duplicates
     least = tokens // settings.seq_length * SAMPLE_DTYPE.itemsize
     if settings.static_masking is not None:
@@ -176,20 +186,6 @@ def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
             f"(data.num_duplicates {settings.num_duplicates}), the disk has {free / 1e9:,.1f} GB; lower "
             "data.num_duplicates, set objective.masking to dynamic, or set data.sample_index_dir to a larger disk"
         )
-
-
-def _meta(place: IndexPlace) -> dict[str, Any]:
-    return {
-        "format": INDEX_FORMAT,
-        "version": INDEX_VERSION,
-        "key": place.key,
-        "settings": place.settings.to_dict(),
-        "dataset": {
-            "prefix": place.dataset.prefix,
-            "fingerprint": place.dataset.fingerprint,
-            "documents": list(place.documents),
-        },
-    }
 
 
 def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
@@ -207,14 +203,17 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
                 rows.append(np.arange(file.count, file.count + len(records)), counts)
             file.append(records)
             num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
-    num_rows = file.count
-    if settings.packing:
-        num_rows = rows.num_rows if rows is not None else _pack_rows(directory, settings, workers)
+    if settings.packing and rows is None:
+        lengths, most = open_array(directory, "samples")["num_tokens"], settings.max_sequences_per_row
+        with ExitStack() as stack:
+            rows = _RowsFiles(directory, stack)
+            for numbers, counts in pack_samples(lengths, settings.seq_length, most, settings.seed, workers):
+                rows.append(numbers, counts)
     return {
         "documents": made.documents,
         "sentences": made.sentences,
         "samples": file.count,
-        "rows": num_rows,
+        "rows": file.count if rows is None else rows.num_rows,
         "tokens": num_tokens,
     }
 
@@ -238,36 +237,6 @@ class _RowsFiles:
     @property
     def num_rows(self) -> int:
         return self._starts.count - 1
-
-
-def _pack_rows(directory: Path, settings: SampleSettings, workers: int) -> int:
-    """Pack the samples and return the number of rows."""
-    lengths = open_array(directory, "samples")["num_tokens"]
-    with ExitStack() as stack:
-        rows = _RowsFiles(directory, stack)
-        for numbers, counts in pack_samples(
-            lengths, settings.seq_length, settings.max_sequences_per_row, settings.seed, workers
-        ):
-            rows.append(numbers, counts)
-        return rows.num_rows
-
-
-def _write_copies(
-    directory: Path, dataset: IndexedDataset, tokenizer: Tokenizer, config: RunConfig, objective: Objective | None
-) -> None:
-    """Write the masked copies of static masking."""
-    if objective is None:
-        raise ConfigError("objective.masking is static: building the sample index needs the objective, none was given")
-    sample_format = FORMATS.get(config.data.sample_format)()
-    reader = SampleReader(open_array(directory, "samples"), dataset, SequenceTemplate.of(tokenizer), sample_format)
-    write_masked_copies(
-        directory,
-        reader,
-        objective,
-        lambda lengths: objective.budgets(lengths, config.data),
-        tokenizer.vocab_size,
-        config.training.seed,
-    )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.static import MaskedCopies
-from ctxlm_ds.data.index.storage import open_array, read_meta
+from ctxlm_ds.data.index.storage import REMEDY, open_array, read_meta
 from ctxlm_ds.data.sample import Example, Examples, Sample, Samples, empty_examples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS
@@ -45,7 +45,7 @@ class SampleReader:
         self.records = records
         self.format = sample_format
         self._prefix = dataset.prefix
-        self._vocab_size = template.vocab_size
+        self.vocab_size = template.vocab_size
         self._fill = sample_format.reader(dataset, template)
 
     def read(self, numbers: NDArray[np.int64]) -> Samples:
@@ -83,22 +83,19 @@ class SampleReader:
     def _damaged(self, number: int) -> DataError:
         return DataError(
             f"{self._prefix}: sample {number} of its index does not fit the dataset, whose tokens are below "
-            f"{self._vocab_size}; run tools/inspect_dataset.py --verify, delete the folder of the index and "
+            f"{self.vocab_size}; run tools/inspect_dataset.py --verify, delete the folder of the index and "
             "build it again (tools/build_samples.py)"
         )
 
 
 class SampleIndex:
-    """An open index; sample and row numbers count from 0.
-
-    Args:
-        key: SampleSettings.key of the index that is wanted.
-
-    Raises:
-        DataError: a file of the folder is missing or has another size, or the index has another key.
-    """
+    """An open index; sample and row numbers count from 0."""
 
     def __init__(self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate, key: str) -> None:
+        """Open the index with this SampleSettings.key.
+
+        Raises DataError if a file of the folder is missing or has another size, or the index has another key.
+        """
         self.directory = directory
         self.meta: dict[str, Any] = read_meta(directory, key)
         settings = self.meta["settings"]
@@ -128,23 +125,8 @@ class SampleIndex:
         starts = self._row_starts[rows]
         counts = self._row_starts[rows + 1] - starts
         if len(rows) and not 0 <= int(counts.min()) <= int(counts.max()) <= self._most_sequences:
-            raise DataError(
-                f"{self.directory}: row_starts.npy is damaged; delete the folder and build the samples again "
-                "(tools/build_samples.py)"
-            )
+            raise DataError(f"{self.directory}: row_starts.npy is damaged; {REMEDY}")
         return self._row_samples[ranges(starts, counts)], counts
-
-    def row(self, row: int) -> list[Sample] | list[Example]:
-        """Return a row's samples; with static masking its finished examples."""
-        numbers = self.row_samples(row)
-        if self.is_static:
-            return [self.example(number) for number in numbers]
-        return [self.sample(number) for number in numbers]
-
-    def row_samples(self, row: int) -> list[int]:
-        """Return the numbers of the samples in a row."""
-        numbers: list[int] = self.samples_of(np.array([row]))[0].tolist()
-        return numbers
 
     def sample(self, number: int) -> Sample:
         """Return sample `number` before corruption."""
@@ -152,7 +134,9 @@ class SampleIndex:
 
     def example(self, number: int) -> Example:
         """Return stored example `number` (static masking only)."""
-        return _stored_examples([_Share(self, np.zeros(1, dtype=np.int64), np.array([number]))], 1).example(0)
+        numbers = np.array([number])
+        share = _Share(self, np.zeros(1, dtype=np.int64), numbers)
+        return _stored_examples([share], self.reader.lengths(numbers)).example(0)
 
 
 @dataclass(frozen=True)
@@ -178,11 +162,6 @@ class RowSource:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def locate(self, row: int) -> tuple[SampleIndex, int]:
-        """Return the index that holds a row, and the row's number there."""
-        (source,), (number,) = self.sources(np.array([row]))
-        return self.indexes[source], int(number)
-
     def sources(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return [b] number of the index that holds each of `rows` [b], and [b] the row's number there; -1 for -1."""
         sources = self._starts.searchsorted(rows, side="right") - 1
@@ -194,8 +173,8 @@ class RowSource:
         Raises:
             DataError: an index or a dataset is damaged.
         """
-        shares, row_starts = self._shares(rows)
-        samples = empty_samples(_lengths(shares, int(row_starts[-1])))
+        shares, lengths, row_starts = self._shares(rows)
+        samples = empty_samples(lengths)
         samples.keys[:, 1] = np.repeat(epochs, np.diff(row_starts))
         for share in shares:
             share.index.reader.fill(samples, share.slots, share.numbers)
@@ -209,11 +188,11 @@ class RowSource:
         Raises:
             DataError: an index is damaged.
         """
-        shares, row_starts = self._shares(rows)
-        return _stored_examples(shares, int(row_starts[-1])), row_starts
+        shares, lengths, row_starts = self._shares(rows)
+        return _stored_examples(shares, lengths), row_starts
 
-    def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64]]:
-        """Return the samples of each index in a micro-batch of `rows`, and [b + 1] first sequence of each row."""
+    def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the samples of each index in `rows` [b], [c] their lengths, and [b + 1] first sequence of each row."""
         counts = np.zeros(len(rows), dtype=np.int64)
         sources, row_numbers = self.sources(rows)
         found = []
@@ -222,10 +201,13 @@ class RowSource:
             numbers, counts[places] = self.indexes[source].samples_of(row_numbers[places])
             found.append((self.indexes[source], places, numbers))
         row_starts = starts_of(counts)
-        shares = [
-            _Share(index, ranges(row_starts[places], counts[places]), numbers) for index, places, numbers in found
-        ]
-        return shares, row_starts
+        lengths = np.empty(int(row_starts[-1]), dtype=np.int64)
+        shares = []
+        for index, places, numbers in found:
+            slots = ranges(row_starts[places], counts[places])
+            lengths[slots] = index.reader.lengths(numbers)
+            shares.append(_Share(index, slots, numbers))
+        return shares, lengths, row_starts
 
 
 def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -235,17 +217,8 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     return np.repeat(starts - ends + counts, counts) + np.arange(total)
 
 
-def _lengths(shares: Sequence[_Share], count: int) -> NDArray[np.int64]:
-    """Return the [count] tokens of every sequence of a micro-batch."""
-    lengths = np.empty(count, dtype=np.int64)
-    for share in shares:
-        lengths[share.slots] = share.index.reader.lengths(share.numbers)
-    return lengths
-
-
-def _stored_examples(shares: Sequence[_Share], count: int) -> Examples:
-    lengths = _lengths(shares, count)
-    prediction_counts = np.empty(count, dtype=np.int64)
+def _stored_examples(shares: Sequence[_Share], lengths: NDArray[np.int64]) -> Examples:
+    prediction_counts = np.empty(len(lengths), dtype=np.int64)
     for share in shares:
         copies = share.index.copies
         prediction_counts[share.slots] = copies.prediction_counts(share.numbers, lengths[share.slots])

@@ -51,11 +51,6 @@ class SourcePart:
 Source = SourcePart | str | Path
 
 
-def as_part(source: Source) -> SourcePart:
-    """Return a source that may be named by its prefix alone."""
-    return source if isinstance(source, SourcePart) else SourcePart(str(source))
-
-
 @dataclass(frozen=True)
 class SampleSettings:
     """Every setting that changes a sample index; equal settings and an equal dataset give equal indexes."""

@@ -94,9 +94,10 @@ def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, i
     first, after = documents or (0, dataset.num_documents)
     bounds = np.array(dataset.arrays.documents[first : after + 1], dtype=np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
-    offsets, unit = token_offsets(dataset)
-    starts, shift, bounds = offsets[begin:end], unit.bit_length() - 1, bounds - begin
-    stop = int(offsets[end]["value"]) // unit if end < dataset.num_sequences else dataset.num_tokens
+    starts = _read_only(dataset.arrays.offsets.view(UNALIGNED))[begin:end]
+    shift = dataset.arrays.token_offset.bit_length() - 1  # a power of two
+    stop = int(dataset.first_tokens(bounds[-1:])[0])
+    bounds -= begin
     source = (starts, shift, bounds, stop, int(ends_with_eod(dataset, sep_id)))
     nothing = np.empty(0, dtype=np.int64)
     num_sentences, num_documents = _take_filled(source, nothing.view(UNALIGNED), nothing, nothing)
@@ -114,11 +115,6 @@ def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, i
     return SentenceTable(_read_only(filled), 0, filled_documents, document_ends, is_split(dataset))
 
 
-def token_offsets(dataset: IndexedDataset) -> tuple[NDArray[Any], int]:
-    """Return [N] UNALIGNED, where each sequence begins, and how much of it is one token (a power of two)."""
-    return _read_only(dataset.arrays.offsets.view(UNALIGNED)), dataset.arrays.token_offset
-
-
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     """Return a view that has the type of a mapped file for compiled code."""
     view = array.view()
@@ -133,6 +129,9 @@ def _take_filled(source: Any, filled: Any, filled_documents: Any, document_ends:
     Args:
         source: starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
             end-of-document token.
+        filled: [sentences] UNALIGNED, the sentences' starts.
+        filled_documents: [documents + 1] first sentence of each document.
+        document_ends: [documents] the token after each document's last.
     """
     starts, shift, bounds, stop, eod = source
     sentences = documents = 0
@@ -178,17 +177,8 @@ def ends_with_eod(dataset: IndexedDataset, sep_id: int) -> bool:
     if len(filled) == 0:
         return False
     spread = np.unique(np.linspace(0, len(filled) - 1, DOCUMENTS_LOOKED_AT).astype(np.int64))
-    last_tokens = dataset.tokens[starts_of(dataset, bounds[filled[spread] + 1]) - 1]
+    last_tokens = dataset.tokens[dataset.first_tokens(bounds[filled[spread] + 1]) - 1]
     return bool((last_tokens == sep_id).all())
-
-
-def starts_of(dataset: IndexedDataset, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first token of each of `sequences`; for the number of sequences, the number of tokens."""
-    offsets, unit = token_offsets(dataset)
-    starts = np.full(len(sequences), dataset.num_tokens, dtype=np.int64)
-    inside = sequences < dataset.num_sequences
-    starts[inside] = offsets["value"][sequences[inside]] // unit
-    return starts
 
 
 def require_pairs_possible(table: SentenceTable, prefix: object, sample_format: str) -> None:
@@ -207,26 +197,3 @@ def require_pairs_possible(table: SentenceTable, prefix: object, sample_format: 
             f"{prefix}: data.sample_format {sample_format} draws the random next segment from another document, but "
             "there is only 1; separate the documents (one per line or blank-line delimited), or use full_sentences"
         )
-
-
-def require_sentence_encoding(dataset: IndexedDataset, space: str, joins_sentences: bool, setting: str) -> None:
-    """Refuse a dataset whose sentences were encoded for other rows; one without a record (Megatron's) passes.
-
-    Args:
-        space: what the tokenizer encodes before a sentence that follows another (Tokenizer.sentence_prefix).
-        joins_sentences: True if the rows have sentences that follow each other without a separator.
-        setting: what decides that, for the message.
-
-    Raises:
-        DataError: sentences begin with a space that belongs there only if rows join them, or lack it.
-    """
-    recorded = (dataset.metadata or {}).get("sentence_prefix")
-    if recorded is None or not space or not is_split(dataset) or joins_sentences == bool(recorded):
-        return
-    encoded, option = ("with", "without") if recorded else ("without", "with")
-    need = "joins sentences" if joins_sentences else "ends each sentence with a separator"
-    raise DataError(
-        f"{dataset.prefix}: its sentences were encoded {encoded} the space before them, but {setting} {need}; run "
-        f"tools/preprocess_data.py again {option} --leading-space, or set data.sample_format full_sentences or "
-        f"doc_sentences with data.separate_sentences {str(not recorded).lower()}"
-    )

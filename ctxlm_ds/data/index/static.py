@@ -15,7 +15,6 @@ The label of a sequence is samples.npy's; token types follow from the lengths of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.loops.framing import INTACT, copy_tokens
-from ctxlm_ds.data.index.storage import NpyAppender, open_array
+from ctxlm_ds.data.index.storage import REMEDY, NpyAppender, open_array
 from ctxlm_ds.data.numba_random import compiled, stream_key
 from ctxlm_ds.data.sample import Examples
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import SampleReader
@@ -45,23 +45,16 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32)
 
 
-def write_masked_copies(
-    directory: Path,
-    reader: SampleReader,
-    objective: Objective,
-    budgets: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    vocab_size: int,
-    seed: int,
-) -> None:
-    """Corrupt every sample once and write the five files; `budgets` gives the most predictions by length."""
+def write_masked_copies(directory: Path, reader: SampleReader, objective: Objective, config: RunConfig) -> None:
+    """Corrupt every sample once and write the five files."""
     dtypes: dict[str, Any] = {
-        "masked_ids": id_dtype(vocab_size),
+        "masked_ids": id_dtype(reader.vocab_size),
         "masked_offsets": np.int64,
         "prediction_positions": np.int32,
-        "prediction_labels": id_dtype(vocab_size),
+        "prediction_labels": id_dtype(reader.vocab_size),
         "prediction_offsets": np.int64,
     }
-    key = stream_key(seed, PURPOSE)
+    key = stream_key(config.training.seed, PURPOSE)
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(NpyAppender(directory / f"{name}.npy", dtype)) for name, dtype in dtypes.items()
@@ -70,15 +63,13 @@ def write_masked_copies(
         files["prediction_offsets"].append(np.zeros(1, dtype=np.int64))
         for begin in range(0, len(reader.records), SAMPLES_AT_ONCE):
             samples = reader.read(np.arange(begin, min(begin + SAMPLES_AT_ONCE, len(reader.records))))
-            _append_examples(files, objective.corrupt_batch(samples, key, budgets(samples.lengths)))
-
-
-def _append_examples(files: dict[str, NpyAppender], examples: Examples) -> None:
-    files["masked_offsets"].append(files["masked_ids"].count + examples.starts[1:])
-    files["masked_ids"].append(examples.input_ids)
-    files["prediction_offsets"].append(files["prediction_labels"].count + examples.prediction_starts[1:])
-    files["prediction_labels"].append(examples.prediction_labels)
-    files["prediction_positions"].append(examples.prediction_positions)
+            budgets = objective.budgets(samples.lengths, config.data)
+            examples: Examples = objective.corrupt_batch(samples, key, budgets)
+            files["masked_offsets"].append(files["masked_ids"].count + examples.starts[1:])
+            files["masked_ids"].append(examples.input_ids)
+            files["prediction_offsets"].append(files["prediction_labels"].count + examples.prediction_starts[1:])
+            files["prediction_labels"].append(examples.prediction_labels)
+            files["prediction_positions"].append(examples.prediction_positions)
 
 
 class StoredCopies(NamedTuple):
@@ -125,10 +116,7 @@ class MaskedCopies:
             raise self._damaged(int(numbers[damaged]))
 
     def _damaged(self, number: int) -> DataError:
-        return DataError(
-            f"{self._directory}: the masked copy of sample {number} is damaged; delete the folder and build the "
-            "samples again (tools/build_samples.py)"
-        )
+        return DataError(f"{self._directory}: the masked copy of sample {number} is damaged; {REMEDY}")
 
 
 @compiled
@@ -140,24 +128,14 @@ def copy_examples(
         number, slot = numbers[place], slots[place]
         begin, end = examples.starts[slot], examples.starts[slot + 1]
         first, after = examples.prediction_starts[slot], examples.prediction_starts[slot + 1]
+        ids, labels = examples.input_ids[begin:end], examples.prediction_labels[first:after]
+        positions = examples.prediction_positions[first:after]
         start, stop = stored.masked_offsets[number], stored.masked_offsets[number + 1]
-        first_stored, after_stored = stored.prediction_offsets[number], stored.prediction_offsets[number + 1]
+        first, after = stored.prediction_offsets[number], stored.prediction_offsets[number + 1]
         if not (
-            copy_tokens(examples.input_ids[begin:end], stored.masked_ids, start, stop, vocab_size)
-            and copy_tokens(
-                examples.prediction_labels[first:after],
-                stored.prediction_labels,
-                first_stored,
-                after_stored,
-                vocab_size,
-            )
-            and copy_tokens(
-                examples.prediction_positions[first:after],
-                stored.prediction_positions,
-                first_stored,
-                after_stored,
-                end - begin,
-            )
+            copy_tokens(ids, stored.masked_ids, start, stop, vocab_size)
+            and copy_tokens(labels, stored.prediction_labels, first, after, vocab_size)
+            and copy_tokens(positions, stored.prediction_positions, first, after, end - begin)
         ):
             return place
     return INTACT

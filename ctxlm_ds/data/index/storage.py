@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,7 @@ class NpyAppender:
     def __enter__(self) -> NpyAppender:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handle.seek(0)
         self._write_header()
         self._handle.close()
@@ -87,13 +84,14 @@ def open_array(directory: Path, name: str) -> NDArray[Any]:
         is_empty = path.stat().st_size <= NPY_HEADER_BYTES
         return np.asarray(np.load(path, mmap_mode=None if is_empty else "r"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable ({error}); delete the folder and build the samples again") from error
+        raise DataError(f"{path}: not readable ({error}); {REMEDY}") from error
 
 
 def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
     """Make the complete folder `final` exist: filled by this process, or by another that this one waits for.
 
     Args:
+        final: the folder; it is locked as FINAL.building/ meanwhile.
         fill: writes every file into the folder it is given; the same files in any process.
 
     Returns:
@@ -104,10 +102,12 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
         Exception: any other error of `fill`; nothing is left behind, and a waiting process tries next.
     """
     workplace = final.with_name(f"{final.name}{BUILDING_SUFFIX}")
+    lock = RunLock(workplace, remedy="set data.sample_index_dir to another folder")
     try:
-        return _build_or_wait(final, fill, RunLock(workplace, remedy="set data.sample_index_dir to another folder"))
+        return _build_or_wait(final, fill, lock)
     except OSError as error:
-        _remove_abandoned(workplace)
+        with suppress(OSError):  # not even the lock could be written
+            workplace.rmdir()
         where = f" ({error.filename})" if error.filename else ""
         raise DataError(
             f"{final.parent}: the sample index {final.name} cannot be built there: {error.strerror or error}{where}; "
@@ -116,10 +116,8 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
 
 
 def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> bool:
-    workplace = lock.run_dir
-    is_announced = False
-    poll_s = FIRST_POLL_S
-    if (final / META_NAME).exists() and workplace.exists():
+    is_announced, poll_s = False, FIRST_POLL_S
+    if (final / META_NAME).exists() and lock.run_dir.exists():
         # Its builder died, or is about to leave.
         with suppress(RunLockedError, OSError):
             lock.acquire()
@@ -163,25 +161,20 @@ def _build_locked(final: Path, fill: Callable[[Path], None], lock: RunLock) -> b
         fsync_path(final.parent)
         return True
     except (OSError, RunLockedError):
-        if _is_ours(lock):
-            raise
-        logger.warning("the sample index %s is being built by another process now", final)
-        return False
+        try:
+            lock.check()
+        except RunLockedError:
+            logger.warning("the sample index %s is being built by another process now", final)
+            return False
+        raise
     finally:
         _leave(lock)
 
 
-def _is_ours(lock: RunLock) -> bool:
-    try:
-        lock.check()
-    except RunLockedError:
-        return False
-    return True
-
-
 def _leave(lock: RunLock) -> None:
     """Release the lock, and remove its folder unless another process has locked it already."""
-    if _is_ours(lock):
+    with suppress(RunLockedError):
+        lock.check()
         # Includes the files of processes that were killed while they took the lock; a living one tries again.
         for left in lock.run_dir.iterdir():
             if left.is_dir():
@@ -191,12 +184,6 @@ def _leave(lock: RunLock) -> None:
     lock.release()
     with suppress(OSError):
         lock.run_dir.rmdir()
-
-
-def _remove_abandoned(workplace: Path) -> None:
-    """Remove a folder in which not even the lock could be written."""
-    with suppress(OSError):
-        workplace.rmdir()
 
 
 def write_meta(directory: Path, meta: dict[str, Any]) -> None:
@@ -219,9 +206,7 @@ def read_meta(directory: Path, key: str) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found, files = meta["key"], {name: int(entry["bytes"]) for name, entry in meta["files"].items()}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{directory}: no readable {META_NAME} ({error}); {REMEDY}") from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not the description of a sample index ({error!r}); {REMEDY}") from error
     if found != key:
         raise DataError(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from ctxlm_ds.recipe.schema import CheckpointConfig
 from tests.real_disks import memory_disk
 
 NUM_ELEMENTS = 70_000
+SIZE_BYTES = 2 * 4 * NUM_ELEMENTS + 1000
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def make_manager(run_dir: Path, keep_last: int = 3, lock: RunLock | None = None)
     return CheckpointManager(run_dir, CheckpointConfig(keep_last=keep_last), Topology(), lock)
 
 
-def save(manager: CheckpointManager, step: int, estimated_bytes: int = 0, beside: bool = False) -> Path:
+def save(manager: CheckpointManager, step: int, needed_bytes: int = SIZE_BYTES, beside: bool = False) -> Path:
     """`beside`: in threads of their own, as beside training."""
 
     def write(folder: Path) -> WrittenFiles:
@@ -54,10 +56,10 @@ def save(manager: CheckpointManager, step: int, estimated_bytes: int = 0, beside
         (folder / "tokenizer" / "vocab.txt").write_text("a\n")
 
     if not beside:
-        return manager.save(step, write, finish, estimated_bytes)
-    pending = manager.begin(step, lambda: write, finish, estimated_bytes)
+        return manager.save(step, write, finish, needed_bytes)
+    pending = manager.begin(step, lambda: write, finish, needed_bytes)
     while pending is not None and not pending.over:
-        manager.advance(pending)
+        pending.advance()
     return manager.directory / step_name(step)
 
 
@@ -141,7 +143,7 @@ def test_too_little_room_is_told_beforehand(tmp_path: Path) -> None:
     free_bytes = shutil.disk_usage(tmp_path).free
     expected = r"needs .* GB and .* free .*: 5\d\.\d+ GB are missing.*keep_last \(now 3\)"
     with pytest.raises(CheckpointError, match=expected):
-        save(manager, 2, estimated_bytes=free_bytes + 55 * 10**9)
+        save(manager, 2, needed_bytes=free_bytes + 55 * 10**9)
     assert names(tmp_path) == ["latest", "step-00000001"]
 
 
@@ -177,16 +179,17 @@ def test_a_failure_leaves_the_older_ones_alone(tmp_path: Path, error: Exception,
     manager = make_manager(tmp_path)
     folder = save(manager, 1)
 
-    def fail(path: Path, *_: object) -> None:
+    def fail(path: Path, *_: object) -> NoReturn:
         (path / "weights-00000.safetensors").write_bytes(b"half")
         raise error
 
-    def write(path: Path) -> None:
+    def write(path: Path) -> WrittenFiles:
         (path / "weights-00000.safetensors").write_bytes(b"whole")
+        return WrittenFiles(None, {})
 
     expected = ValueError if where == "finish" and isinstance(error, ValueError) else CheckpointError
     with pytest.raises(expected, match=str(error.args[-1])):
-        manager.save(2, fail if where == "write" else write, fail if where == "finish" else lambda *_: None)
+        manager.save(2, fail if where == "write" else write, fail if where == "finish" else lambda *_: None, 0)
     assert names(tmp_path) == ["latest", "step-00000001"]
     assert make_manager(tmp_path).find_resumable() == folder
 
@@ -327,9 +330,9 @@ def test_rotation_comes_early_where_there_is_no_room_for_one_more(disk_for_three
     if not seen_beforehand:
         # As under a quota, which shows itself in writing only.
         with pytest.raises(CheckpointError, match="No space left on device"):
-            save(manager, 4, estimated_bytes=1)
+            save(manager, 4, needed_bytes=1)
         assert names(disk_for_three) == ["latest", *(step_name(step) for step in (1, 2, 3))]
-    save(manager, 4, estimated_bytes=0 if seen_beforehand else 1)
+    save(manager, 4, needed_bytes=SIZE_BYTES if seen_beforehand else 1)
     assert names(disk_for_three) == ["latest", *(step_name(step) for step in (2, 3, 4))]
     assert make_manager(disk_for_three).find_resumable() == manager.last_good()
 
@@ -366,6 +369,6 @@ def test_a_full_disk(small_disk: Path, estimate_known: bool, beside: bool) -> No
     for step in (2, 3):
         # About 560 KB each: the second one does not fit.
         with pytest.raises(CheckpointError, match=message):
-            save(make_manager(small_disk), step, estimated_bytes=0 if estimate_known else 1, beside=beside)
+            save(make_manager(small_disk), step, needed_bytes=SIZE_BYTES if estimate_known else 1, beside=beside)
         assert names(small_disk) == ["latest", "step-00000001"]
         assert make_manager(small_disk).find_resumable() == folder

@@ -235,11 +235,11 @@ def test_only_an_earlier_export_is_replaced(tmp_path: Path, wordpiece_folder: Pa
     other.mkdir()
     (other / "thesis.tex").write_text("years of work")
     for output in (other, run, tmp_path, run / "checkpoints" / "step-00000100"):
-        with pytest.raises(ExportError, match="give another --output"):
+        with pytest.raises(CheckpointError, match="give another --output"):
             to_hf(run, output)
     original = hf_folder("bert", wordpiece_folder, tmp_path / "original")
     for output in (other, original, run / "checkpoints" / "step-00000100"):
-        with pytest.raises(ExportError, match="give another --output"):
+        with pytest.raises(CheckpointError, match="give another --output"):
             from_hf(original, output)
     assert (other / "thesis.tex").read_text() == "years of work"
 

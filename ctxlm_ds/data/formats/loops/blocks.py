@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-from ctxlm_ds.data.index.sentence_table import ends_with_eod, starts_of
+from ctxlm_ds.data.index.sentence_table import ends_with_eod
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.errors import DataError
@@ -45,7 +45,7 @@ def text_bounds(
             "sample_format blocks puts between documents; run tools/preprocess_data.py again with --append-eod"
         )
     first, after = documents
-    places = np.unique(starts_of(dataset, dataset.document_indices[first : after + 1]))
+    places = np.unique(dataset.first_tokens(dataset.document_indices[first : after + 1]))
     bounds = places if reset_at_documents else places[[0, -1]]
     if int(np.diff(bounds).max(initial=0)) < 2:
         raise DataError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.dataset.checksums import file_digest, manifest_text, parse_manifest, read_manifest, write_manifest
+from ctxlm_ds.data.dataset.checksums import file_digest, manifest_text, read_manifest, write_manifest
 from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
@@ -21,16 +21,14 @@ def _sha256sum(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(["sha256sum", *arguments], cwd=folder, capture_output=True, text=True)
 
 
-def test_sha256sum_reads_ours_and_we_read_its(tmp_path: Path) -> None:
+def test_sha256sum_reads_ours(tmp_path: Path) -> None:
     for number, name in enumerate(NAMES):
         (tmp_path / name).write_bytes(bytes([number]) * 3_000_000)
     digests = {name: file_digest(tmp_path / name) for name in NAMES}
     assert digests == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in NAMES}
     (tmp_path / "ours").write_bytes(manifest_text(digests).encode())
     assert _sha256sum(tmp_path, "--strict", "-c", "ours").returncode == 0
-    for mode in ("--text", "--binary"):
-        theirs = _sha256sum(tmp_path, mode, *NAMES).stdout
-        assert parse_manifest(theirs, "theirs") == digests
+    assert _sha256sum(tmp_path, "--text", *NAMES).stdout == manifest_text(digests)
     (tmp_path / NAMES[1]).write_bytes(b"changed")
     assert _sha256sum(tmp_path, "-c", "ours").returncode == 1
 
@@ -83,22 +81,35 @@ def test_damage_is_not_recorded_as_the_truth(prefix: Path) -> None:
     assert not Path(f"{prefix}.sha256").exists()
 
 
+@pytest.mark.parametrize("name", ["two words", "back\\slash", "größe"])
+def test_we_read_what_sha256sum_writes(prefix: Path, name: str) -> None:
+    for extension in ("bin", "idx", "json"):
+        Path(f"{prefix}.{extension}").rename(prefix.parent / f"{name}.{extension}")
+    expected = read_manifest(prefix)
+    written = _sha256sum(prefix.parent, "--text", *(f"{name}.{extension}" for extension in ("bin", "idx", "json")))
+    (prefix.parent / f"{name}.sha256").write_text(written.stdout)
+    assert read_manifest(prefix.parent / name) == expected
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "line 1 is not"),
-        (b"\x00" * 50, "line 1 is not"),
-        (b"\xff\xfe", "cannot be read as UTF-8"),
-        (b"0" * 63 + b"  data.bin\n", "line 1 is not"),
-        (b"0" * 64 + b"  data.bin\n", "not a dataset's .bin, .idx and .json"),
-        (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  other.idx\n", "not a dataset's"),
-        (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n" + b"1" * 64 + b"  data.txt\n", "not a dataset's"),
-        (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.bin\n", "two checksums for data.bin"),
-        (b"A" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n", "not written as `sha256sum --text`"),
-        (b"0" * 64 + b" *data.bin\n" + b"1" * 64 + b"  data.idx\n", "not written as `sha256sum --text`"),
-        (b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx", "not written as `sha256sum --text`"),
-        (b"0" * (1 << 21), "more than 1,048,576 bytes"),
-    ],
+        (content, "not the checksums of one dataset's .bin, .idx and .json as `sha256sum --text` writes them")
+        for content in (
+            b"",
+            b"\x00" * 50,
+            b"0" * 63 + b"  data.bin\n",
+            b"0" * 64 + b"  data.bin\n",
+            b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  other.idx\n",
+            b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n" + b"1" * 64 + b"  data.txt\n",
+            b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.bin\n",
+            b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n" + b"1" * 64 + b"  data.idx\n",
+            b"A" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx\n",
+            b"0" * 64 + b" *data.bin\n" + b"1" * 64 + b"  data.idx\n",
+            b"0" * 64 + b"  data.bin\n" + b"1" * 64 + b"  data.idx",
+        )
+    ]
+    + [(b"\xff\xfe", "cannot be read as UTF-8"), (b"0" * (1 << 21), "more than 1,048,576 bytes")],
 )
 def test_damaged_manifest(prefix: Path, content: bytes, message: str) -> None:
     Path(f"{prefix}.sha256").write_bytes(content)

@@ -87,7 +87,8 @@ def test_reads_as_any_other_dataset(tmp_path: Path, dtype: str) -> None:
     assert _read(dataset) == DOCUMENTS
     assert dataset.lengths(0, 6).tolist() == [3, 1, 2, 4, 1, 2]
     assert dataset.document_indices.tolist() == [0, 2, 2, 3, 6]
-    assert dataset.document_sizes(1, 4)[1].tolist() == [0, 2, 7]
+    assert dataset.document_tokens(1, 4).tolist() == [0, 2, 7]
+    assert dataset.document_sequences(1, 4).tolist() == [0, 1, 3]
     assert dataset.tokens.tolist() == list(range(5, 18))
     assert "ids: 5 to 17" in verify_dataset(dataset)
 

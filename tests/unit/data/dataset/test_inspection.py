@@ -12,11 +12,11 @@ import pytest
 from ctxlm_ds.data.dataset import inspection
 from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents, verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.sample_data import DatasetWriter
 from tests.text import write_corpus
 
 
@@ -54,7 +54,7 @@ def test_figures(made: tuple[IndexedDataset, list[str]]) -> None:
 
 
 def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
-    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+    with DatasetWriter(tmp_path / "data", "int32") as writer:
         writer.add_sequence([5, 6, 7])
         writer.end_document()
         writer.finalize({})
@@ -67,7 +67,7 @@ def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
 
 
 def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
-    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+    with DatasetWriter(tmp_path / "data", "int32") as writer:
         writer.add_sequence(np.ones(10_000))
         writer.end_document()
         writer.finalize({})
@@ -76,7 +76,7 @@ def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
 
 
 def test_long_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
-    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+    with DatasetWriter(tmp_path / "data", "int32") as writer:
         for _ in range(3_000):
             writer.add_sequence([5, 6, 7])
         writer.end_document()
@@ -100,11 +100,10 @@ def test_a_missing_or_other_tokenizer(made: tuple[IndexedDataset, list[str]], tm
 
 def test_figures_of_long_datasets_come_from_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(0).integers(1, 1000, size=5000)
-    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+    with DatasetWriter(tmp_path / "data", "int32") as writer:
         for first in range(0, 5000, 10):
             part = lengths[first : first + 10]
-            writer.add_sequences(np.zeros(part.sum(), dtype=np.int32), part)
-            writer.end_document()
+            writer.add_documents(np.zeros(part.sum(), dtype=np.int32), part, np.array([len(part)]))
         writer.finalize({})
     dataset = IndexedDataset(tmp_path / "data")
     exact = list(describe(dataset))
@@ -125,7 +124,7 @@ def test_figures_of_long_datasets_come_from_blocks(tmp_path: Path, monkeypatch: 
 
 def test_what_was_cleaned_and_joined_is_shown(tmp_path: Path) -> None:
     stages = [{"stage": "length", "documents_in": 1200, "dropped_documents": 34}, {"stage": "cleaning"}]
-    with IndexedDatasetWriter(tmp_path / "data", np.dtype("int32")) as writer:
+    with DatasetWriter(tmp_path / "data", "int32") as writer:
         parts = [{"name": name} for name in "abc"]
         writer.finalize({"cleaning": stages, "parts": parts, "inputs": ["x"] * 20})
     text = "\n".join(describe(IndexedDataset(tmp_path / "data")))

@@ -23,7 +23,7 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.run_lock import RunLock
-from tests.sample_data import random_documents, write_dataset
+from tests.sample_data import DatasetWriter, random_documents, write_dataset
 
 TOOL = Path(__file__).parents[4] / "tools" / "merge_datasets.py"
 PIECES = [random_documents(30, seed=1), [], random_documents(1, seed=2), [[]], random_documents(40, seed=3)]
@@ -52,8 +52,11 @@ def test_the_bytes_of_one_run_over_the_whole(parts: list[str], tmp_path: Path) -
     for extension in ("bin", "idx"):
         assert (tmp_path / f"joined.{extension}").read_bytes() == Path(f"{whole}.{extension}").read_bytes()
     joined, once = IndexedDataset(tmp_path / "joined"), IndexedDataset(whole)
-    assert (result.num_parts, result.num_documents) == (len(PIECES), once.num_documents)
-    assert (result.num_sequences, result.num_tokens) == (once.num_sequences, once.num_tokens)
+    assert result.num_parts == len(PIECES)
+    for dataset in (result.dataset, joined):
+        assert (dataset.num_documents, len(dataset), dataset.num_tokens) == (
+            once.num_documents, len(once), once.num_tokens
+        )  # fmt: skip
     assert joined.metadata is not None and once.metadata is not None
     assert joined.metadata["sha256"] == once.metadata["sha256"]
     assert any("equal those in joined.sha256" in proof for proof in verify_dataset(joined))
@@ -146,9 +149,9 @@ def test_datasets_of_other_kinds_are_not_mixed(parts: list[str], tmp_path: Path)
     _fails("p0: is one of the parts as well", parts, Path(parts[0]))
     (tmp_path / "empty").mkdir()
     _fails("empty: no dataset .* in this folder", [str(tmp_path / "empty")], tmp_path / "joined")
-    with writer_module.IndexedDatasetWriter(tmp_path / "small", writer_module.np.dtype("uint16")) as writer:
+    with DatasetWriter(tmp_path / "small", "uint16") as writer:
         writer.finalize(IndexedDataset(parts[0]).metadata or {})
-    _fails("tokens are uint16, those of .*p0 int32", [*parts, str(tmp_path / "small")], tmp_path / "joined")
+    _fails("token type is 'uint16', .*p0 has 'int32'", [*parts, str(tmp_path / "small")], tmp_path / "joined")
 
 
 def test_a_set_of_shards_is_joined_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

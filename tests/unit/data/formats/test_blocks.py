@@ -12,14 +12,22 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.formats.loops import blocks
-from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index
+from ctxlm_ds.data.index.build import IndexPlace, build_rows
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, numbered_documents, random_documents, run_config, write_dataset
+from tests.sample_data import (
+    FakeTokenizer,
+    build_sample_index,
+    numbered_documents,
+    random_documents,
+    run_config,
+    samples_of_row,
+    write_dataset,
+)
 
 TOKENIZER = FakeTokenizer()
 EOD = TOKENIZER.sep_id
@@ -91,7 +99,7 @@ def test_rows_of_documents_that_do_not_see_each_other(tmp_path: Path) -> None:
     """Tokens are numbered from 5 on, EOD is 3: documents 5 6 7 E | 8 9 E | 10 11 12 13 14 15 E."""
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2], [6]]), False, EOD)
     index = build_sample_index(prefix, TOKENIZER, config_of(8))
-    assert [[s.input_ids.tolist() for s in index.row(row)] for row in range(len(index))] == [
+    assert [[index.sample(n).input_ids.tolist() for n in samples_of_row(index, row)] for row in range(len(index))] == [
         [[5, 6, 7, EOD], [8, 9, EOD], [10, 11, 12, 13]],
         [[13, 14, 15, EOD]],
     ]

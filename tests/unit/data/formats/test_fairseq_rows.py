@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from ctxlm_ds.data.index.build import build_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
@@ -18,7 +17,14 @@ from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.sample_data import FakeTokenizer, numbered_documents, random_documents, run_config, write_dataset
+from tests.sample_data import (
+    FakeTokenizer,
+    build_sample_index,
+    numbered_documents,
+    random_documents,
+    run_config,
+    write_dataset,
+)
 from tests.unit.data.formats import fairseq_reference as fairseq
 
 NUM_TEXTS = 200

@@ -20,12 +20,11 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.data.index import storage
-from ctxlm_ds.data.index.build import build_sample_index
 from ctxlm_ds.data.index.storage import META_NAME, build_once
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.lock_record import this_process
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
-from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, write_dataset
 
 FORK = multiprocessing.get_context("fork")
 CONTENT = "the samples"

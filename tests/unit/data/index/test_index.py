@@ -14,16 +14,25 @@ import pytest
 from pydantic import ValidationError
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index, excerpt
+from ctxlm_ds.data.index.build import IndexPlace, build_rows, excerpt
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.storage import NpyAppender, open_array
-from ctxlm_ds.data.sample import NO_LABEL, Example, Sample
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.plan_table import summary_lines
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, numbered_documents, random_documents, run_config, write_dataset
+from tests.sample_data import (
+    FakeTokenizer,
+    build_sample_index,
+    locate,
+    numbered_documents,
+    random_documents,
+    run_config,
+    samples_of_row,
+    write_dataset,
+)
 
 BERT = FakeTokenizer()
 ROBERTA = FakeTokenizer(double_separator=True)
@@ -187,12 +196,12 @@ def test_packed_rows(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(100, sentences=3, tokens=8))
     config = config_of("sentence_pair", 64, packing=True, max_sequences_per_row=4)
     index = build_sample_index(prefix, BERT, config)
-    rows = [index.row_samples(row) for row in range(len(index))]
+    rows = [samples_of_row(index, row) for row in range(len(index))]
     assert sorted(sum(rows, [])) == list(range(len(index.records)))
     assert len(index) < 0.7 * len(index.records)
     for row in range(len(index)):
-        samples = index.row(row)
-        assert all(isinstance(sample, Sample) for sample in samples) and len(samples) <= 4
+        samples = [index.sample(number) for number in rows[row]]
+        assert len(samples) <= 4
         assert sum(len(sample.input_ids) for sample in samples) <= 64
 
 
@@ -210,9 +219,8 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
     assert abs(len(index.records) / len(single.records) - 3) < 0.5
     masks = set()
     for row in range(len(index)):
-        for number, example in zip(index.row_samples(row), index.row(row), strict=True):
-            sample = index.sample(number)
-            assert isinstance(example, Example)
+        for number in samples_of_row(index, row):
+            sample, example = index.sample(number), index.example(number)
             restored = example.input_ids.copy()
             restored[example.prediction_positions] = example.prediction_labels
             assert np.array_equal(restored, sample.input_ids)
@@ -230,7 +238,7 @@ def test_rows_of_several_datasets_are_one_space(tmp_path: Path) -> None:
     config = config_of("full_sentences")
     rows = build_rows(prefixes, BERT, config)
     assert len(rows) == sum(len(index) for index in rows.indexes)
-    located = [rows.locate(row) for row in range(len(rows))]
+    located = [locate(rows, row) for row in range(len(rows))]
     expected = [(index, number) for index in rows.indexes for number in range(len(index))]
     assert located == expected
     assert len({index.random_key for index in rows.indexes}) == 3

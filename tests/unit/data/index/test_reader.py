@@ -9,14 +9,22 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.index.build import IndexPlace, build_rows, build_sample_index
+from ctxlm_ds.data.index.build import IndexPlace, build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, ranges
 from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sample_data import (
+    FakeTokenizer,
+    build_sample_index,
+    locate,
+    random_documents,
+    run_config,
+    samples_of_row,
+    write_dataset,
+)
 
 TOKENIZER = FakeTokenizer()
 FORMATS = ("segment_pair", "sentence_pair", "full_sentences", "doc_sentences", "blocks")
@@ -62,9 +70,9 @@ def test_rows_of_several_sources_are_each_sample_alone(tmp_path: Path, sample_fo
         if row == -1:
             assert first == after
             continue
-        index, local = rows.locate(row)
+        index, local = locate(rows, row)
         used.add(index.random_key)
-        numbers = index.row_samples(local)
+        numbers = samples_of_row(index, local)
         assert len(numbers) == after - first >= 1
         for slot, number in zip(range(first, after), numbers, strict=True):
             assert_same(samples, slot, index, number)
@@ -79,8 +87,10 @@ def test_static_copies_of_several_sources(tmp_path: Path) -> None:
     wanted = np.random.default_rng(0).permutation(len(rows))
     examples, row_starts = rows.examples(wanted)
     for place, row in enumerate(wanted.tolist()):
-        index, local = rows.locate(row)
-        for slot, number in zip(range(row_starts[place], row_starts[place + 1]), index.row_samples(local), strict=True):
+        index, local = locate(rows, row)
+        for slot, number in zip(
+            range(row_starts[place], row_starts[place + 1]), samples_of_row(index, local), strict=True
+        ):
             ours, alone = examples.example(slot), index.example(number)
             for name in ("input_ids", "token_type_ids", "prediction_positions", "prediction_labels"):
                 assert np.array_equal(getattr(ours, name), getattr(alone, name)), name

@@ -15,13 +15,21 @@ from hypothesis import strategies as st
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops import blocks, ranges, sentences
-from ctxlm_ds.data.index.build import build_sample_index
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, SourcePart
 from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS as REGISTERED
-from tests.sample_data import FakeTokenizer, ends_of, random_documents, run_config, starts_of, table_of, write_dataset
+from tests.sample_data import (
+    FakeTokenizer,
+    build_sample_index,
+    ends_of,
+    random_documents,
+    run_config,
+    starts_of,
+    table_of,
+    write_dataset,
+)
 
 TOKENIZER = FakeTokenizer()
 SEP = TOKENIZER.sep_id

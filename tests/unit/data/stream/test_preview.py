@@ -18,7 +18,7 @@ from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import BatchRows, SourceRows, preview_planned, preview_rows, render_row, summary
 from ctxlm_ds.objectives.build import build_objective
-from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sample_data import FakeTokenizer, locate, random_documents, run_config, write_dataset
 from tests.sections import objective_section
 
 TOKENIZER: Any = FakeTokenizer()
@@ -126,7 +126,7 @@ def test_every_row_of_a_stretch_is_named(tmp_path: Path, blend: dict[str, Any]) 
     planned = batch.plan(first, count)
     expected: dict[tuple[str, int], list[int]] = {}
     for row, epoch in zip(planned.rows.tolist(), planned.epochs.tolist(), strict=True):
-        index, number = rows.locate(row)
+        index, number = locate(rows, row)
         name = "books" if index is rows.indexes[0] else "small"
         expected.setdefault((name, epoch), []).append(number)
     found = batch.by_source(first, count)
@@ -135,7 +135,7 @@ def test_every_row_of_a_stretch_is_named(tmp_path: Path, blend: dict[str, Any]) 
     titles = batch.titles(first, count)
     assert sorted(titles) == sorted(
         f"position {first + place}: {name} row {number} in epoch {planned.epochs[place]}"
-        for place, (index, number) in enumerate(rows.locate(row) for row in planned.rows.tolist())
+        for place, (index, number) in enumerate(locate(rows, row) for row in planned.rows.tolist())
         for name in ["books" if index is rows.indexes[0] else "small"]
     )
 

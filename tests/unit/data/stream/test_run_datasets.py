@@ -45,7 +45,7 @@ def documents_of(rows: RowSource) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for index in rows.indexes:
         dataset = IndexedDataset(index.meta["dataset"]["prefix"])
-        ends = np.cumsum(dataset.document_sizes(0, dataset.num_documents)[1])
+        ends = np.cumsum(dataset.document_tokens(0, dataset.num_documents))
         touched = found.setdefault(Path(dataset.prefix).name, set())
         for first, last in (("a_start", "a_end"), ("b_start", "b_end")):
             filled = index.records[index.records[first] < index.records[last]]
