@@ -156,7 +156,7 @@ class Run:
         while self.step < last:
             metrics = self._trainer.step()
             if metrics is not None:
-                self._trainer.tell_step(metrics)
+                self._trainer.hooks.call("on_step_end", metrics)
                 yield metrics
 
     def evaluate(self) -> dict[str, float]:
@@ -170,7 +170,7 @@ class Run:
             CheckpointError: it could not be written; older checkpoints are untouched.
         """
         self._trainer.saves.last(self._trainer.state)
-        folder = self._trainer.saves.last_good()
+        folder = self._trainer.saves.saver.last_good()
         if folder is None:
             raise CheckpointError(f"no checkpoint was written to {self.run_dir}")
         return Path(folder)

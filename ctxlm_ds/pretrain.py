@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
-    from ctxlm_ds.process.run_lock import RunLock
+    from ctxlm_ds.training.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -62,17 +61,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_installed()
             report.ranks = discover_ranks()
             pretrain(arguments, report.ranks, stop_signal, report)
-            _silence_torchrun(report.ranks, stop_signal)
     except (Exception, KeyboardInterrupt) as error:
-        status = report.end(error)
-        if report.ranks is not None:
-            _silence_torchrun(report.ranks, stop_signal)
-        sys.exit(status)
-
-
-def _silence_torchrun(ranks: RankInfo, stop_signal: StopSignal) -> None:
-    if ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
-        end_torchrun()
+        sys.exit(report.end(error))
+    finally:
+        ranks = report.ranks
+        if ranks and ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
+            end_torchrun()
 
 
 def check_only(arguments: argparse.Namespace) -> None:
@@ -89,14 +83,36 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
 
 
 def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport) -> None:
-    """Check the recipe, then train under the watchdog."""
+    """Check the recipe, join the other ranks, and train under the watchdog while holding the run lock."""
     config = load_config(arguments.config, arguments.set, ranks.world_size)
     report.run_dir = run_directory(config)
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
     with Watchdog(config.watchdog, make_run_dir(config), ranks) as watchdog:
-        join_and_run(config, deepspeed_config, RunContext(ranks, stop_signal, watchdog), arguments.wait_for_lock)
+        topology = join_ranks(config, deepspeed_config, ranks)
+
+        from torch import distributed
+
+        from ctxlm_ds.process.run_lock import RunLock
+        from ctxlm_ds.run_builder import build_run
+        from ctxlm_ds.training.runtime import explain_out_of_memory, leave_waiting_to_watchdog, print_communication
+
+        leave_waiting_to_watchdog()
+        # If another process takes the lock, this one must not write any more.
+        lock = RunLock(run_directory(config), on_loss=lambda: os._exit(EXIT_UNEXPECTED))
+        try:
+            topology.run_on_rank_0(lambda: lock.acquire(wait_s=arguments.wait_for_lock))
+            if topology.is_main:
+                watchdog.clear_old_evidence()
+            with explain_out_of_memory(config):
+                trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
+                leave_waiting_to_watchdog()
+                train(trainer, watchdog, lock.run_dir, ranks)
+            print_communication(deepspeed_config)
+        finally:
+            lock.release()
+        distributed.destroy_process_group()
 
 
 def run_directory(config: RunConfig) -> Path:
@@ -121,35 +137,6 @@ def make_run_dir(config: RunConfig) -> Path:
     return run_dir
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """Ranks, stop signal and watchdog of this process."""
-
-    ranks: RankInfo
-    stop_signal: StopSignal
-    watchdog: Watchdog
-
-
-def join_and_run(config: RunConfig, deepspeed_config: dict[str, Any], context: RunContext, wait_s: float) -> None:
-    """Join the other ranks and train while holding the run lock, after waiting up to `wait_s` for a live run."""
-    topology = join_ranks(config, deepspeed_config, context.ranks)
-
-    from torch import distributed
-
-    from ctxlm_ds.process.run_lock import RunLock
-    from ctxlm_ds.training.runtime import leave_waiting_to_watchdog
-
-    leave_waiting_to_watchdog()
-    # If another process takes the lock, this one must not write any more.
-    lock = RunLock(run_directory(config), on_loss=lambda: os._exit(EXIT_UNEXPECTED))
-    try:
-        topology.run_on_rank_0(lambda: lock.acquire(wait_s=wait_s))
-        run(config, deepspeed_config, lock, topology, context)
-    finally:
-        lock.release()
-    distributed.destroy_process_group()
-
-
 def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankInfo) -> Topology:
     """Prepare the process and join the other ranks' process group.
 
@@ -172,34 +159,26 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     )
 
 
-def run(
-    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, context: RunContext
-) -> None:
-    """Build the run, train, and print DeepSpeed's summary."""
-    from ctxlm_ds.run_builder import build_run
-    from ctxlm_ds.training.history import HistoryHook, WatchdogHook
-    from ctxlm_ds.training.runtime import explain_out_of_memory, leave_waiting_to_watchdog, print_communication
+def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) -> None:
+    """Train to the end, with progress reported to the watchdog and in the history.
 
-    watchdog = context.watchdog
-    if topology.is_main:
-        watchdog.clear_old_evidence()
-    with explain_out_of_memory(config):
-        trainer = build_run(config, deepspeed_config, lock, topology, context.stop_signal)
-    leave_waiting_to_watchdog()
+    Raises:
+        TrainingError: training failed; the message names the last good checkpoint and what to do.
+    """
+    from ctxlm_ds.training.history import HistoryHook, WatchdogHook
+
     trainer.hooks.append(WatchdogHook(watchdog))
-    watchdog.watch_writing(trainer.saves.pending_age_s)
-    if topology.is_main:
-        trainer.hooks.append(HistoryHook(lock.run_dir, context.ranks))
+    watchdog.watch_writing(trainer.saves.saver.pending_age_s)
+    if trainer.topology.is_main:
+        trainer.hooks.append(HistoryHook(run_dir, ranks))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     try:
-        with explain_out_of_memory(config):
-            trainer.run()
-        print_communication(deepspeed_config)
+        trainer.run()
     except TrainingError as error:
-        good = trainer.saves.last_good()
+        good = trainer.saves.saver.last_good()
         kept = f"the last good checkpoint {good} is intact" if good else "no checkpoint has been written"
         raise TrainingError(
-            f"{error}\nTraining stopped; {kept}. python tools/show_batch.py {lock.run_dir} lists the batch. Start "
+            f"{error}\nTraining stopped; {kept}. python tools/show_batch.py {run_dir} lists the batch. Start "
             "again with a lower learning rate, gradient clipping, or precision bf16/fp32; or skip such batches with "
             "anomalies.non_finite skip or rollback (docs/reliability.md)."
         ) from error

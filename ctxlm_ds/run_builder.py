@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,9 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hooks, build_hooks
-from ctxlm_ds.training.recovery import AnomalyLog, Recovery
+from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.runtime import device_type, explain_out_of_memory
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
@@ -74,13 +73,20 @@ def build_run(
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
 
     def load(folder: Path | None) -> TrainState:
-        return checkpoints.resume(folder) or start_fresh(config, engine)
+        state = checkpoints.resume(folder)
+        if state is None:
+            engine.forget_updates()
+            initialize_weights(config, engine)
+        return state or TrainState()
 
     def load_last_good() -> TrainState:
         good = load(manager.find_resumable())
         # Later checkpoints belong to the abandoned steps; no restart may resume from them.
         manager.remove_after(good.step)
         return good
+
+    def record_failure(step: int, reason: str) -> bool:
+        return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
 
     state = load(newest)
     for line in plan_lines(config, rows.train, rows.validation, state.step, state.rows_consumed):
@@ -93,10 +99,11 @@ def build_run(
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
         steps=steps,
         validation=validation,
-        saves=Saves(config.checkpoint, checkpoints, failure_recorder(run_dir, topology)),
+        saves=Saves(config.checkpoint, checkpoints, record_failure),
         recovery=Recovery(
-            AnomalyPolicy(config.anomalies),
-            AnomalyLog(run_dir, BatchRows(rows.train, config) if topology.is_main else None),
+            config.anomalies,
+            run_dir,
+            BatchRows(rows.train, config) if topology.is_main else None,
             load_last_good=load_last_good,
             steps_from=steps.restart,
         ),
@@ -106,22 +113,6 @@ def build_run(
         state=state,
         changed_settings=checkpoints.changed_settings,
     )
-
-
-def start_fresh(config: RunConfig, engine: Engine) -> TrainState:
-    """Set fresh weights, or those of `initialize_from`, and a fresh optimizer."""
-    engine.forget_updates()
-    initialize_weights(config, engine)
-    return TrainState()
-
-
-def failure_recorder(run_dir: Path, topology: Topology) -> Callable[[int, str], bool]:
-    """Return a function that records a failed save in the history on rank 0, and returns False if that fails too."""
-
-    def record(step: int, reason: str) -> bool:
-        return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
-
-    return record
 
 
 def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology) -> RunRows:
@@ -224,7 +215,7 @@ def build_engine(
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
     family, seed = FAMILIES.get(config.model.family), config.training.seed
     frozen = load_object(family.frozen)(config.model) if family.frozen else partial(fresh_value, engine, seed)
-    engine.load_frozen((name, frozen(name)) for name, facts in engine.parameter_facts().items() if not facts.trained)
+    engine.load_frozen((name, frozen(name)) for name, facts in engine.whole_model.facts.items() if not facts.trained)
     return engine
 
 
@@ -237,8 +228,8 @@ def fresh_value(engine: Engine, seed: int, name: str) -> torch.Tensor:
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Set the parameters to fresh values by (seed, name), or to the weights of `initialize_from`."""
     fresh = partial(fresh_value, engine, config.training.seed)
-    held = engine.held_names()
-    names = [name for name in engine.parameter_names if name in held]
+    held = {fragment.name for fragment in engine.fragments()}
+    names = [name for name in engine.whole_model.trained_shapes if name in held]
     values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)
     if config.initialize_from is not None:
         source = config.initialize_from

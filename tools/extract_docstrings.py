@@ -26,8 +26,10 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.sources.docstrings import FILES, extract_docstrings
 
-    for split, size in extract_docstrings(args.output_dir, tuple(args.packages), args.workers).items():
-        print(f"{args.output_dir}/{FILES[split]}: {size.modules:,} modules, {size.bytes / 1e6:.2f} MB")
+    for split, (num_modules, num_bytes) in extract_docstrings(
+        args.output_dir, tuple(args.packages), args.workers
+    ).items():
+        print(f"{args.output_dir}/{FILES[split]}: {num_modules:,} modules, {num_bytes / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

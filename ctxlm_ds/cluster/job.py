@@ -72,7 +72,8 @@ def look(context: JobContext, signals: JobSignals, start: RankStart, nodes: Sequ
     job = show_job(context.job_id)
     run_dir, record = context.run_dir, start.record
     # This start is not on record yet.
-    fruitless = len(start_records.fruitless_starts(run_dir, record)) + start_records.is_fruitless(run_dir, record)
+    this_one = record.checkpoint_step == start_records.newest_checkpoint(run_dir)
+    fruitless = len(start_records.fruitless_starts(run_dir, record)) + this_one
     return Situation(
         outcome=start.ended.outcome,
         still_ours=job.restarts <= context.restarts and still_ours(job),

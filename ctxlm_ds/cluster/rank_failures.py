@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import strsignal, valid_signals
 
 from ctxlm_ds.cluster.rank_output import OUTPUT_NAME
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
@@ -19,10 +20,7 @@ from ctxlm_ds.process.slurm import expand_numbers
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+)")
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
-_SIGNAL_NUMBERS = {
-    "Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Illegal instruction": 4,
-    "Floating point exception": 8, "Out Of Memory": 9, "Hangup": 1, "User defined signal 1": 10,
-}  # fmt: skip
+_SIGNAL_NUMBERS = {"Out Of Memory": 9, **{strsignal(number): int(number) for number in valid_signals()}}
 # NCCL's and gloo's watchdogs abort a process whose peers have ended; Slurm ends tasks by 15 and 9.
 _PEERS_CANNOT_CAUSE = (9, 11, 7, 4, 8)
 _STEP_ENDS = ("Job step aborted", "CANCELLED AT", "Terminating", "forcing job termination")

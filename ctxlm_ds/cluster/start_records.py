@@ -117,8 +117,3 @@ def fruitless_starts(run_dir: Path, attempt: StartRecord) -> list[dict[str, Any]
             break
         found.setdefault(str(event.get("attempt")), event)
     return [] if attempt.checkpoint_step != newest else list(found.values())[::-1]
-
-
-def is_fruitless(run_dir: Path, attempt: StartRecord) -> bool:
-    """Return whether a start has left no new checkpoint."""
-    return attempt.checkpoint_step == newest_checkpoint(run_dir)

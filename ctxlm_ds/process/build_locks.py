@@ -18,6 +18,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from ctxlm_ds.process.cgroups import read_text
+
 logger = logging.getLogger("ctxlm_ds")
 
 RELEASE_S = 0.5
@@ -116,11 +118,7 @@ def _is_network_path(path: Path) -> bool:
     """Return whether the path's mount is a network file system, by /proc/mounts."""
     target = os.path.realpath(path)
     best, kind = "", ""
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return True
-    for line in lines:
+    for line in read_text(Path("/proc/mounts")).splitlines():
         mount, mount_kind = line.split()[1:3]
         if len(mount) >= len(best) and (target == mount or target.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, mount_kind

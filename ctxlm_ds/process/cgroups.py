@@ -39,7 +39,7 @@ def memory_left(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> dict[str, 
 def read_text(path: Path) -> str:
     """Read a file of the kernel; empty if it is not there."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG, EXIT_UNEXPECTED
+from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launcher import end_deepspeed_command, end_processes_with
 from ctxlm_ds.process.run_history import FailureRecord, write_record
 from ctxlm_ds.process.stacks import (
@@ -95,7 +96,7 @@ class Guard:
         self._still_s = self._writing_s = self._written_s = 0.0
         self._threads = {facts.main_thread: MAIN_THREAD}
         self._read_bytes = 0
-        self._others_hang = False
+        self._others_hang = self._concluded = False
         self._helper: threading.Thread | None = None
         self._unread = b""
         self._open = True
@@ -151,9 +152,12 @@ class Guard:
 
     def _judge(self) -> str:
         """Return why the rank hangs; empty if it does not."""
-        suspected = self._still_s >= SUSPICION * self._limit_s or self._is_stopped()
+        stopped = self._is_stopped()
+        suspected = stopped or self._still_s >= SUSPICION * self._limit_s
         if suspected:
             self._in_thread(self._look_for_others)
+        if stopped and self._others_hang:
+            return "stopped while others wait for it"
         if self._still_s >= self._limit_s or (suspected and self._others_hang):
             return f"no progress for {format_duration(self._still_s)}"
         if self._written_s >= self._facts.save_limit_s:
@@ -216,8 +220,12 @@ class Guard:
         while os.getppid() == self._facts.pid and time.monotonic() < end_s:
             time.sleep(0.1)
         if os.getppid() == self._facts.pid:
+            why = "it was stopped" if self._is_stopped() else "C code held the interpreter?"
             os.kill(self._facts.pid, signal.SIGKILL)
-            self._say("none of its threads could run (C code held the interpreter?); killed by its guard")
+            message = f"none of its threads could run ({why}); killed by its guard"
+            self._say(message)
+            if not self._concluded:
+                self._record("Hang", message, EXIT_HANG, None)
 
     def _leave_evidence(self, why: str) -> None:
         facts, world_size = self._describe(why), self._facts.world_size
@@ -245,6 +253,7 @@ class Guard:
             message += f"; all ranks' stacks are in {write_joined(self._folder, self._facts.world_size)}"
         except OSError as error:
             message += f"; the stacks could not be joined: {error}"
+        self._concluded = True
         self._record("Hang", message, EXIT_HANG, None)
         self._say(f"hang: {message}; the run ends with status {EXIT_HANG}")
 
@@ -261,7 +270,9 @@ class Guard:
 
     def _say(self, text: str, with_time: bool = True) -> None:
         """Print on stderr like the rank's logger; how a rank was killed like its own last words, without a time."""
-        tag = f"[rank {self._facts.rank}] " if self._facts.world_size > 1 else ""
+        tag = f"[rank {self._facts.rank}] "
+        if self._facts.world_size == 1 or (with_time and self._facts.rank == 0):
+            tag = ""
         head = time.strftime("%H:%M:%S ") + tag if with_time else tag
         with contextlib.suppress(OSError):
             os.write(2, "".join(f"{head}{line}\n" for line in text.splitlines()).encode())
@@ -284,10 +295,7 @@ def _process_handle(pid: int) -> int | None:
 
 def _state(pid: int) -> str:
     """Read a process's state, such as `T (stopped)`."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return "unknown"
+    lines = read_text(Path(f"/proc/{pid}/status")).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("State:")), "unknown")
 
 

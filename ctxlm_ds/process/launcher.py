@@ -23,6 +23,9 @@ import threading
 import time
 from pathlib import Path
 
+from ctxlm_ds.process.cgroups import read_text
+from ctxlm_ds.process.lock_record import process_fields
+
 logger = logging.getLogger("ctxlm_ds")
 
 PR_SET_PDEATHSIG = 1
@@ -131,10 +134,7 @@ def end_torchrun() -> None:
 
 
 def _live_children(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
+    children = read_text(Path(f"/proc/{pid}/task/{pid}/children")).split()
     return [int(child) for child in children if parent_of(int(child)) == pid]
 
 
@@ -152,16 +152,10 @@ def end_processes_with(variable: str, value: str) -> None:
 
 def parent_of(pid: int) -> int | None:
     """Return the parent of a process of this machine; None if it has ended or is a zombie."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-    except (OSError, ValueError):
-        return None
-    return None if state in "ZXx" else int(parent)
+    fields = process_fields(pid)
+    return int(fields[1]) if fields else None
 
 
 def command_line(pid: int) -> str:
     """Return a process's words with spaces between; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+    return read_text(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")

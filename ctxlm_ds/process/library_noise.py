@@ -8,7 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO, cast
 
 # DeepSpeed calls the old names.
@@ -80,13 +80,11 @@ class _DropLines:
 @contextmanager
 def without_known_prints() -> Iterator[None]:
     """Drop the lines that DeepSpeed prints (rather than logs) on every rank while it starts."""
-    stream = sys.stdout
-    filtered = _DropLines(stream)
-    sys.stdout = cast("TextIO", filtered)
+    filtered = _DropLines(sys.stdout)
     try:
-        yield
+        with redirect_stdout(cast("TextIO", filtered)):
+            yield
     finally:
-        sys.stdout = stream
         filtered.finish()
 
 

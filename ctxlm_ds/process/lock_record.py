@@ -13,6 +13,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.untrusted_json import open_regular
 
 MOST_BYTES = 1 << 16
@@ -100,7 +101,7 @@ def this_process() -> LockRecord:
         host=socket.gethostname(),
         pid=os.getpid(),
         process_start_ticks=process_start_ticks(os.getpid()) or 0,
-        boot_id=_read_line("/proc/sys/kernel/random/boot_id"),
+        boot_id=read_text(Path("/proc/sys/kernel/random/boot_id")).strip(),
         pid_namespace=_read_link("/proc/self/ns/pid"),
         job_id=os.environ.get("SLURM_JOB_ID"),
         acquired_unix_s=time.time(),
@@ -111,20 +112,15 @@ def this_process() -> LockRecord:
 
 def process_start_ticks(pid: int) -> int | None:
     """Return the clock ticks since boot at which a process started; None if it has ended or is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-            # The command name may hold spaces and brackets; the fields after its last bracket do not.
-            fields = handle.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X", "x") else int(fields[19])
+    fields = process_fields(pid)
+    return int(fields[19]) if fields else None
 
 
-def _read_line(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+def process_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the process's state on; empty if it has ended or is a zombie."""
+    # The command name may hold spaces and brackets; the fields after its last bracket do not.
+    fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return fields if fields and fields[0] not in "ZXx" else []
 
 
 def _read_link(path: str) -> str:

@@ -151,12 +151,12 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
-    schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps
+    schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps - 1
     dead = schedule.name in DECAYS_TO_THE_END and schedule.final_learning_rate == 0.0
     if dead and last > total:
         text = (
             f"{total} is before the run's last schedule step {last} (start_step {schedule.start_step} + "
-            f"training.max_steps {config.training.max_steps}): the steps after it would run at learning rate 0; "
+            f"training.max_steps {config.training.max_steps} - 1): the steps after it would run at learning rate 0; "
             "raise it, lower training.max_steps, or set schedule.final_learning_rate"
         )
         yield Problem("schedule.total_steps", text, ("schedule.start_step", "training.max_steps", "schedule.name"))

@@ -219,9 +219,12 @@ def _partition_rules(zero: dict[str, Any], stage: int, ranks: int) -> Iterator[P
     if size not in (*DISABLED, 1) and (stage != 3 or ranks % size):
         text = f"{size}: needs stage 3 and a divisor of the {ranks} data-parallel ranks; remove it"
         yield Problem("zero_optimization.zero_hpz_partition_size", text)
+    given: dict[str, str] = {}
     for name in zero:
-        if f"stage3_{name}" in zero:
-            yield Problem(f"zero_optimization.{name}", f"stage3_{name} is the same setting; remove one of them")
+        # 0.19.8 renamed one setting and keeps its old name in addition to the two new ones.
+        first = given.setdefault(name.removeprefix("stage3_").replace("gather_fp16", "gather_16bit"), name)
+        if first != name:
+            yield Problem(f"zero_optimization.{name}", f"{first} is the same setting; remove one of them")
 
 
 def _offloads(section: dict[str, Any]) -> bool:

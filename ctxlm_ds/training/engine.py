@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,26 +21,23 @@ from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.anomalies import Anomaly, LossJudge, accept_any
 from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses, StepInterrupted
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.lamb import Lamb
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.losses import SUMS, TermLosses, means, perplexity, weighted_total
 from ctxlm_ds.training.model_setup import (
     DescribeLayers,
     build_whole_model,
     engine_settings,
     holding_of,
     parallel_context,
-    prepare_nvme,
     sum_over_sharers,
     write_frozen,
 )
-from ctxlm_ds.training.nvme import is_moment, loaded_owners
+from ctxlm_ds.training.nvme import is_moment, loaded_owners, prepare_folders
 from ctxlm_ds.training.optimizer import (
     MOMENTS,
     OptimizerPlace,
@@ -50,12 +48,14 @@ from ctxlm_ds.training.optimizer import (
     restore_state,
     use_full_vectors,
 )
-from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, model_parallel_unit
+from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, load_async_io, model_parallel_unit
 from ctxlm_ds.training.stage_timing import measured_costs
-from ctxlm_ds.training.step_metrics import SUMS, StepResult, format_terms, means, perplexity, weighted_total
+from ctxlm_ds.training.state import Anomaly, StepResult
 from ctxlm_ds.training.update import Update, Updater, clip_gradients, loss_scaler
 
 logger = logging.getLogger("ctxlm_ds")
+FindSpike = Callable[[float], Anomaly | None]
+"""Returns what is wrong with a finite loss of the global batch, or None."""
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -93,24 +93,31 @@ class Engine:
                 f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
                 "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
             )
-        topology.run_together(lambda: prepare_nvme(deepspeed_config))
+
+        def prepare_nvme() -> None:
+            if prepare_folders(deepspeed_config):
+                load_async_io()
+
+        topology.run_together(prepare_nvme)
         self.parallel = parallel_context(config, topology)
         self.objective = objective
         self.terms = objective.terms
         losses = TermLosses(self.terms, objective.outputs, self.parallel)
         self.passes = PassSettings(losses, self.parallel, topology, config.training.precision == "fp16")
-        self._mpu = self._find_mpu()
+        needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
+        self._mpu = model_parallel_unit(topology) if needs_mpu else None
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
         self._facts = self.whole_model.facts
         self._shapes = self.whole_model.trained_shapes
-        self.parameter_names = list(self._shapes)
         model = self._build_model(deepspeed_config, describe_layers(self.parallel))
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
-        self._named = [(name, parameter) for name, parameter in named if name in self._shapes]
+        self.named_parameters: list[tuple[str, nn.Parameter]] = [
+            (name, parameter) for name, parameter in named if name in self._shapes
+        ]
         self._holdings = {
             name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
-            for name, parameter in self._named
+            for name, parameter in self.named_parameters
         }
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config)
         self._initialize(deepspeed_config, model, optimizer)
@@ -118,10 +125,6 @@ class Engine:
     @property
     def _is_pipeline(self) -> bool:
         return self.topology.pipeline_parallel_size > 1
-
-    def _find_mpu(self) -> Any:
-        needed = self.topology.tensor_parallel_size > 1 and not self._is_pipeline
-        return model_parallel_unit(self.topology) if needed else None
 
     def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
@@ -154,7 +157,7 @@ class Engine:
         )
 
     def _groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self._named, self._facts, self.config.optimizer)
+        return parameter_groups(self.named_parameters, self._facts, self.config.optimizer)
 
     def _initialize(
         self, deepspeed_config: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer | None
@@ -182,12 +185,14 @@ class Engine:
             self._run: Any = PipelinePasses(self._deepspeed, self.passes)
         else:
             self._run = PlainPasses(self._deepspeed, self.passes)
-        clip = self._clip_plain_gradients if self.zero_stage == 0 else None
-        self._updater = Updater(self._zero, self._run.update, clip)
+        pairs = [(parameter, self._holdings[name]) for name, parameter in self.named_parameters]
+        clip = partial(clip_gradients, pairs, self.config.optimizer.gradient_clipping, self.topology)
+        # DeepSpeed does not clip under stage 0.
+        self._updater = Updater(self._zero, self._run.update, clip if self.zero_stage == 0 else None)
         self._first_scalars = self.scalars()
         if isinstance(self._inner, Lamb):
             add = sum_over_sharers(self.topology, self.zero_stage, self.device)
-            self._inner.bind(self.fragments(), self.parameter_names, add)
+            self._inner.bind(self.fragments(), list(self._shapes), add)
 
     @property
     def module(self) -> nn.Module:
@@ -196,25 +201,13 @@ class Engine:
 
     # States for checkpoints and initialisation.
 
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the full shape of every trained parameter by name, in the order of the layers."""
-        return dict(self._shapes)
-
-    def parameter_facts(self) -> dict[str, ParameterFacts]:
-        """Return the facts of every parameter by name, including frozen ones."""
-        return dict(self._facts)
-
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return this rank's parameters under their full names."""
-        return list(self._named)
-
     def fragments(self) -> list[Fragment]:
         """Return this rank's fragments of the fp32 weights."""
-        return list_fragments(self._zero, self._named, self._holdings)
+        return list_fragments(self._zero, self.named_parameters, self._holdings)
 
-    def held_names(self) -> set[str]:
-        """Return the names of parameters of which this rank holds a fragment."""
-        return {fragment.name for fragment in self.fragments()}
+    def _owners(self) -> list[torch.Tensor]:
+        """Return the tensors that the inner optimizer steps, each once."""
+        return list({id(fragment.owner): fragment.owner for fragment in self.fragments()}.values())
 
     def optimizer_state(self, owner: torch.Tensor) -> Mapping[str, Any]:
         """Return the inner optimizer's state of one owner tensor; empty before the first update."""
@@ -224,15 +217,12 @@ class Engine:
         """Return the names of the moments of each weight."""
         if self.config.optimizer.name != "from_ds_config":
             return MOMENTS
-        owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
-        items = [(owner, item) for owner in owners.values() for item in self.optimizer_state(owner).items()]
-        kinds = {name for owner, (name, value) in items if is_moment(owner, value)}
-        return tuple(sorted(kinds))
+        items = [(owner, item) for owner in self._owners() for item in self.optimizer_state(owner).items()]
+        return tuple(sorted({name for owner, (name, value) in items if is_moment(owner, value)}))
 
     def prepare_optimizer_state(self, updates: int, kinds: Sequence[str]) -> None:
         """Give every owner zeroed moments of the given kinds and a count of `updates` updates."""
-        owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
-        restore_state(self._inner, loaded_owners(self._zero, owners.values()), updates, kinds)
+        restore_state(self._inner, loaded_owners(self._zero, self._owners()), updates, kinds)
 
     def load_weights(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write full fp32 parameters into this rank's fragments; every held one must come exactly once."""
@@ -269,8 +259,7 @@ class Engine:
     def load_carried(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace the carried tensors of this rank's layers."""
         dtype = DTYPES[self.config.training.precision]
-        moved = {key: value.to(self.device, dtype) for key, value in named.items()}
-        self.module.carried.load(moved)
+        self.module.carried.load({key: value.to(self.device, dtype) for key, value in named.items()})
 
     def weights_changed(self) -> None:
         """Update the model after fragments were written; all ranks call it."""
@@ -289,26 +278,24 @@ class Engine:
         scaler = loss_scaler(self._zero)
         for field in LOSS_SCALER_FIELDS:
             if scaler is not None and field in values:
-                kind = type(getattr(scaler, field))
-                setattr(scaler, field, kind(values[field]))
+                setattr(scaler, field, type(getattr(scaler, field))(values[field]))
 
     def forget_updates(self) -> None:
         """Reset moments, counters, the loss scale and carried tensors to before the first update."""
         self.load_carried({})
         if self._inner.state:
-            owners = {id(fragment.owner): fragment.owner for fragment in self.fragments()}
-            forget_state(self._inner, loaded_owners(self._zero, owners.values()))
+            forget_state(self._inner, loaded_owners(self._zero, self._owners()))
         self.restore_scalars(self._first_scalars)
 
     # Training.
 
     def train_step(
-        self, step: Step, step_index: int, learning_rate: float, judge: LossJudge = accept_any
+        self, step: Step, step_index: int, learning_rate: float, find_spike: FindSpike = lambda loss: None
     ) -> StepResult:
         """Run forward, backward and update over one global batch; raises StepInterrupted if it is abandoned.
 
-        If the loss or gradient norm is not finite, or `judge` rejects the loss, the result has an `anomaly` on every
-        rank, the gradients are dropped, and no weight, moment or counter changes.
+        If the loss or gradient norm is not finite, or `find_spike` rejects the loss, the result has an `anomaly` on
+        every rank, the gradients are dropped, and no weight, moment or counter changes.
         """
         counts, num_tokens = self._global_counts(step)
         factors = self._factors(counts, len(step.micro_batches))
@@ -321,27 +308,24 @@ class Engine:
             raise
         terms, accuracy = means(self.terms, self._reduce(sums))
         total = weighted_total(self.terms, terms)
-        anomaly = self._find_fault(total, terms, step_index, judge)
+        anomaly = self._find_fault(total, terms, step_index, find_spike)
         self.before_update()
-        update = self._updater.refuse() if anomaly else self._updater.apply()
+        update = self._updater.end_step(refuse=anomaly is not None)
         self.module.carried.end_step(keep=update.applied)
         anomaly = anomaly or self._find_overflow(update, step_index)
-        return StepResult(
-            total, terms, accuracy, update.grad_norm, num_tokens, not update.applied, self._loss_scale(), anomaly
-        )
-
-    def _loss_scale(self) -> float:
-        return float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0
+        scale = float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0
+        return StepResult(total, terms, accuracy, update.grad_norm, num_tokens, not update.applied, scale, anomaly)
 
     def _find_fault(
-        self, total: float, terms: Mapping[str, float], step_index: int, judge: LossJudge
+        self, total: float, terms: Mapping[str, float], step_index: int, find_spike: FindSpike
     ) -> Anomaly | None:
         """Return what is wrong with the loss. In fp16 an infinite loss makes the gradients overflow instead."""
         if math.isfinite(total):
-            return judge(total)
+            return find_spike(total)
         if self.passes.is_fp16:
             return None
-        return Anomaly("non_finite", f"the loss of step {step_index + 1} is {total} ({format_terms(terms)})")
+        named = ", ".join(f"{name} {value}" for name, value in terms.items())
+        return Anomaly("non_finite", f"the loss of step {step_index + 1} is {total} ({named})")
 
     def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
         """Return what is wrong with the gradients."""
@@ -354,11 +338,6 @@ class Engine:
         if update.applied or self.passes.is_fp16:
             return None
         return Anomaly("non_finite", f"the gradient norm of step {step_index + 1} is {update.grad_norm}")
-
-    def _clip_plain_gradients(self) -> float:
-        """Clip gradients under stage 0, where DeepSpeed does not; return their global norm."""
-        pairs = [(parameter, self._holdings[name]) for name, parameter in self._named]
-        return clip_gradients(pairs, self.config.optimizer.gradient_clipping, self.topology)
 
     def _global_counts(self, step: Step) -> tuple[list[float], int]:
         """Return the predictions of each term and the non-padding tokens over all data-parallel ranks."""
@@ -389,8 +368,5 @@ class Engine:
         """Return `loss`, `TERM_loss`, `TERM_accuracy` and a causal model's `perplexity` over all ranks' batches."""
         ones = torch.ones(len(self.terms), dtype=torch.float32, device=self.device)
         terms, accuracy = means(self.terms, self._reduce(self._run.evaluate(batches, ones)))
-        figures = {"loss": weighted_total(self.terms, terms)}
-        figures.update({f"{term}_loss": value for term, value in terms.items()})
-        figures.update({f"{term}_accuracy": value for term, value in accuracy.items()})
-        figures.update(perplexity(self.terms, terms))
-        return figures
+        figures = {"loss": weighted_total(self.terms, terms)} | {f"{term}_loss": loss for term, loss in terms.items()}
+        return figures | {f"{term}_accuracy": x for term, x in accuracy.items()} | perplexity(self.terms, terms)

@@ -13,8 +13,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.losses import Sums, TermLosses
-from ctxlm_ds.training.step_metrics import add_into
+from ctxlm_ds.training.losses import Sums, TermLosses, add_into
 
 EVALUATION = -1
 """Step index in the random keys of evaluation."""

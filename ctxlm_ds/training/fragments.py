@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -55,11 +55,6 @@ class Fragment:
         """Return whether another rank of the same model holds the same range and reports it."""
         return self.holding.tensor_duplicate or self.holding.stage_duplicate
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the full parameter."""
-        return self.shard.shape
-
     def weight(self) -> torch.Tensor:
         """Return a view of the fp32 weights, [length]."""
         return nvme.view(self.owner, self.owner, self.offset, self.length)
@@ -82,41 +77,24 @@ def list_fragments(
             f"zero_optimization.offload_optimizer.ratio is {zero_optimizer.partial_offload}: DeepSpeed then steps "
             "the rest with a second optimizer that neither the schedule nor a checkpoint reaches; set it to 1.0"
         )
-    fragments: list[Fragment] = []
-    for name, parameter in named_parameters:
-        place = _place(zero_optimizer, parameter)
-        if place is not None:
-            fragments.append(_fragment(name, holdings[name], place))
-    return fragments
+    found = (_find(zero_optimizer, name, parameter, holdings[name]) for name, parameter in named_parameters)
+    return [fragment for fragment in found if fragment is not None]
 
 
-class _Place(NamedTuple):
-    """Elements start..start+length of the local parameter are at owner[offset..]."""
-
-    start: int
-    length: int
-    owner: torch.Tensor
-    offset: int
-    replicated: bool
-
-
-def _fragment(name: str, holding: Holding, place: _Place) -> Fragment:
-    """Return the range without padding rows, which come after the shard's elements."""
-    start = min(place.start, holding.shard.num_elements)
-    length = min(place.start + place.length, holding.shard.num_elements) - start
-    return Fragment(name, start, length, place.owner, place.offset, place.replicated, holding)
-
-
-def _place(zero_optimizer: Any, parameter: torch.nn.Parameter) -> _Place | None:
+def _find(zero_optimizer: Any, name: str, parameter: Any, holding: Holding) -> Fragment | None:
+    """Find this rank's range of a parameter in the optimizer's tensors; None if it has none."""
     if hasattr(parameter, "ds_id"):
-        return _stage3_place(zero_optimizer, parameter)
-    if hasattr(parameter, "_hp_mapping"):
-        return _flat_partition_place(zero_optimizer, parameter)
-    return _Place(0, parameter.numel(), parameter, 0, replicated=True)
-
-
-def _flat_partition_place(zero_optimizer: Any, parameter: torch.nn.Parameter) -> _Place | None:
-    """Find a range under stages 1 and 2, where a rank's flat fp32 partition holds ranges of some parameters."""
+        # Stage 3 cuts each parameter into equal ranges, the last one padded.
+        group_index, offset, padded_length = zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)]
+        start = zero_optimizer._get_param_partition_rank(parameter) * padded_length
+        length = min(padded_length, parameter.ds_numel - start)
+        if length <= 0:
+            return None
+        owner = nvme.mark_if_swapped(zero_optimizer, group_index)
+        return _fragment(name, holding, start, length, owner, int(offset))
+    if not hasattr(parameter, "_hp_mapping"):
+        return _fragment(name, holding, 0, parameter.numel(), parameter, 0, replicated=True)
+    # Under stages 1 and 2 a rank's flat fp32 partition holds ranges of some parameters.
     mapping = parameter._hp_mapping
     if mapping is None:
         return None
@@ -124,18 +102,15 @@ def _flat_partition_place(zero_optimizer: Any, parameter: torch.nn.Parameter) ->
     if partitions is None:
         partitions = zero_optimizer.fp32_groups_flat_partition
     lp, hp = mapping.lp_fragment_address, mapping.hp_fragment_address
-    return _Place(lp.start, lp.numel, partitions[mapping.param_group_index], hp.start, replicated=False)
+    return _fragment(name, holding, lp.start, lp.numel, partitions[mapping.param_group_index], hp.start)
 
 
-def _stage3_place(zero_optimizer: Any, parameter: Any) -> _Place | None:
-    """Find a range under stage 3, where each parameter is cut into equal ranges, the last one padded."""
-    group_index, offset, padded_length = zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)]
-    start = zero_optimizer._get_param_partition_rank(parameter) * padded_length
-    length = min(padded_length, parameter.ds_numel - start)
-    if length <= 0:
-        return None
-    owner = nvme.mark_if_swapped(zero_optimizer, group_index)
-    return _Place(start, length, owner, int(offset), replicated=False)
+def _fragment(
+    name: str, holding: Holding, start: int, length: int, owner: torch.Tensor, offset: int, replicated: bool = False
+) -> Fragment:
+    """Return elements start to start + length without padding rows, which come after the shard's elements."""
+    first, end = (min(place, holding.shard.num_elements) for place in (start, start + length))
+    return Fragment(name, first, end - first, owner, offset, replicated, holding)
 
 
 def refresh_model_weights(zero_optimizer: Any) -> None:

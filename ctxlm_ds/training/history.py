@@ -7,10 +7,9 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE, DEFAULT_ATTEMPT, END, START, append_event
+from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.training.hooks import Hook, Phase, RunEnd, RunStart, StepMetrics
 
@@ -29,13 +28,22 @@ class HistoryHook(Hook):
         self._ranks = ranks
 
     def on_run_start(self, start: RunStart) -> None:
+        stderr = os.path.realpath("/proc/self/fd/2")
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         append_event(
             self._run_dir,
             START,
             step=start.step,
             last_step=start.last_step,
             world_size=self._ranks.world_size,
-            **start_facts(self._ranks),
+            job_id=os.environ.get("SLURM_JOB_ID"),
+            restart_count=int(restarts) if restarts.isdigit() else 0,
+            attempt=attempt_folder(self._run_dir).name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            launcher=self._ranks.launcher,
+            # None if it is a terminal or a pipe and the starter names no file.
+            log=os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None),
             **({"changed_settings": list(start.changed_settings)} if start.changed_settings else {}),
         )
 
@@ -49,7 +57,7 @@ class HistoryHook(Hook):
             reason=end.reason if error is None else f"{type(error).__name__}: {error}",
             completed=end.completed and not end.failed,
             failed=end.failed,
-            attempt=attempt_name(),
+            attempt=attempt_folder(self._run_dir).name,
         )
 
 
@@ -76,31 +84,3 @@ class WatchdogHook(Hook):
 
     def on_run_end(self, end: RunEnd) -> None:
         self._watchdog.beat("end")
-
-
-def start_facts(ranks: RankInfo) -> dict[str, Any]:
-    """Return the job, host, process and log of this start; None for what is unknown."""
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "")
-    return {
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "restart_count": int(restarts) if restarts.isdigit() else 0,
-        "attempt": attempt_name(),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "launcher": ranks.launcher,
-        "log": os.environ.get(LOG_VARIABLE) or _stderr_file(),
-    }
-
-
-def attempt_name() -> str:
-    """Return the name of this start's folder in RUN/attempts."""
-    return os.environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT
-
-
-def _stderr_file() -> str | None:
-    """Return the file that stderr goes to, or None for a terminal or a pipe."""
-    try:
-        path = os.readlink("/proc/self/fd/2")
-    except OSError:
-        return None
-    return path if os.path.isfile(path) else None

@@ -132,31 +132,44 @@ class Hooks:
                 logger.warning("%s stops writing for the rest of this run, training continues: %s", name, error)
 
 
-@dataclass
-class Throughput:
-    """Tokens and time of the steps since the last report."""
+class IntervalHook(Hook):
+    """A hook that reports the first step and every multiple of interval_steps, with the mean speed since its report
+    before.
+    """
 
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
+    def __init__(self, interval_steps: int) -> None:
+        self._interval_steps = interval_steps
+        self._forget_steps()
 
-    def add(self, metrics: StepMetrics) -> None:
-        """Count one more step."""
-        self.tokens += metrics.step_tokens
-        self.seconds += metrics.step_seconds
-        self.steps += 1
+    def _forget_steps(self) -> None:
+        self._unreported: StepMetrics | None = None
+        self._tokens, self._seconds, self._steps = 0, 0.0, 0
 
-    def take(self) -> tuple[float, float]:
-        """Return tokens per second and seconds per step since the last call."""
-        tokens_per_second = self.tokens / max(self.seconds, 1e-9)
-        step_seconds = self.seconds / max(self.steps, 1)
-        self.tokens, self.seconds, self.steps = 0, 0.0, 0
-        return tokens_per_second, step_seconds
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._unreported = metrics
+        self._tokens += metrics.step_tokens
+        self._seconds += metrics.step_seconds
+        self._steps += 1
+        if self.is_due(metrics.step):
+            self.report_last_step()
 
+    def on_rollback(self, step: int) -> None:
+        self._forget_steps()
 
-def is_reported(step: int, interval_steps: int) -> bool:
-    """Return whether a step gets a line: the first and every multiple of interval_steps."""
-    return step == 1 or step % interval_steps == 0
+    def is_due(self, step: int) -> bool:
+        """Return whether to report a step."""
+        return step == 1 or step % self._interval_steps == 0
+
+    def report_last_step(self) -> None:
+        """Report the last step if it has not been."""
+        metrics = self._unreported
+        if metrics is not None:
+            speed = self._tokens / max(self._seconds, 1e-9), self._seconds / self._steps
+            self._forget_steps()
+            self.report(metrics, *speed)
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        """Write a step's metrics, with the mean speed of the steps since the report before."""
 
 
 def memory_bytes() -> int:
@@ -173,11 +186,11 @@ def memory_bytes() -> int:
 
 
 def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Hook]:
-    """Build metrics, TensorBoard, status and summary on rank 0, and the profiler on every rank if it is enabled."""
+    """Build metrics, TensorBoard and status on rank 0, and the profiler on every rank if it is enabled."""
     # These modules import this one.
     from ctxlm_ds.training.metrics import METRICS_NAME, TENSORBOARD_DIR, MetricsWriter, TensorBoardWriter
     from ctxlm_ds.training.profiler import PROFILE_DIR, ProfilerHook
-    from ctxlm_ds.training.status import StatusHook, SummaryHook
+    from ctxlm_ds.training.status import StatusHook
 
     hooks: list[Hook] = []
     if topology.is_main:
@@ -187,7 +200,7 @@ def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Ho
             hooks.append(TensorBoardWriter(run_dir / TENSORBOARD_DIR, interval_steps))
         elif config.logging.tensorboard:
             logger.warning("logging.tensorboard: tensorboard is not installed and is skipped (pip install tensorboard)")
-        hooks += [StatusHook(interval_steps), SummaryHook(run_dir)]
+        hooks.append(StatusHook(run_dir, interval_steps))
     if config.profiler.num_steps > 0:
         hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
     return hooks

@@ -1,7 +1,8 @@
-"""The loss of a micro-batch: the sum of each term times its factor, so that a step adds up to exact means."""
+"""Losses: of a micro-batch, the sum of each term times its factor; of a step, each term's mean over its predictions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,6 +13,10 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.registry import load_object
 
 Sums = dict[str, Tensor]
+"""`TERM/loss_sum`, `TERM/correct` and `TERM/count` of every term."""
+SUMS = ("loss_sum", "correct", "count")
+LARGEST_EXPONENT = 700.0
+"""exp() of more is not a double."""
 
 
 class TermLosses:
@@ -39,7 +44,7 @@ class TermLosses:
 
         Returns:
             The fp32 loss (exactly 0 with zero gradients if there is nothing to predict), and detached fp32 sums for
-            the metrics: `TERM/loss_sum`, `TERM/correct`, `TERM/count`. All tensor-parallel ranks return the same.
+            the metrics. All tensor-parallel ranks return the same.
         """
         total = factors.new_zeros(())
         statistics: Sums = {}
@@ -54,3 +59,33 @@ class TermLosses:
             statistics[f"{term.name}/correct"] = torch.zeros_like(total) if sums.correct is None else sums.correct
             statistics[f"{term.name}/count"] = sums.count
         return total, statistics
+
+
+def add_into(sums: Sums, stats: Sums) -> None:
+    """Add one micro-batch's sums into `sums`, in fp64."""
+    for name, value in stats.items():
+        sums[name] = sums[name] + value.double() if name in sums else value.double()
+
+
+def means(terms: Sequence[LossTerm], sums: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return loss and accuracy of each term over its predictions; 0 for a term without any."""
+    losses, accuracy = {}, {}
+    for term in terms:
+        loss_sum, correct, count = (sums[f"{term.name}/{name}"] for name in SUMS)
+        losses[term.name] = loss_sum / count if count else 0.0
+        if term.has_accuracy:
+            accuracy[term.name] = correct / count if count else 0.0
+    return losses, accuracy
+
+
+def weighted_total(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> float:
+    """Return the step's loss: the terms' means added with their weights."""
+    return sum(term.weight * losses[term.name] for term in terms)
+
+
+def perplexity(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> dict[str, float]:
+    """Return exp of the mean loss per token of the term that has a perplexity, if one has."""
+    loss = next((losses[term.name] for term in terms if term.has_perplexity), None)
+    if loss is None:
+        return {}
+    return {"perplexity": math.inf if loss > LARGEST_EXPONENT else math.exp(loss)}

@@ -17,8 +17,6 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.fragments import Holding
-from ctxlm_ds.training.nvme import prepare_folders
-from ctxlm_ds.training.runtime import load_async_io
 
 DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
 """Lists the layers of a model for a rank's share of them (models/build.py)."""
@@ -129,9 +127,3 @@ def sum_over_sharers(
         tensor.copy_(moved)
 
     return add
-
-
-def prepare_nvme(deepspeed_config: dict[str, Any]) -> None:
-    """Prepare the folders and the operator of an NVMe offload, if the settings enable one."""
-    if prepare_folders(deepspeed_config):
-        load_async_io()

@@ -163,7 +163,8 @@ def restore_state(
             state["step"] = state["step"].to(owner.device)
         optimizer.state[owner] = state
     for group in optimizer.param_groups:
-        if "step" in group or _counts_in_group(optimizer):
+        # apex keeps one step count per group, not per parameter.
+        if "step" in group or type(optimizer).__module__.startswith("apex."):
             group["step"] = updates
     if hasattr(optimizer, "ds_opt_adam"):
         _replay_bias_correction(optimizer, updates)
@@ -175,11 +176,6 @@ def forget_state(optimizer: torch.optim.Optimizer, owners: Iterable[torch.Tensor
         optimizer.state.pop(owner, None)
     for group in optimizer.param_groups:
         group.pop("step", None)
-
-
-def _counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer keeps one step count per group (apex), not per parameter."""
-    return type(optimizer).__module__.startswith("apex.")
 
 
 def _replay_bias_correction(optimizer: Any, updates: int) -> None:

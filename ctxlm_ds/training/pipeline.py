@@ -6,7 +6,7 @@ engine can refuse an update, and some instructions are replaced (pipeline_instru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,10 @@ from ctxlm_ds.models.layers import (
 )
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.forward_backward import EVALUATION, PassSettings, Sums
+from ctxlm_ds.training.forward_backward import EVALUATION, PassSettings
+from ctxlm_ds.training.losses import Sums, add_into
 from ctxlm_ds.training.pipeline_instructions import allocate_buffer, backward_pass, reduce_tied_grads, send_grads
 from ctxlm_ds.training.runtime import pipeline_topology
-from ctxlm_ds.training.step_metrics import add_into
 
 BIT_CAST = {
     torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8,
@@ -179,7 +179,7 @@ class PipelinePasses:
         engine._allocate_or_extend_buffers = partial(allocate_buffer, engine)
         engine._INSTRUCTION_MAP = {
             **engine._INSTRUCTION_MAP,
-            schedule.ForwardPass: self._seeded_forward_pass(),
+            schedule.ForwardPass: self._forward_pass,
             schedule.BackwardPass: backward_pass,
             schedule.SendGrad: send_grads,
             schedule.ReduceTiedGrads: reduce_tied_grads,
@@ -219,16 +219,15 @@ class PipelinePasses:
 
     def _feed(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Iterator[tuple[Tensors, Tensors]]:
         """Yield inputs for the first stage, and labels and factors for the last, on the device."""
-        device, engine = self._deepspeed.device, self._deepspeed
+        engine, device = self._deepspeed, self._deepspeed.device
+        read = engine.module.inputs if engine.is_first_stage() else ()
+        judged = self._settings.losses.label_fields if engine.is_last_stage() else ()
         for batch in batches:
             assert batch is not None  # Other stages do not read the iterator.
-            inputs = [batch.fields[name] for name in engine.module.inputs] if engine.is_first_stage() else []
-            names = self._settings.losses.label_fields if engine.is_last_stage() else ()
-            labels = [batch.fields[name] for name in names]
-            yield (
-                tuple(tensor.to(device, non_blocking=True) for tensor in inputs),
-                (*(tensor.to(device, non_blocking=True) for tensor in labels), factors),
+            inputs, labels = (
+                tuple(batch.fields[name].to(device, non_blocking=True) for name in names) for names in (read, judged)
             )
+            yield inputs, (*labels, factors)
 
     def _loss(self, outputs: Tensors, labels: Tensors) -> torch.Tensor:
         *label_tensors, factors = labels
@@ -237,18 +236,14 @@ class PipelinePasses:
         add_into(self._sums, stats)
         return loss
 
-    def _seeded_forward_pass(self) -> Callable[[PipelineEngine, int], None]:
-        """Return the forward instruction, which first sets the dropout keys of the micro-batch."""
-
-        def run(engine: PipelineEngine, buffer_id: int) -> None:
-            self._settings.begin(engine, self._step_index, self._forward_index)
-            self._forward_index += 1
-            PipelineEngine._exec_forward_pass(engine, buffer_id)
-            if engine.is_last_stage():
-                # Only the loss is needed now; the engine would keep the logits until the buffer is reused.
-                engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
-
-        return run
+    def _forward_pass(self, engine: PipelineEngine, buffer_id: int) -> None:
+        """Run the forward instruction after setting the dropout keys of the micro-batch."""
+        self._settings.begin(engine, self._step_index, self._forward_index)
+        self._forward_index += 1
+        PipelineEngine._exec_forward_pass(engine, buffer_id)
+        if engine.is_last_stage():
+            # Only the loss is needed now; the engine would keep the logits until the buffer is reused.
+            engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
 
 
 def _wait_for_update(engine: PipelineEngine, lr_kwargs: Any = None) -> None:

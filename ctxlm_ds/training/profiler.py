@@ -47,14 +47,10 @@ class ProfilerHook(Hook):
     def _begin_if_due(self) -> None:
         if self._profile is not None or not self._first <= self._done + 1 <= self._last:
             return
-        import torch
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import profile
 
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
         self._began = self._done + 1
-        self._profile = profile(activities=activities, record_shapes=True)
+        self._profile = profile(record_shapes=True)
         with without_profiler_marks():
             self._profile.start()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
@@ -59,17 +59,6 @@ class Saver(Protocol):
         """Return the newest checkpoint known to be intact."""
 
 
-class _Agreed(NamedTuple):
-    """Flags that are true if they are true on any rank."""
-
-    late: bool
-    """`interval_minutes` have passed since the last due save."""
-    retry: bool
-    """RETRY_S have passed since a save failed."""
-    busy: bool
-    """A rank still works on its part of the pending save."""
-
-
 class Saves:
     """The saves of one run.
 
@@ -86,16 +75,18 @@ class Saves:
         record_failure: Callable[[int, str], bool] = lambda step, reason: True,
     ) -> None:
         self._config = config
-        self._saver = saver
+        self.saver = saver
         self._record_failure = record_failure
         self._tell_phase: Callable[[Phase], None] = lambda phase: None
         self._now_step = self._begun_step = self._saved_step = self._failed_step = NO_STEP
         self._due_s = self._failed_s = time.monotonic()
-        self._agreed = _Agreed(False, False, False)
-        self._counts = False
+        self._late = self._retry = self._busy = False
+        """True on every rank if it is true on any: interval_minutes or RETRY_S have passed, or a rank still writes."""
+        self._is_due = False
+        """True if the save that was begun last was due, false for a retry."""
         self._failed_in_a_row = self._failed_tries = 0
         self._unrecorded: list[tuple[int, str]] = []
-        self._waits, self._waited_s = 0, 0.0
+        self._told_of_wait = False
 
     def start(self, step: int, tell_phase: Callable[[Phase], None]) -> None:
         """Begin a run, or resume it from the checkpoint of `step`."""
@@ -111,11 +102,11 @@ class Saves:
         minutes = self._config.interval_minutes
         late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
         retry = self._failed_step != NO_STEP and now_s - self._failed_s >= RETRY_S
-        return [float(late), float(retry), float(self._saver.busy)]
+        return [float(late), float(retry), float(self.saver.busy)]
 
     def agree(self, flags: Sequence[float]) -> None:
         """Take the maxima over all ranks."""
-        self._agreed = _Agreed(*(bool(flag) for flag in flags))
+        self._late, self._retry, self._busy = map(bool, flags)
 
     # Between two steps.
 
@@ -126,14 +117,14 @@ class Saves:
             CheckpointError: more saves in a row failed than `max_failed_saves`.
         """
         self._now_step = state.step
-        if self._saver.pending and not self._agreed.busy:
-            self._in_phase(lambda: self._attempt(self._saver.advance, limited=True))
+        if self.saver.pending and not self._busy:
+            self._in_phase(lambda: self._attempt(self.saver.advance, limited=True))
         if self._begun_step == state.step:
             return
-        if state.step % self._config.interval_steps == 0 or self._agreed.late:
-            self._in_phase(lambda: self._begin(state, counts=True))
-        elif self._retry_due(state.step) and not self._saver.pending:
-            self._in_phase(lambda: self._begin(state, counts=False))
+        if state.step % self._config.interval_steps == 0 or self._late:
+            self._in_phase(lambda: self._begin(state, is_due=True))
+        elif self._retry_due(state.step) and not self.saver.pending:
+            self._in_phase(lambda: self._begin(state, is_due=False))
 
     def last(self, state: TrainState) -> None:
         """Write a checkpoint of this state, complete on return, with retries.
@@ -142,26 +133,11 @@ class Saves:
             CheckpointError: it could not be written; the message names the last good checkpoint.
         """
         self._in_phase(lambda: self._last(state))
-        if self._waits > 1:
-            waited = format_duration(self._waited_s)
-            logger.warning("training waited %d times for the disk to take a checkpoint, %s in all", self._waits, waited)
-
-    def last_good(self) -> str | None:
-        """Return the newest checkpoint known to be intact."""
-        return self._saver.last_good()
 
     def settle(self) -> None:
         """Wait until no save is pending; one that fails is a warning."""
-        if self._saver.pending:
+        if self.saver.pending:
             self._in_phase(lambda: self._finish(limited=False))
-
-    def abandon(self) -> None:
-        """Stop writing because this rank ends with an error, perhaps alone."""
-        self._saver.abandon()
-
-    def pending_age_s(self) -> float | None:
-        """Return the seconds since the pending save began, or None; from any thread."""
-        return self._saver.pending_age_s()
 
     def rolled_back(self, step: int) -> None:
         """Continue from the checkpoint of `step`, to which the run went back."""
@@ -172,34 +148,31 @@ class Saves:
 
     # Parts of a save.
 
-    def _begin(self, state: TrainState, counts: bool) -> None:
-        if self._saver.pending:
+    def _begin(self, state: TrainState, is_due: bool) -> None:
+        if self.saver.pending:
             self._wait_for_slow_disk()
-        self._counts = counts
+        self._is_due = is_due
         self._begun_step = state.step
-        if counts:
+        if is_due:
             self._due_s = time.monotonic()
-        self._attempt(lambda: self._saver.begin(state), limited=True)
+        self._attempt(lambda: self.saver.begin(state), limited=True)
 
     def _wait_for_slow_disk(self) -> None:
         started_s, step = time.monotonic(), self._begun_step
-        was_writing = self._agreed.busy
+        was_writing = self._busy
         self._finish(limited=True)
-        if not was_writing:
+        if self._told_of_wait or not was_writing:
             return
-        waited_s = time.monotonic() - started_s
-        self._waits += 1
-        self._waited_s += waited_s
-        if self._waits == 1:
-            logger.warning(
-                "training waited %s for the checkpoint of step %d, which was still being written when the next was "
-                "due: the disk is slower than checkpoint.interval_steps %d (logged once, with the total at the end)",
-                format_duration(waited_s), step, self._config.interval_steps,
-            )  # fmt: skip
+        self._told_of_wait = True
+        logger.warning(
+            "training waited %s for the checkpoint of step %d, which was still being written when the next was "
+            "due: the disk is slower than checkpoint.interval_steps %d (logged once)",
+            format_duration(time.monotonic() - started_s), step, self._config.interval_steps,
+        )  # fmt: skip
 
     def _finish(self, limited: bool) -> None:
-        while self._saver.pending:
-            self._attempt(self._saver.advance, limited)
+        while self.saver.pending:
+            self._attempt(self.saver.advance, limited)
 
     def _attempt(self, action: Callable[[], None], limited: bool) -> None:
         """Do a part of a save; if `limited`, too many failures in a row end the run."""
@@ -207,9 +180,9 @@ class Saves:
             action()
         except CheckpointError as error:
             self._failed(error, limited)
-            return
-        if not self._saver.pending:
-            self._succeeded()
+        else:
+            if not self.saver.pending:
+                self._succeeded()
 
     def _succeeded(self) -> None:
         self._saved_step = self._begun_step
@@ -220,7 +193,7 @@ class Saves:
         step, reason = self._begun_step, str(error)
         self._failed_step, self._failed_s = max(step, self._now_step), time.monotonic()
         self._failed_tries += 1
-        if not self._counts:
+        if not self._is_due:
             return
         self._failed_in_a_row += 1
         if not self._record_failure(step, reason):
@@ -242,31 +215,28 @@ class Saves:
         self._finish(limited=False)
         if self._saved_step == state.step:
             return
-        self._counts = True
+        self._is_due = True
         self._begun_step = state.step
         for pause_s in (*LAST_SAVE_PAUSES_S, None):
             self._tell_phase("saving")
             try:
-                self._saver.save(state)
+                self.saver.save(state)
+                return self._succeeded()
             except CheckpointError as error:
                 if pause_s is None:
                     self._failed(error, limited=False)
                     raise CheckpointError(f"{error}. {self._how_to_resume()}") from error
                 logger.warning("%s. Trying again in %.0f s", error, pause_s)
                 time.sleep(pause_s)
-                continue
-            self._succeeded()
-            return
 
     def _how_to_resume(self) -> str:
-        good = self._saver.last_good()
+        good = self.saver.last_good()
         return f"The last good checkpoint is {good}; the same command resumes from it" if good else "There is none yet"
 
     def _retry_due(self, step: int) -> bool:
         """Return whether to retry a failed save: after part of an interval, or a minute by any rank's clock."""
         pause_steps = max(1, self._config.interval_steps // RETRIES_PER_INTERVAL)
-        failing = self._failed_step != NO_STEP
-        return failing and (self._agreed.retry or step - self._failed_step >= pause_steps)
+        return self._failed_step != NO_STEP and (self._retry or step - self._failed_step >= pause_steps)
 
     def _in_phase(self, action: Callable[[], None]) -> None:
         self._tell_phase("saving")

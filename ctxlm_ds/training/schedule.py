@@ -14,8 +14,8 @@ class LearningRateSchedule:
     """A linear warmup from 0 to the peak, then the named decay to the final rate.
 
     `at(step)` follows transformers' `get_*_schedule` (LambdaLR): it is the rate of the update after `step` completed
-    ones. With a warmup the first update has rate 0, as in BERT's code. NVIDIA's scheduler is one step ahead: set
-    `start_step` 1 and `total_steps`.
+    ones. With a warmup the first update has rate 0, as in BERT's code. NVIDIA's scheduler is one step ahead:
+    `start_step` 1 with `total_steps` equal to max_steps.
     """
 
     def __init__(self, config: ScheduleConfig, peak: float, max_steps: int) -> None:

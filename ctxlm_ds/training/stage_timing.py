@@ -29,19 +29,17 @@ def measured_costs(
     config: RunConfig, descriptions: Sequence[LayerDescription], fields: Mapping[str, Tensor], topology: Topology
 ) -> list[float]:
     """Return the median seconds of each layer's forward and backward pass on a micro-batch, the same on every rank."""
-    measures = topology.pipeline_parallel_rank == 0 and topology.data_parallel_rank == 0
 
     def measure() -> list[float]:
-        return _measure(config, descriptions, fields, torch.device(device_type())) if measures else []
+        measures = topology.pipeline_parallel_rank == 0 and topology.data_parallel_rank == 0
+        return _measure(config, descriptions, fields) if measures else []
 
     return topology.broadcast_object(topology.run_together(measure))
 
 
-def _measure(
-    config: RunConfig, descriptions: Sequence[LayerDescription], fields: Mapping[str, Tensor], device: torch.device
-) -> list[float]:
+def _measure(config: RunConfig, descriptions: Sequence[LayerDescription], fields: Mapping[str, Tensor]) -> list[float]:
     """Time one layer of each kind, in the order in which they run."""
-    dtype = DTYPES[config.training.precision]
+    device, dtype = torch.device(device_type()), DTYPES[config.training.precision]
     tensors = {name: field.to(device) for name, field in fields.items()}
     tied: dict[str, nn.Module] = {}
     timed: list[_Timed] = []
@@ -51,7 +49,11 @@ def _measure(
         shapes = [None if x is None else (x.shape, x.dtype) for x in inputs]
         same = next((t for t in timed if t.shapes == shapes and description.computes_like(t.description)), None)
         if same is None:
-            module = tied.get(description.tie_key or "") or _build(description, device, dtype)
+            module = tied.get(description.tie_key or "")
+            if module is None:
+                module = description.build().to(device, dtype)
+                for parameter in module.parameters():
+                    parameter.data.fill_(0.01)
             if description.tie_key:
                 tied[description.tie_key] = module
             same = _Timed(description, shapes, *_time_layer(description, module, inputs))
@@ -70,14 +72,6 @@ class _Timed:
     """Shape and type of each input."""
     seconds: float
     outputs: tuple[Tensor, ...]
-
-
-def _build(description: LayerDescription, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    module = description.build().to(device=device, dtype=dtype)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.fill_(0.01)
-    return module
 
 
 def _time_layer(

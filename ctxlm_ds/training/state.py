@@ -1,9 +1,9 @@
-"""The progress of a run."""
+"""The progress of a run, and the result of one step."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(slots=True)
@@ -34,3 +34,30 @@ class TrainState:
     def from_dict(cls, values: dict[str, Any]) -> TrainState:
         known = {entry.name for entry in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """The reason why the gradients of a step must not be applied."""
+
+    kind: Literal["non_finite", "spike"]
+    why: str
+    """The metric, its value and the step, as they are logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Metrics of one optimizer step over the global batch."""
+
+    loss: float
+    terms: dict[str, float]
+    """Mean loss of each term over its predictions."""
+    accuracy: dict[str, float]
+    grad_norm: float
+    num_tokens: int
+    """Non-padding positions of the global batch."""
+    skipped: bool
+    """True if nothing was updated: fp16 overflowed, or there is an anomaly."""
+    loss_scale: float
+    anomaly: Anomaly | None = None
+    """Why the gradients were not applied; None for an fp16 overflow that a lower loss scale handles."""

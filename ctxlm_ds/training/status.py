@@ -8,18 +8,14 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.registry import FAMILIES
-from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics, Throughput, is_reported, memory_bytes
+from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 from ctxlm_ds.training.metrics import TENSORBOARD_DIR
-
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -61,43 +57,75 @@ class TimeLeft:
         self._first_mark_s, self._first_step = time.monotonic(), step
 
 
-class StatusHook(Hook):
-    """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps."""
+class StatusHook(IntervalHook):
+    """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps; ends with a summary."""
 
-    def __init__(self, interval_steps: int = 10) -> None:
-        self._interval_steps = interval_steps
-        self._throughput = Throughput()
-        self._last_step = 0
-        self._time_left: TimeLeft | None = None
-        self._display: _LiveDisplay | None = None
+    def __init__(self, run_dir: str | Path, interval_steps: int = 10) -> None:
+        super().__init__(interval_steps)
+        self._run_dir = Path(run_dir)
+        self._table: _LiveTable | None = None
+        self._loss: float | None = None
+        self._figures: dict[str, float] = {}
 
     def on_run_start(self, start: RunStart) -> None:
-        self._last_step = start.last_step
+        self._start = start
         self._time_left = TimeLeft(start)
         if sys.stderr.isatty():
-            self._display = _LiveDisplay(start.config.name)
+            self._table = _LiveTable(start.config.name)
 
     def on_step_end(self, metrics: StepMetrics) -> None:
-        assert self._time_left is not None
-        left_s = self._time_left.update(metrics)
-        self._throughput.add(metrics)
-        if self._display is not None:
-            if self._display.is_due() or metrics.step >= self._last_step:
-                self._display.show(status_cells(metrics, self._last_step, self._throughput.take(), left_s))
-        elif is_reported(metrics.step, self._interval_steps) or metrics.step >= self._last_step:
-            logger.info("%s", status_line(status_cells(metrics, self._last_step, self._throughput.take(), left_s)))
+        self._loss = metrics.loss
+        self._left_s = self._time_left.update(metrics)
+        super().on_step_end(metrics)
+
+    def is_due(self, step: int) -> bool:
+        due = super().is_due(step) if self._table is None else self._table.is_due()
+        return due or step >= self._start.last_step
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        cells = status_cells(metrics, self._start.last_step, (tokens_per_second, step_seconds), self._left_s)
+        if self._table is not None:
+            self._table.show(cells)
+        else:
+            logger.info("%s", " | ".join(f"{name} {value}" for name, value in cells.items()))
 
     def on_rollback(self, step: int) -> None:
-        assert self._time_left is not None
+        super().on_rollback(step)
         self._time_left.go_back(step)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._figures.update(figures)
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_run_end(self, end: RunEnd) -> None:
-        if self._display is not None:
-            self._display.close()
-            self._display = None
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+        for line in self._summary(end):
+            logger.info("%s", line)
+
+    def _summary(self, end: RunEnd) -> Iterator[str]:
+        """Yield what was done, the last metrics, the folder, and the command for the next step."""
+        name, since_start = self._start.config.name, end.step - self._start.step
+        tokens_per_second = end.tokens / max(end.total_seconds, 1e-9)
+        yield f"{name}: {end.reason}"
+        yield (
+            f"  {end.step} steps ({since_start} since this start), {end.tokens:,} tokens in "
+            f"{format_duration(end.total_seconds)} of training ({tokens_per_second:,.0f} tokens/s)"
+        )
+        if self._loss is not None:
+            yield f"  last training loss {self._loss:.4f}"
+        yield from (f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part)
+        points = (self._run_dir / TENSORBOARD_DIR).is_dir()
+        written = "checkpoints, metrics.jsonl and tensorboard" if points else "checkpoints and metrics.jsonl"
+        yield f"  {written} are in {self._run_dir}"
+        if end.failed:
+            return
+        if not end.completed:
+            yield "  to resume: the same command again"
+        if FAMILIES.get(self._start.config.model.family).export is not None:
+            run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
+            yield f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}"
 
 
 def status_cells(
@@ -119,11 +147,6 @@ def status_cells(
     return cells
 
 
-def status_line(cells: Mapping[str, str]) -> str:
-    """Format the status as one line."""
-    return " | ".join(f"{name} {value}" for name, value in cells.items())
-
-
 def figures_line(figures: Mapping[str, float]) -> str:
     """Format `eval/wiki/loss` and others as `wiki loss 3.2100, masked_lm_accuracy 0.4120`; sources end with `; `."""
     by_source: dict[str, list[str]] = {}
@@ -133,7 +156,7 @@ def figures_line(figures: Mapping[str, float]) -> str:
     return "; ".join(f"{source} {', '.join(texts)}" for source, texts in by_source.items())
 
 
-class _LiveDisplay:
+class _LiveTable:
     """A rich table redrawn in place, below the log lines."""
 
     def __init__(self, title: str) -> None:
@@ -142,7 +165,7 @@ class _LiveDisplay:
 
         self._title = title
         self._shown_s = 0.0
-        self._live: Live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
         self._live.start()
         # Handlers must write through the live stream, or their lines would break the table.
         self._streams: list[tuple[logging.StreamHandler[Any], Any]] = []
@@ -156,19 +179,16 @@ class _LiveDisplay:
         return time.monotonic() - self._shown_s >= REFRESH_S
 
     def show(self, cells: Mapping[str, str]) -> None:
-        self._shown_s = time.monotonic()
-        self._live.update(self._table(cells), refresh=True)
-
-    def _table(self, cells: Mapping[str, str]) -> Table:
         from rich import box
         from rich.table import Table
 
+        self._shown_s = time.monotonic()
         table = Table(title=self._title, title_justify="left", box=box.SIMPLE_HEAD)
         for name in cells:
             style = "bold" if name in ("step", "loss") else None
             table.add_column(name, justify="right", style=style, no_wrap=True)
         table.add_row(*cells.values())
-        return table
+        self._live.update(table, refresh=True)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -176,52 +196,3 @@ class _LiveDisplay:
         for handler, stream in self._streams:
             if stream is not None:
                 handler.setStream(stream)
-        self._streams.clear()
-
-
-class SummaryHook(Hook):
-    """Logs at the end what was done, the last metrics, the folder, and the command for the next step."""
-
-    def __init__(self, run_dir: str | Path) -> None:
-        self._run_dir = Path(run_dir)
-        self._start: RunStart | None = None
-        self._loss: float | None = None
-        self._figures: dict[str, float] = {}
-
-    def on_run_start(self, start: RunStart) -> None:
-        self._start = start
-
-    def on_step_end(self, metrics: StepMetrics) -> None:
-        self._loss = metrics.loss
-
-    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
-        self._figures.update(figures)
-
-    def on_run_end(self, end: RunEnd) -> None:
-        for line in self.lines(end):
-            logger.info("%s", line)
-
-    def lines(self, end: RunEnd) -> list[str]:
-        """Return the lines of the summary."""
-        assert self._start is not None
-        here = end.step - self._start.step
-        tokens_per_second = end.tokens / max(end.total_seconds, 1e-9)
-        lines = [
-            f"{self._start.config.name}: {end.reason}",
-            f"  {end.step} steps ({here} since this start), {end.tokens:,} tokens in "
-            f"{format_duration(end.total_seconds)} of training ({tokens_per_second:,.0f} tokens/s)",
-        ]
-        if self._loss is not None:
-            lines.append(f"  last training loss {self._loss:.4f}")
-        lines += [f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part]
-        points = (self._run_dir / TENSORBOARD_DIR).is_dir()
-        written = "checkpoints, metrics.jsonl and tensorboard" if points else "checkpoints and metrics.jsonl"
-        lines.append(f"  {written} are in {self._run_dir}")
-        if end.failed:
-            return lines
-        if not end.completed:
-            lines.append("  to resume: the same command again")
-        if FAMILIES.get(self._start.config.model.family).export is not None:
-            run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
-            lines.append(f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}")
-        return lines

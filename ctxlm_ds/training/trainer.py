@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
@@ -19,8 +20,7 @@ from ctxlm_ds.training.hooks import Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
-from ctxlm_ds.training.state import TrainState
-from ctxlm_ds.training.step_metrics import StepResult
+from ctxlm_ds.training.state import StepResult, TrainState
 
 SECONDS_PER_HOUR = 3600.0
 INTERRUPT_CHECK_S = 5.0
@@ -80,7 +80,8 @@ class Trainer:
             # Raised on every rank together. What is still being written belongs to a good step.
             self.saves.settle()
         if error is not None:
-            self.saves.abandon()
+            # This rank may end alone.
+            self.saves.saver.abandon()
         elapsed_s, completed = time.monotonic() - self._started_s, self._limit_reached() is not None
         state, failed = self.state, error is not None
         end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
@@ -96,8 +97,9 @@ class Trainer:
                 reason = self._asked_to_stop()
                 continue
             reason = self._limit_reached() or self._asked_to_stop()
-            self.tell_step(metrics)
-            if self._due(self.config.evaluation.interval_steps):
+            self.hooks.call("on_step_end", metrics)
+            interval_steps = self.config.evaluation.interval_steps
+            if interval_steps and self.state.step % interval_steps == 0:
                 self._evaluate_once()
             if reason is None:
                 self.saves.after_step(self.state)
@@ -126,13 +128,13 @@ class Trainer:
         return found
 
     def step(self) -> StepMetrics | None:
-        """Take one step; None if it was interrupted, or was bad and the run went back to a checkpoint."""
+        """Take one step without calling on_step_end; None if it was interrupted, or bad and the run went back."""
         started_s = time.monotonic()
         step = next(self._iterator)
         learning_rate = self.schedule.at(self.state.step)
-        judge = self.recovery.judge(self.state)
+        find_spike = partial(self.recovery.find_spike, self.state)
         try:
-            result = self.engine.train_step(step, self.state.step, learning_rate, judge)
+            result = self.engine.train_step(step, self.state.step, learning_rate, find_spike)
         except StepInterrupted:
             return None
         if self.recovery.must_go_back(self.state, step, result):
@@ -146,10 +148,6 @@ class Trainer:
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
         return self._metrics(result, learning_rate, seconds, step.epoch)
-
-    def tell_step(self, metrics: StepMetrics) -> None:
-        """Call the hooks' on_step_end; run() calls this."""
-        self.hooks.call("on_step_end", metrics)
 
     def _go_back(self, step: Step, result: StepResult) -> None:
         """Go back to the last good checkpoint and continue with the rows after the bad step's."""
@@ -211,6 +209,3 @@ class Trainer:
         if index % self._check_every or asked_after_last_step:
             return False
         return bool(self.topology.all_reduce_max([float(self.stop_signal.number)])[0])
-
-    def _due(self, interval_steps: int) -> bool:
-        return interval_steps > 0 and self.state.step % interval_steps == 0

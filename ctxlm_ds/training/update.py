@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,40 +51,32 @@ class Updater:
             # It would raise before gradients are cleared; Update.scale_exhausted reports it instead.
             scaler.raise_error_at_min_scale = False
 
-    def apply(self) -> Update:
-        """Update the weights, unless the gradients' norm is not finite."""
+    def end_step(self, refuse: bool) -> Update:
+        """Update the weights, or drop the gradients if their norm is not finite or the update is refused.
+
+        Without an update, weights, moments and counters stay. An fp16 overflow still lowers the loss scale.
+        """
         if self._clip is not None:
             norm = self._clip()
-            if not math.isfinite(norm):
-                self._step_without_update()
-                return Update(False, norm)
-            self._step()
-            return Update(True, norm)
+            applied = math.isfinite(norm) and not refuse
+            # Without an update, only DeepSpeed's bookkeeping and its clearing of gradients are left.
+            with nullcontext() if applied else _replaced(self._zero, "step", lambda closure=None: None):
+                self._step()
+            return Update(applied, norm)
         exhausted = _is_exhausted(loss_scaler(self._zero))
-        self._step()
+        if refuse:
+            with _invalid_norm(self._zero) as refusal:
+                self._step()
+            assert self._zero.overflow, "DeepSpeed applied an update that was to be refused"
+            norm = refusal.norm
+        else:
+            self._step()
+            norm = float(self._zero._global_grad_norm)
         applied = not self._zero.overflow
-        norm = float(self._zero._global_grad_norm)
         if not applied:
             _drop_offloaded_gradients(self._zero)
-        return Update(applied, norm, exhausted and not applied)
-
-    def refuse(self) -> Update:
-        """Drop the gradients; weights, moments and counters stay. An fp16 overflow still lowers the loss scale."""
-        if self._clip is not None:
-            norm = self._clip()
-            self._step_without_update()
-            return Update(False, norm)
-        exhausted = _is_exhausted(loss_scaler(self._zero))
-        with _invalid_norm(self._zero) as refusal:
-            self._step()
-        assert self._zero.overflow, "DeepSpeed applied an update that was to be refused"
-        _drop_offloaded_gradients(self._zero)
-        return Update(False, refusal.norm, exhausted and not math.isfinite(refusal.norm))
-
-    def _step_without_update(self) -> None:
-        """DeepSpeed's bookkeeping and its clearing of gradients alone."""
-        with _replaced(self._zero, "step", lambda closure=None: None):
-            self._step()
+        overflowed = not (math.isfinite(norm) if refuse else applied)
+        return Update(applied, norm, exhausted and overflowed)
 
 
 def loss_scaler(zero: Any) -> Any | None:
@@ -129,12 +121,11 @@ def _invalid_norm(zero: Any) -> Iterator[_Refusal]:
         if true_update_scale is not None and not math.isfinite(refusal.norm):
             true_update_scale(overflow)
 
-    with _replaced(zero, name, measure_and_refuse):
-        if true_update_scale is None:
-            yield refusal
-            return
-        with _replaced(zero, "_update_scale", update_scale):
-            yield refusal
+    with ExitStack() as replaced:
+        replaced.enter_context(_replaced(zero, name, measure_and_refuse))
+        if true_update_scale is not None:
+            replaced.enter_context(_replaced(zero, "_update_scale", update_scale))
+        yield refusal
 
 
 def _norm_of(zero: Any) -> tuple[str, Callable[[], Any], Any]:

@@ -51,8 +51,10 @@ class Swapped:
     parameters: bool = False
 
     def config(self, run_dir: Path) -> RunConfig:
+        # DeepSpeed swaps shards of at least 1 MiB; in bf16 that takes twice the rows.
+        rows = 9000 * (2 if self.precision == "bf16" else 1)
         model = model_section(
-            family="bert", vocab_size=9000, hidden_size=64, num_layers=2, num_attention_heads=2, intermediate_size=128,
+            family="bert", vocab_size=rows, hidden_size=64, num_layers=2, num_attention_heads=2, intermediate_size=128,
             max_position_embeddings=SEQ_LENGTH, hidden_dropout=0.1, attention_dropout=0.1,
         )  # fmt: skip
         training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision=self.precision)

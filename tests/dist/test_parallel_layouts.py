@@ -162,7 +162,7 @@ def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[l
     """Losses, rows of this rank's word embedding, and the largest number in the rows of padding after training."""
     engine = build_engine(config, {"zero_optimization": {"stage": 1}})
     losses = [engine.train_step(step_of(engine, step), step, 0.01).loss for step in range(5)]
-    weight = dict(engine.named_parameters())["word_embeddings.weight"].detach()
+    weight = dict(engine.named_parameters)["word_embeddings.weight"].detach()
     words = engine.fragments()[0].shard.num_rows
     return losses, weight.shape[0], float(weight[words:].abs().sum())
 

@@ -39,7 +39,7 @@ def expected_parameters(layout: Layout, stage: int) -> int:
 def count_elements(rank: int, world_size: int, layout: Layout) -> dict[str, int]:
     """Parameters, gradients as the update finds them, and elements of fp32 weights and moments after it."""
     engine = build_engine(layout.config(), layout.user_json())
-    own = [parameter for _, parameter in engine.named_parameters()]
+    own = [parameter for _, parameter in engine.named_parameters]
     gradients: list[int] = []
     apply = engine._updater.apply
     engine._updater.apply = lambda: (gradients.append(count_gradients(engine)), apply())[1]
@@ -61,13 +61,13 @@ def count_gradients(engine: Engine) -> int:
     """Elements of the averaged gradients that wait for the update."""
     kept = getattr(engine._deepspeed.optimizer, "averaged_gradients", None)
     if kept is None:
-        return sum(p.grad.numel() for _, p in engine.named_parameters() if p.grad is not None)
+        return sum(p.grad.numel() for _, p in engine.named_parameters if p.grad is not None)
     return sum(gradient.numel() for group in kept.values() if group is not None for gradient in group)
 
 
 def padding_bound(engine: Engine) -> int:
     """Elements that ZeRO adds at most to come out even: 2 a rank and group (stages 1, 2), 1 a parameter (stage 3)."""
-    return len(engine.named_parameters()) if engine.zero_stage == 3 else 2 * 2
+    return len(engine.named_parameters) if engine.zero_stage == 3 else 2 * 2
 
 
 LAYOUTS = [

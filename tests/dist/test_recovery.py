@@ -21,10 +21,9 @@ from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
-from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, Hooks, StepMetrics
-from ctxlm_ds.training.recovery import AnomalyLog, Recovery
+from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
@@ -132,11 +131,11 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
     state = load()
     stream = Stream(engine, set(case.bad), state.rows_consumed)
     recorder = Recorder(case.kill_after)
-    log = AnomalyLog(folder, Rows() if engine.topology.is_main else None)
+    rows = Rows() if engine.topology.is_main else None
     trainer = Trainer(
         config=config, engine=engine, schedule=LearningRateSchedule(config.schedule, RATE, STEPS), steps=stream,
         validation={}, saves=Saves(config.checkpoint, checkpoints),
-        recovery=Recovery(AnomalyPolicy(settings), log, load, stream.restart), hooks=Hooks([recorder]),
+        recovery=Recovery(settings, folder, rows, load, stream.restart), hooks=Hooks([recorder]),
         topology=engine.topology, stop_signal=StopSignal(), state=state,
     )  # fmt: skip
     error = ""

@@ -230,7 +230,7 @@ def train(rank: int, world_size: int, run: Run, num_steps: int = STEPS) -> dict[
     return {
         **{name: values + rest[name] for name, values in figures.items()}, "initial": initial, "weights": weights,
         "built": {name: parameter.numel() for name, parameter in engine.module.named_parameters()},
-        "facts": engine.parameter_facts(), "all_shapes": engine.whole_model.shapes,
+        "facts": engine.whole_model.facts, "all_shapes": engine.whole_model.shapes,
     }  # fmt: skip
 
 

@@ -302,10 +302,10 @@ def train(
     evaluation = engine.evaluate(batches)
     assert engine.evaluate(batches) == evaluation
     frozen = frozen_of(engine)
-    tied = {key: whole_value(value) for key, value in engine.named_parameters() if key.startswith("word_embeddings.")}
+    tied = {key: whole_value(value) for key, value in engine.named_parameters if key.startswith("word_embeddings.")}
     return {
         "losses": losses, "norms": norms, "terms": terms, "gradients": gradients, "forwards": forwards,
-        "evaluation": evaluation, "names": engine.parameter_names, "tied": tied,
+        "evaluation": evaluation, "names": list(engine.whole_model.trained_shapes), "tied": tied,
         "unchanged": all(torch.equal(value, before[key]) for key, value in frozen.items()),
         "frozen": {key: (value.flatten(), given_share(engine, key).flatten()) for key, value in frozen.items()},
         "tensor_rank": engine.topology.tensor_parallel_rank, "stage": engine.topology.pipeline_parallel_rank,
@@ -320,7 +320,7 @@ def whole_value(parameter: torch.nn.Parameter) -> Tensor:
 def given_share(engine: Engine, name: str) -> Tensor:
     """Cut this rank's share out of a frozen parameter as the family gives it."""
     whole, parallel = frozen_values(engine.config)(name), engine.parallel
-    shard = shard_of(name, engine.parameter_facts()[name].split, whole.shape, parallel.size, parallel.rank)
+    shard = shard_of(name, engine.whole_model.facts[name].split, whole.shape, parallel.size, parallel.rank)
     return shard.extract(whole).to(DTYPES[engine.config.training.precision]).float()
 
 

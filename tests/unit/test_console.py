@@ -1,4 +1,4 @@
-"""Numbers on a command line, as argparse itself takes or refuses them."""
+"""Numbers on a command line, as argparse itself takes or refuses them, and the progress of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from ctxlm_ds.console import at_least
+from ctxlm_ds import console
+from ctxlm_ds.console import at_least, byte_progress
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,13 @@ def test_numbers_that_cannot_be_are_refused(given: str, complaint: str, capsys: 
         parser.parse_args(["--workers", given])
     assert stop.value.code == 2
     assert f"argument --workers: {complaint}" in capsys.readouterr().err
+
+
+def test_progress_of_unknown_size_logs_the_note(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(console.logger, "propagate", True)
+    with caplog.at_level("INFO", logger="ctxlm_ds"), byte_progress("read", 0) as progress:
+        progress.update(0, "3 documents")
+    assert caplog.messages == ["read: 3 documents"]

@@ -122,6 +122,7 @@ def _write(output: str, parts: Sequence[MergeInput], folder: PartialFolder, over
                         check_digest(dataset_file(part.prefix, "bin"), digest, recorded, source)
                 errors = "".join(islice(_error_lines(parts), _MAX_ERROR_LINES))
                 writer.prepare(_merged_metadata(parts), errors)
+                progress.update(needed)
             folder.check()
             refuse_existing(output, overwrite, _NOT_THESE)  # another program may have written it meanwhile
             publish_parts(output, folder.path)

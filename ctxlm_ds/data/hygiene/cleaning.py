@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 SENTENCE_ENDS = ".!?…:;。！？；؟؛۔।॥։።༎\"'”’»」』）)"
 """Last characters of a line of prose. Headings, list items and table cells end otherwise."""
 _C4_LINE_ENDS = (".", "!", "?", '"')
-_C4_MIN_WORDS = 5
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _BOILERPLATE = re.compile(
     r"(?i)^\W*(advertisement|sponsored( content)?|share (this|on|via)\b.*|follow us\b.*|click here\b.*|read more\b.*"
@@ -84,7 +83,7 @@ def _c4_lines(text: str) -> str:
     """Apply C4's line rules (Raffel et al. 2020, JMLR 21(140), section 2.2)."""
     lines = [_CITATIONS.sub("", line).strip() for line in text.split("\n")]
     complete = [line for line in lines if line.endswith(_C4_LINE_ENDS) and not line.endswith("...")]
-    long = [line for line in complete if len(line.split()) >= _C4_MIN_WORDS]
+    long = [line for line in complete if len(line.split()) >= 5]
     return "\n".join(line for line in long if not any(word in line.lower() for word in ("javascript", *_POLICY)))
 
 

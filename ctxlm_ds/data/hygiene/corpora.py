@@ -19,7 +19,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import dotted
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
 from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
-from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml
+from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
 
 CORPUS_DIR = Path(__file__).resolve().parents[2] / "corpora"
 LANGUAGE_TEMPLATE = "wikipedia"
@@ -269,11 +269,11 @@ def expectations(source: CorpusSource, language: str) -> list[Expectation]:
 
 def blend_text(recipe: CorpusRecipe, names: Collection[str], prefix: str = "PREFIX") -> str:
     """Return the `data` section (YAML) of a training recipe that mixes the sources with these names."""
-    lines = ["data:", f"  blend: {recipe.blend}", "  train:"]
+    train: list[dict[str, Any]] = []
     for source in (source for source in recipe.sources if source.name in names):
-        lines += [f"  - name: {source.name}", f"    path: {prefix}-{source.name}_text_sentence"]
+        train.append({"name": source.name, "path": f"{prefix}-{source.name}_text_sentence"})
         if recipe.blend == "weighted":
-            lines.append(f"    weight: {source.weight or 1.0}")
-        elif source.epochs is not None and source.epochs != 1:
-            lines.append(f"    epochs: {source.epochs}")
-    return "\n".join(lines) + "\n"
+            train[-1]["weight"] = source.weight or 1.0
+        elif source.epochs not in (None, 1):
+            train[-1]["epochs"] = source.epochs
+    return write_yaml({"data": {"blend": recipe.blend, "train": train}})

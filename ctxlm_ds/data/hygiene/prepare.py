@@ -103,9 +103,8 @@ def _finished(directory: Path, build_key: str) -> dict[str, Any]:
     sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
     for part in (part for source in report["sources"] for part in source["files"]):
         if sizes.get(part["name"]) != part["bytes"]:
-            raise DataError(
-                f"{directory / part['name']}: missing or changed since it was made; --overwrite makes it again"
-            )
+            name = directory / part["name"]
+            raise DataError(f"{name}: missing or changed since it was made; --overwrite makes it again")
     return report
 
 
@@ -135,8 +134,8 @@ class _PartWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
-            size, digest = self._path.stat().st_size, file_digest(self._path)
-            self.parts.append(Part(self._path.name, self._documents, size, digest))
+            part = {"name": self._path.name, "documents": self._documents, "bytes": self._path.stat().st_size}
+            self.parts.append(part | {"sha256": file_digest(self._path)})
 
 
 class _Run:

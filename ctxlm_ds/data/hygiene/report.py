@@ -11,7 +11,6 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +27,8 @@ SAMPLE_SIZE = 100
 """Dropped documents of each stage in dropped.jsonl."""
 EMPTY_STAGE = "empty"
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One finished file."""
-
-    name: str
-    documents: int
-    bytes: int
-    """On disk."""
-    sha256: str
+Part = dict[str, Any]
+"""One finished file: `name`, `documents`, `bytes` on disk, `sha256`."""
 
 
 class DroppedSample:
@@ -129,7 +120,7 @@ class CorpusCounts:
             "unreadable": dict(sorted(self.unreadable[number].items())),
             "read": {what: counts[f"{what}_read"] for what in ("documents", "words", "bytes")},
             "written": {what: counts[f"{what}_written"] for what in ("documents", "words", "bytes")},
-            "files": [asdict(file) for file in files],
+            "files": list(files),
         }
 
     def _checks(self, unchecked: Sequence[str]) -> Iterator[dict[str, Any]]:

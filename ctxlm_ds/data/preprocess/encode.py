@@ -18,17 +18,8 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder
 
-
-@dataclass(slots=True)
-class EncodedKey:
-    """The documents of one chunk for one key."""
-
-    tokens: NDArray[np.int32] | NDArray[np.uint16]
-    """[tokens], flat."""
-    lengths: NDArray[np.int64]
-    """[sequences], tokens of each."""
-    document_sizes: NDArray[np.int64]
-    """[documents], sequences of each."""
+EncodedDocuments = tuple[NDArray[np.int32] | NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]
+"""[tokens] flat, [sequences] tokens of each, [documents] sequences of each."""
 
 
 @dataclass(slots=True)
@@ -37,7 +28,7 @@ class EncodedChunk:
 
     position: Position
     bytes_read: int
-    keys: list[EncodedKey] = field(default_factory=list)
+    keys: list[EncodedDocuments] = field(default_factory=list)
     records: int = 0
     characters: int = 0
     empty_documents: int = 0
@@ -66,16 +57,15 @@ class ChunkEncoder:
                 documents.append(document)
                 result.characters += sum(map(len, document.values()))
         result.records = len(documents) + len(result.bad_records)
-        result.keys = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
+        encoded = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
         # A document is left out if it is empty under every key. Otherwise the datasets of all keys keep it, since
         # Megatron pairs titles and texts by number.
-        kept = np.any([encoded.document_sizes > 0 for encoded in result.keys], axis=0)
+        kept = np.any([sizes > 0 for _, _, sizes in encoded], axis=0)
+        result.keys = [(tokens, lengths, sizes[kept]) for tokens, lengths, sizes in encoded]
         result.empty_documents = int(kept.size - np.count_nonzero(kept))
-        for encoded in result.keys:
-            encoded.document_sizes = encoded.document_sizes[kept]
         return result
 
-    def _encode(self, texts: Sequence[str]) -> EncodedKey:
+    def _encode(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encode all texts; one without any token has no sequences."""
         split = [self._split(text) for text in texts]
         tokens, lengths = self._encode_flat([sequence for sequences in split for sequence in sequences])
@@ -86,7 +76,7 @@ class ChunkEncoder:
             last = np.cumsum(sizes)[sizes > 0] - 1
             tokens = np.insert(tokens, np.cumsum(lengths)[last], self._end_id)
             lengths[last] += 1
-        return EncodedKey(tokens.astype(self._dtype), lengths, sizes)
+        return tokens.astype(self._dtype), lengths, sizes
 
     def _split(self, text: str) -> list[str]:
         if not text or text.isspace():

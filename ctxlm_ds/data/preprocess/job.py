@@ -214,8 +214,8 @@ class _Job:
             self.counts[name] += getattr(chunk, name)
         for bad in chunk.bad_records:
             self.bad_records.add(bad, self.counts["records"])
-        for writer, encoded in zip(self.writers, chunk.keys, strict=True):
-            writer.add_documents(encoded.tokens, encoded.lengths, encoded.document_sizes)
+        for writer, documents in zip(self.writers, chunk.keys, strict=True):
+            writer.add_documents(*documents)
         self.position = chunk.position
 
     def _save(self, is_prepared: bool = False) -> None:

@@ -16,7 +16,6 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.atomic import output_folder
@@ -48,20 +47,12 @@ _ENTRY = re.compile(
 _SENTENCE_END = (".", "!", "?", ":", '."', ".)")
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusSize:
-    """Size of one split."""
-
-    modules: int
-    bytes: int
-
-
 def extract_docstrings(
     output_dir: str | Path, packages: tuple[str, ...] = PACKAGES, workers: int = 1
-) -> dict[str, CorpusSize]:
+) -> dict[str, tuple[int, int]]:
     """Write `train.jsonl` and `heldout.jsonl` ({"title": module, "text": prose}) into a new folder, atomically.
 
-    Raises DataError if a package is not installed or the folder exists.
+    Returns the modules and bytes of each. Raises DataError if a package is not installed or the folder exists.
     """
     output_dir = Path(output_dir)
     if output_dir.exists():
@@ -74,7 +65,7 @@ def extract_docstrings(
             lines["heldout" if is_held_out(title) else "train"].append(line)
         for split, name in FILES.items():
             (folder / name).write_bytes(b"".join(lines[split]))
-    return {split: CorpusSize(len(found), sum(map(len, found))) for split, found in lines.items()}
+    return {split: (len(found), sum(map(len, found))) for split, found in lines.items()}
 
 
 def is_held_out(module: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import pyarrow
-from pyarrow import ipc, parquet, types
+from pyarrow import ipc, parquet
 
 from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Chunk, InputShard, Position, Source, Span
 from ctxlm_ds.errors import DataError
@@ -26,6 +26,11 @@ _READ_BYTES = 1 << 20
 _IPC_MAGIC = b"ARROW1"
 _DAMAGE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 """Raised by pyarrow for data that it cannot read."""
+_BINARY = {
+    pyarrow.string(): pyarrow.binary(),
+    pyarrow.large_string(): pyarrow.large_binary(),
+    pyarrow.string_view(): pyarrow.binary_view(),
+}
 
 Row = dict[str, Any]
 
@@ -104,16 +109,11 @@ def _rows(group: _Group, json_keys: Sequence[str], skip: int) -> Iterator[Row]:
 
 def _python_values(column: Any) -> list[Any]:
     """Return strings as bytes, which parsing decodes. Offsets are checked first."""
-    if types.is_dictionary(column.type):
+    if isinstance(column.type, pyarrow.DictionaryType):
         column.validate(full=True)
         column = column.dictionary_decode()
-    for is_string, binary in (
-        (types.is_string, pyarrow.binary()),
-        (types.is_large_string, pyarrow.large_binary()),
-        (types.is_string_view, pyarrow.binary_view()),
-    ):
-        if is_string(column.type):
-            column = column.view(binary)
+    if column.type in _BINARY:
+        column = column.view(_BINARY[column.type])
     column.validate(full=True)
     return column.to_pylist()
 

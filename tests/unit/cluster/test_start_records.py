@@ -12,7 +12,6 @@ from ctxlm_ds.cluster.start_records import (
     cut_short,
     finish,
     fruitless_starts,
-    is_fruitless,
     note_cut_short,
     read_start_record,
 )
@@ -39,9 +38,8 @@ def test_starts_without_a_new_checkpoint_are_counted(tmp_path: Path) -> None:
     fail(tmp_path, 1, event=REQUEUE)
     now = start(tmp_path, 2)
     assert [event["why"] for event in fruitless_starts(tmp_path, now)] == ["reason 0", "reason 1"]
-    assert is_fruitless(tmp_path, now)
     checkpoint(tmp_path, 10)
-    assert fruitless_starts(tmp_path, now) == [] and not is_fruitless(tmp_path, now)
+    assert fruitless_starts(tmp_path, now) == []
 
 
 def test_a_start_notes_the_log_of_its_job(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_one_stopped_rank_of_two(runs: dict[str, Run]) -> None:
     run = runs["one stopped"]
     assert [run.end(rank)[0] for rank in range(2)] == [EXIT_HANG, -signal.SIGKILL]
     assert run.text().startswith("=== rank 1 could not write a stack of Python\nrank 1 of 2 on")
+    assert [(record.rank, record.error) for record in read_failures(run.evidence)] == [(0, "Hang"), (1, "Hang")]
     assert "state T (stopped)" in run.text()
 
 
@@ -180,7 +181,8 @@ def test_rank_0_stopped_of_two(runs: dict[str, Run]) -> None:
     assert run.end(1)[0] == EXIT_HANG
     status, said = run.end(0)
     assert status == -signal.SIGKILL
-    assert "hang: training, after step 1" in said and "look at rank 0 first" in said
+    assert "hang: training, after step 1, stopped while others wait" in said and "look at rank 0 first" in said
+    assert "(it was stopped); killed by its guard" in said
     assert run.text().startswith("=== rank 0 could not write a stack of Python\nrank 0 of 2 on")
     assert (run.record().rank, run.record().error) == (0, "Hang")
 

@@ -102,7 +102,7 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ),
     ({"schedule": {"final_learning_rate": 1.0}}, "schedule.final_learning_rate", ["above the peak", "0.0001"]),
     ({"schedule": {"total_steps": 500}}, "schedule.total_steps", ["500", "1000", "learning rate 0"]),
-    ({"schedule": {"total_steps": 1000, "start_step": 900}}, "schedule.total_steps", ["1900", "start_step 900"]),
+    ({"schedule": {"total_steps": 1000, "start_step": 900}}, "schedule.total_steps", ["1899", "start_step 900"]),
     ({"profiler": {"num_steps": 5, "start_step": 1000}}, "profiler.start_step", ["never reached"]),
     (
         {"training": {"precision": "bf16", "grad_accum_dtype": "fp16"}},

@@ -136,6 +136,14 @@ def test_sigterm_ends_a_check() -> None:
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}}, "5: expected text"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 7}}, "a divisor of the 1 data-parallel ranks"),
         ({"zero_optimization": {"prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 1}}, "remove one"),
+        (
+            {
+                "zero_optimization": dict.fromkeys(
+                    ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"), True
+                )
+            },
+            "gather_16bit_weights_on_model_save is the same setting; remove one",
+        ),
         ({"wandb": []}, "wandb: []: expected a section"),
         ({"wandb": {"enabled": True}}, "wandb is not installed; run pip install wandb"),
         ({"aio": 5}, "aio: 5: expected a section"),

@@ -72,12 +72,12 @@ LAMB: Values = {
     "schedule.name": "polynomial",  # schedulers.py: PolyWarmUpScheduler
     "schedule.power": 0.5,  # schedulers.py: degree
     "schedule.warmup_steps": None,
-    "schedule.total_steps": None,  # run_pretraining.py: args.max_steps of the phase
-    "schedule.start_step": 0,  # run_pretraining.py: each phase begins again
+    "schedule.start_step": 1,  # run_pretraining.py: each phase begins again; schedulers.py: counts before the update
 }
 LAMB_PHASE_1: Values = BERT_PHASE_1 | LAMB | {
     "optimizer.learning_rate": 6e-3,  # scripts/run_pretraining.sh
     "schedule.warmup_fraction": 0.2843,  # scripts/run_pretraining.sh
+    "schedule.total_steps": 7038,  # run_pretraining.py: args.max_steps of the phase
     "training.global_batch_size": 65_536,  # scripts/run_pretraining.sh: 8 x 8,192
     "training.max_steps": 7038,  # scripts/run_pretraining.sh
 }  # fmt: skip
@@ -85,6 +85,7 @@ LAMB_PHASE_2: Values = BERT_PHASE_2 | LAMB | {
     "objective.max_predictions": 80,  # scripts/run_pretraining.sh
     "optimizer.learning_rate": 4e-3,  # scripts/run_pretraining.sh
     "schedule.warmup_fraction": 0.128,  # scripts/run_pretraining.sh
+    "schedule.total_steps": 1563,  # run_pretraining.py: args.max_steps of the phase
     "training.global_batch_size": 32_768,  # scripts/run_pretraining.sh: 8 x 4,096
     "training.max_steps": 1563,  # scripts/run_pretraining.sh
 }  # fmt: skip

@@ -22,7 +22,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics, build_hooks
 from ctxlm_ds.training.profiler import ProfilerHook
-from ctxlm_ds.training.status import SummaryHook, TimeLeft, figures_line
+from ctxlm_ds.training.status import StatusHook, TimeLeft, figures_line
 from tests.unit.training.test_metrics import end, metrics_of, start
 
 
@@ -73,7 +73,7 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
 
 
 def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
-    hook = SummaryHook("runs/bert")
+    hook = StatusHook("runs/bert")
     hook.on_run_start(start(40))
     hook.on_run_end(end(57, completed=False))
     text = log.getvalue()
@@ -88,7 +88,7 @@ from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.training.hooks import RunStart, StepMetrics, RunEnd
 from ctxlm_ds.training.status import StatusHook
 setup_logging()
-hook = StatusHook(1000)
+hook = StatusHook("runs/my-run", 1000)
 hook.on_run_start(RunStart(0, 40, RunConfig(name="my-run")))
 for step in range(1, 41):
     time.sleep(0.02)
@@ -217,7 +217,7 @@ def test_no_profile_where_the_window_is_not_reached_or_past(tmp_path: Path, firs
 
 def test_ranks_have_the_hooks_that_are_theirs(tmp_path: Path) -> None:
     config = RunConfig(profiler=ProfilerConfig(num_steps=2))
-    assert len(build_hooks(config, tmp_path, Topology())) == 5
+    assert len(build_hooks(config, tmp_path, Topology())) == 4
     assert len(build_hooks(config, tmp_path, Topology(rank=1, world_size=2))) == 1
     assert build_hooks(RunConfig(), tmp_path, Topology(rank=1, world_size=2)) == []
 

@@ -148,33 +148,33 @@ def test_bert_base_s_two_phases_meet() -> None:
     assert two.at(100_000) == 0.0
 
 
-def test_the_published_lamb_phases() -> None:
-    config = load_config("bert-large-lamb-phase1")
-    schedule = LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps)
-    assert schedule.warmup_steps == 2000
-    assert schedule.at(1000) == pytest.approx(3e-3)
-    assert schedule.at(2000) == pytest.approx(6e-3 * math.sqrt(1 - 2000 / 7038))
-    assert schedule.at(7038) == 0.0
+@pytest.mark.parametrize(
+    ("recipe", "peak", "share", "total"),
+    [
+        ("bert-large-lamb-phase1", 6e-3, 0.2843, 7038), ("bert-large-lamb-phase2", 4e-3, 0.128, 1563),
+        ("bert-base-lamb-phase1", 6e-3, 0.2843, 7038), ("bert-base-lamb-phase2", 4e-3, 0.128, 1563),
+    ],
+)  # fmt: skip
+def test_the_lamb_recipes_have_the_rates_of_nvidia_s_scheduler(
+    recipe: str, peak: float, share: float, total: int
+) -> None:
+    """DeepLearningExamples, BERT/schedulers.py: PolyWarmUpScheduler.step() sets last_epoch to the updates done + 1."""
 
+    def nvidia(updates_done: int) -> float:
+        progress = (updates_done + 1) / total
+        return peak * progress / share if progress < share else peak * (1.0 - progress) ** 0.5
 
-def test_start_step_1_is_nvidia_s_scheduler() -> None:
-    """DeepLearningExamples, BERT/schedulers.py: PolyWarmUpScheduler steps before the optimizer, first to epoch 1."""
-    total, share, power, peak = 7038, 0.2843, 0.5, 6e-3
-
-    def nvidia(last_epoch: int) -> float:
-        progress = last_epoch / total
-        return peak * progress / share if progress < share else peak * (1.0 - progress) ** power
-
-    config = ScheduleConfig(
-        name="polynomial", power=power, warmup_fraction=share, decay_from="start", start_step=1, total_steps=total
-    )
-    schedule = LearningRateSchedule(config, peak, total)
+    config = load_config(recipe)
+    assert config.training.max_steps == total
+    schedule = LearningRateSchedule(config.schedule, config.optimizer.learning_rate, total)
     found = [schedule.at(step) for step in range(total)]
-    # The warmup is rounded down to complete steps (2,000 for 2,000.9), so update 2,000 is the first of the decay.
-    expected = [nvidia(update + 1) for update in range(total)]
-    del found[1999], expected[1999]
+    expected = [nvidia(step) for step in range(total)]
+    # The warmup is rounded down to complete steps (2,000 for 2,000.9), so its last update is the first of the decay.
+    last = schedule.warmup_steps - 1
+    assert last == int(share * total) - 1
+    del found[last], expected[last]
     assert found == pytest.approx(expected, rel=5e-4, abs=1e-18)
-    assert found[0] > 0 and found[-1] == 0
+    assert found[0] == pytest.approx(peak / (last + 1)) and found[-1] == 0
 
 
 def test_a_warmup_given_as_a_share() -> None:

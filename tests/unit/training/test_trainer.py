@@ -15,10 +15,9 @@ from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
-from ctxlm_ds.training.anomalies import AnomalyPolicy
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, StepMetrics
-from ctxlm_ds.training.recovery import AnomalyLog, Recovery
+from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import TrainState
@@ -97,7 +96,7 @@ def run_trainer(
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
         steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
         saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
-        recovery=Recovery(AnomalyPolicy(config.anomalies), AnomalyLog(Path(), None), nothing_bad, nothing_bad),
+        recovery=Recovery(config.anomalies, Path(), None, nothing_bad, nothing_bad),
         hooks=Hooks([recorder]), topology=topology, stop_signal=stop_signal, state=state,
     )  # fmt: skip
     error = None

@@ -9,7 +9,7 @@ import pytest
 
 from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.training.step_metrics import means, perplexity, weighted_total
+from ctxlm_ds.training.losses import means, perplexity, weighted_total
 from tests.sections import objective_section
 
 
