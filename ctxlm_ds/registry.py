@@ -51,7 +51,15 @@ class Registry:
             ConfigError: no entry has this name, or its module cannot be imported.
         """
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+            target = self._shipped.get(name) or self._added.get(name) or self._installed.get(name)
+            if target is None:
+                near = difflib.get_close_matches(name, self.names(), 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"no {self.kind} is named {name}{hint} (there are: {', '.join(self.names())})")
+            try:
+                self._loaded[name] = load_object(target) if isinstance(target, str) else target
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(f"{self.kind} {name} ({target}) cannot be imported: {error}") from error
         return self._loaded[name]
 
     def register(self, name: str, entry: Any) -> None:
@@ -65,19 +73,6 @@ class Registry:
     def _installed(self) -> dict[str, str]:
         """Entries of other packages; they cannot replace entries of this package."""
         return {point.name: point.value for point in entry_points(group=self.group)}
-
-    def _load(self, name: str) -> Any:
-        target = self._shipped.get(name) or self._added.get(name) or self._installed.get(name)
-        if target is None:
-            near = difflib.get_close_matches(name, self.names(), 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"no {self.kind} is named {name}{hint} (there are: {', '.join(self.names())})")
-        if not isinstance(target, str):
-            return target
-        try:
-            return load_object(target)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"{self.kind} {name} ({target}) cannot be imported: {error}") from error
 
 
 def load_object(target: str) -> Any:

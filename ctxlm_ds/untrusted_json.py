@@ -68,7 +68,7 @@ def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
         value = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from None
-    if _is_deep(value):
+    if isinstance(value, (dict, list)) and _is_deeper(value, MAX_DEPTH):
         raise error(f"{path}: cannot be read as JSON (more than {MAX_DEPTH} levels)")
     return value
 
@@ -92,16 +92,8 @@ def check_regular_files(folder: Path, error: type[Exception]) -> None:
             raise error(f"{path}: not a regular file; remove it")
 
 
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for container in level
-            if isinstance(container, (dict, list))
-            for item in (container.values() if isinstance(container, dict) else container)
-            if isinstance(item, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
+def _is_deeper(value: Any, levels: int) -> bool:
+    if levels == 0:
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return any(_is_deeper(item, levels - 1) for item in items if isinstance(item, (dict, list)))

@@ -24,6 +24,7 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 HELDOUT_EVERY = 10
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     arguments = parser.parse_args()
     setup_logging()
+    load_config(arguments.recipe, arguments.set, arguments.ranks)  # mistakes are reported before the first step
     started_s = time.monotonic()
     name = Path(arguments.corpus[0]).name.split(".")[0].strip("*") or "corpus" if arguments.corpus else "default"
     folder = (arguments.output_dir or ROOT / "runs" / name).absolute()

@@ -30,10 +30,6 @@ SEQ_LENGTH = 512
 SENTENCES_PER_DOCUMENT = 20
 TOKENS_PER_SENTENCE = 25
 SHORT_SEQ_PROB = 0.1
-LARGER_TASKS = {
-    "segment_pair": " (a larger task than build_mapping's: it also draws and shortens the pairs, which Megatron does "
-    "at reading)"
-}
 ONE_EPOCH_WITHOUT_LIMIT = 2**31 - 1
 TEMPLATE = SequenceTemplate(cls_id=2, sep_id=3, pad_id=0, double_separator=False, vocab_size=30_522)
 
@@ -59,8 +55,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
         for workers in counts:
             ours = partial(_sentences_done, table, sample_format, workers)
             lines = compare(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
-            title = f"{sample_format}, {counted(workers, 'thread')}{LARGER_TASKS.get(sample_format, '')}"
-            yield from _titled(title, lines)
+            yield from _titled(f"{sample_format}, {counted(workers, 'thread')}", lines)
     sizes = np.add.reduceat(lengths, bounds[:-1], dtype=np.int32)
     order = np.arange(documents, dtype=np.int32)
     num_tokens = int(sizes.sum(dtype=np.int64))

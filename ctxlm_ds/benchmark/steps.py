@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,11 +17,9 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
-from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.training.losses import TermLosses
 
 
@@ -34,16 +32,24 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> list[str]:
     Raises:
         ConfigError: the recipe has no model.vocab_size.
     """
+    import transformers
+
     if config.model.vocab_size is None:
         raise ConfigError("model.vocab_size is not set; add --set model.vocab_size=30522")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[config.training.precision]
-    objective, parallel = build_objective(config.objective), ParallelContext()
+    objective, parallel, export = build_objective(config.objective), ParallelContext(), export_of(config.model.family)
     build = ModelBuild(objective.outputs, KernelSet(config.kernels, device, dtype), parallel)
     ours = build_model(config.model, build, config.training.seed).to(device, dtype).train()
-    theirs = _hugging_face_model(config.model, objective.outputs).to(device, dtype).train()
-    fields = _random_fields(config, objective, device)
-    losses, export = TermLosses(objective.terms, objective.outputs, parallel), export_of(config.model.family)
+    # The class that the model is exported as, with transformers' kernels; no row holds one of these special tokens.
+    ids = SimpleNamespace(pad_id=1, cls_id=0, sep_id=2)
+    name = export.key_map(config.model, objective.outputs, ids.pad_id).hf_class
+    theirs = getattr(transformers, name)(to_hf_config(export, config.model, name, ids, "fp32"))
+    theirs = theirs.to(device, dtype).train()
+    rows, generator = config.training.micro_batch_size, np.random.default_rng(config.training.seed)
+    batch = Batch.example(objective.fields(config.data), rows, generator, config.model.vocab_size)
+    fields = {name: tensor.to(device) for name, tensor in batch.fields.items()}
+    losses = TermLosses(objective.terms, objective.outputs, parallel)
     counts = [int((fields[term.labels[0]] != IGNORE_LABEL).sum()) for term in objective.terms]
     factors = torch.tensor([1.0 / count for count in counts], device=device)
     arguments = export.their_inputs(fields) | export.their_labels(fields)
@@ -68,22 +74,3 @@ def _step(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> Callable
         return tokens
 
     return work
-
-
-def _hugging_face_model(model: ModelSection, outputs: Sequence[str]) -> nn.Module:
-    """Build the class that the model is exported as, with the kernels that transformers chooses."""
-    import transformers
-
-    # The random rows hold none of the special tokens.
-    export, ids = export_of(model.family), SimpleNamespace(pad_id=1, cls_id=0, sep_id=2)
-    name = export.key_map(model, outputs, ids.pad_id).hf_class
-    return getattr(transformers, name)(to_hf_config(export, model, name, ids, "fp32"))
-
-
-def _random_fields(config: RunConfig, objective: Objective, device: str) -> dict[str, Tensor]:
-    """Make full random rows with every prediction slot used."""
-    assert config.model.vocab_size is not None
-    generator = np.random.default_rng(config.training.seed)
-    rows = config.training.micro_batch_size
-    batch = Batch.example(objective.fields(config.data), rows, generator, config.model.vocab_size)
-    return {name: tensor.to(device) for name, tensor in batch.fields.items()}
