@@ -27,7 +27,7 @@ FLASH_MIN_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a layer needs of attention; the implementation is chosen for it."""
+    """The attention of a layer; the implementation is chosen for it."""
 
     head_size: int
     causal: bool = False
@@ -163,7 +163,7 @@ class SdpaAttention:
 
     @property
     def _needs_no_mask(self) -> bool:
-        """Whether torch's causal mask suffices: padding comes after the sequence, and its results are not read."""
+        """True if torch's causal mask suffices: padding comes after the sequence, and its results are not read."""
         return self.spec.causal and not self.spec.shares_rows and self.spec.window is None
 
     def _mask(self, sequences: Sequences) -> Tensor:

@@ -17,7 +17,7 @@ from ctxlm_ds.errors import KernelError
 
 @dataclass(frozen=True)
 class Need:
-    """What a layer needs from an operation, and the device that computes it."""
+    """The request of a layer for an operation, and the device that computes it."""
 
     spec: Any
     """Description of the layer; its type is in the operation's file."""

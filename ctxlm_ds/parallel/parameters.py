@@ -46,7 +46,7 @@ class ParameterFacts:
     decays: bool
     """True for weights; False for biases and LayerNorm, which weight decay usually spares."""
     split: Split | None = None
-    """How tensor-parallel ranks share it; None if each holds all of it."""
+    """Its division among tensor-parallel ranks; None if each holds all of it."""
     grows: Growth | None = None
     """Reason why a larger model has more rows; `initialize_from` leaves the additional rows at their initial values."""
     optional: bool = False

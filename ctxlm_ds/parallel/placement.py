@@ -16,7 +16,7 @@ from ctxlm_ds.parallel.shards import Shard
 
 @dataclass(frozen=True)
 class Split:
-    """How tensor-parallel ranks share a parameter."""
+    """The division of a parameter among tensor-parallel ranks."""
 
     axis: Literal["rows", "columns", "vocabulary"]
     """`rows`: equal runs of rows (outputs); `columns`: of columns (inputs); `vocabulary`: rows, padded at the end."""

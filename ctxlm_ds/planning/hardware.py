@@ -145,12 +145,9 @@ def _read_gpu(path: Path) -> Gpu:
         known = [field.name for field in fields(Gpu)]
         for details in error.errors():
             name = str(details["loc"][0])
-            if name not in known:
-                problems.append(f"{name}: unknown{did_you_mean(name, known)}")
-            elif name not in values:
-                problems.append(f"{name}: missing")
-            else:
-                problems.append(f"{name}: {show_value(values[name])}: {details['msg']}")
+            reasons = {"missing": "missing", "unexpected_keyword_argument": f"unknown{did_you_mean(name, known)}"}
+            text = f"{show_value(values.get(name))}: {details['msg']}"
+            problems.append(f"{name}: {reasons.get(details['type'], text)}")
     if problems:
         raise ConfigError("\n".join([f"{path}: not a GPU's description", *(f"  {text}" for text in problems)]))
     return gpu

@@ -210,7 +210,7 @@ def _settle(result: dict[str, Any], path: tuple[str, ...], owned: Owned) -> Iter
 
 
 def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Problem]:
-    """Hand over the optimizer section, or check that it repeats the recipe."""
+    """Hand over the optimizer section, or check that it repeats the recipe and remove it."""
     section = result.get("optimizer", AUTO)
     values = {
         "lr": Owned("optimizer.learning_rate", config.optimizer.learning_rate),
@@ -219,35 +219,34 @@ def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Pro
         "weight_decay": Owned("optimizer.weight_decay", config.optimizer.weight_decay),
     }
     if config.optimizer.name == "from_ds_config":
-        yield from _hand_over_optimizer(section, values)
+        yield from _hand_over_optimizer(result, values)
         return
+    if section != AUTO:
+        yield from _compare_optimizer(result, section, values, config.optimizer.name)
     result.pop("optimizer", None)
-    if section == AUTO:
-        return
-    kind = str(section.get("type", AUTO))
-    same_kind = {"adamw": ("auto", "adamw", "adam"), "lamb": ("auto", "lamb")}[config.optimizer.name]
+
+
+def _compare_optimizer(
+    result: dict[str, Any], section: dict[str, Any], values: dict[str, Owned], name: str
+) -> Iterator[Problem]:
     hand_over = "or set optimizer.name to from_ds_config to use this section"
-    if kind.lower() not in same_kind:
-        text = f"{kind} here, but {config.optimizer.name} in the recipe (optimizer.name); change one, {hand_over}"
+    kind = str(section.get("type", AUTO))
+    if kind.lower() not in {"adamw": ("auto", "adamw", "adam"), "lamb": ("auto", "lamb")}[name]:
+        text = f"{kind} here, but {name} in the recipe (optimizer.name); change one, {hand_over}"
         yield Problem("optimizer.type", text)
         return
     params = section.get("params", {})
-    for name, stood in params.items() if isinstance(params, dict) else ():
-        if stood == AUTO:
-            continue
-        if name not in values:
+    for key, stood in list(params.items()) if isinstance(params, dict) else ():
+        if key in values:
+            yield from _settle(result, ("optimizer", "params", key), values[key])
+        elif stood != AUTO:
             text = f"{show_value(stood)}: the recipe's optimizer has no such setting; remove it here, {hand_over}"
-            yield Problem(f"optimizer.params.{name}", text)
-        elif stood != values[name].value:
-            yield Problem(
-                f"optimizer.params.{name}",
-                f"{show_value(stood)} here, but {show_value(values[name].value)} in the recipe "
-                f'({values[name].setting}); write "auto" here, or change the recipe',
-            )
+            yield Problem(f"optimizer.params.{key}", text)
 
 
-def _hand_over_optimizer(section: Any, values: dict[str, Owned]) -> Iterator[Problem]:
+def _hand_over_optimizer(result: dict[str, Any], values: dict[str, Owned]) -> Iterator[Problem]:
     """Fill "auto" with the values of the recipe. The learning rate is always the recipe's, set by its schedule."""
+    section = result.get("optimizer", AUTO)
     if section == AUTO or section.get("type", AUTO) == AUTO:
         yield Problem(
             "optimizer",
@@ -259,10 +258,8 @@ def _hand_over_optimizer(section: Any, values: dict[str, Owned]) -> Iterator[Pro
     if not isinstance(params, dict):
         yield Problem("optimizer.params", f"{show_value(params)}: expected a section")
         return
-    yield from _settle(params, ("lr",), values["lr"])
-    for name, owned in values.items():
-        if params.get(name) == AUTO:
-            params[name] = owned.value
+    yield from _settle(result, ("optimizer", "params", "lr"), values["lr"])
+    params |= {name: owned.value for name, owned in values.items() if params.get(name) == AUTO}
     yield from optimizer_problems(section["type"], params)
 
 

@@ -81,7 +81,7 @@ class MadeSamples(NamedTuple):
 
 
 class SampleFormat(ABC):
-    """How a dataset becomes samples."""
+    """The rules by which a dataset becomes samples."""
 
     name: ClassVar[str]
     section: ClassVar[type[DataSection]]

@@ -8,7 +8,7 @@ A folder PREFIX.samples-KEY, written by build.py, holds
     masked_*.npy, prediction_*.npy     with static masking (static.py)
 
 KEY is a hash of the dataset's and tokenizer's fingerprints and of every setting that changes the samples, so that an
-index is never used for anything else. The sampler orders the rows, objectives corrupt the samples.
+index is never used for anything else. data/stream orders the rows, objectives corrupt the samples.
 """
 
 from __future__ import annotations

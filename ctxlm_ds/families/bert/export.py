@@ -1,4 +1,4 @@
-"""BERT as BertForPreTraining and BertForMaskedLM, and what the encoders of transformers share."""
+"""BERT as BertForPreTraining and BertForMaskedLM, and the common part of all encoders."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SENTENCE_TENSORS = (r"bert\.pooler\.dense\.(weight|bias)", r"cls\.seq_relationsh
 
 
 class EncoderExport(FamilyExport):
-    """What BERT and the encoders like it share."""
+    """The common part of BERT and the encoders like it."""
 
     settings = {
         "vocab_size": "vocab_size",

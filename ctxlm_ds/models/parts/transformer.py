@@ -200,12 +200,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
-        width, inner, kernels, parallel = (
-            settings.hidden_size,
-            settings.intermediate_size,
-            build.kernels,
-            build.parallel,
-        )
+        width, inner = settings.hidden_size, settings.intermediate_size
+        kernels, parallel = build.kernels, build.parallel
         self.up = column_parallel_linear(width, inner, settings.init, kernels, parallel, settings.activation)
         self.down = row_parallel_linear(inner, width, settings.residual_init, kernels, parallel)
 

@@ -289,6 +289,17 @@ def test_the_optimizer_section_is_handed_over_whole() -> None:
     assert section["params"]["lr"] == "auto"
 
 
+def test_another_learning_rate_in_a_section_that_is_handed_over() -> None:
+    config = config_of(optimizer={"name": "from_ds_config", "learning_rate": 3e-4})
+    section = {"type": "AdamW", "params": {"lr": 1e-3}}
+    (problem,) = problems_of(config, {"optimizer": section})
+    assert problem.strip().startswith("optimizer.params.lr: 0.001 here, but 0.0003 in the recipe")
+
+
+def test_an_optimizer_section_left_to_the_recipe() -> None:
+    assert "optimizer" not in build_deepspeed_config(config_of(), {"optimizer": "auto"}, 1)
+
+
 @pytest.mark.parametrize(
     ("section", "words"),
     [
