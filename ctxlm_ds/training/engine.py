@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -49,7 +48,6 @@ from ctxlm_ds.training.optimizer import (
     use_full_vectors,
 )
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, load_async_io, model_parallel_unit
-from ctxlm_ds.training.stage_timing import measured_costs
 from ctxlm_ds.training.state import Anomaly, StepResult
 from ctxlm_ds.training.update import Update, Updater, clip_gradients, loss_scaler
 
@@ -132,13 +130,7 @@ class Engine:
             return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
         from ctxlm_ds.training.pipeline import PipelineStage
 
-        def measure() -> list[float]:
-            rows, words = self.config.training.micro_batch_size, self.config.model.vocab_size or 1
-            columns = self.objective.fields(self.config.data)
-            fields = Batch.example(columns, rows, np.random.default_rng(0), words).fields
-            return measured_costs(self.config, descriptions, fields, self.topology)
-
-        self.stage_bounds = plan_stages(self.config.parallel, descriptions, self._shapes, measure)
+        self.stage_bounds = plan_stages(self.config.parallel, descriptions, self._shapes)
         counts = ", ".join(map(str, blocks_per_stage(descriptions, self.stage_bounds)))
         logger.info("pipeline: %s transformer layers on stages 0 to %d", counts, len(self.stage_bounds) - 2)
         with without_known_prints():
