@@ -57,8 +57,7 @@ def build_run(
         ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
     run_dir = lock.run_dir
-    tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
-    config = resolve(config, tokenizer)
+    config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
     objective = build_objective(config.objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     manager.check_shared()
@@ -159,33 +158,25 @@ def build_loaders(
     return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row, idle=idle), held_out
 
 
-def load_run_tokenizer(config: RunConfig) -> Tokenizer:
-    """Load the tokenizer of the recipe.
+def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
+    """Return the recipe with the size of the vocabulary, and its tokenizer.
 
     Raises:
-        ConfigError: the recipe names none.
+        ConfigError: the recipe names no tokenizer, or the model has fewer embedding rows than the tokenizer has ids.
     """
     if config.tokenizer.path is None:
         raise ConfigError(
             "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
             "(tools/train_tokenizer.py makes one)"
         )
-    return load_tokenizer(config.tokenizer.path)
-
-
-def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """Return the recipe with the size of the vocabulary.
-
-    Raises:
-        ConfigError: the model has fewer embedding rows than the tokenizer has ids.
-    """
+    tokenizer = load_tokenizer(config.tokenizer.path)
     size = config.model.vocab_size or tokenizer.vocab_size
     if size < tokenizer.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
             f"{tokenizer.vocab_size - 1}; set model.vocab_size to at least {tokenizer.vocab_size}, or null"
         )
-    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
 
 
 def build_engine(

@@ -17,15 +17,9 @@ from ctxlm_ds.recipe.schema import ParallelConfig
 def plan_stages(
     layout: ParallelConfig, descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]
 ) -> list[int]:
-    """Decide where a pipeline is cut. The run and the planner share this decision.
+    """Return the first layer of each stage, and the number of layers at the end, for the run and the planner.
 
-    Args:
-        layout: the recipe's `parallel` section.
-        descriptions: the layers in order.
-        shapes: shapes of the complete model's trained parameters by name.
-
-    Returns:
-        First layer of each stage, and the number of layers at the end.
+    `shapes` are those of the complete model's trained parameters.
 
     Raises:
         ConfigError: the layers do not fill the stages, or a stage has nothing to train.

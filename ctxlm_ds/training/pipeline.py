@@ -41,28 +41,16 @@ BIT_CAST = {
 tensor, and gloo sends no booleans. Integers cross as int64."""
 
 
-class _Spec(LayerSpec):
-    """DeepSpeed's specification of a layer that occurs once."""
-
-    def __init__(self, description: LayerDescription) -> None:
-        super().__init__(nn.Module)
-        self.description = description
-
-    def build(self, log: bool = False) -> nn.Module:
-        return self.description.build()
-
-
-class _TiedSpec(TiedLayerSpec):
-    """DeepSpeed's specification of a layer whose parameters several stages share."""
-
-    def __init__(self, description: LayerDescription) -> None:
+def _spec(description: LayerDescription) -> LayerSpec:
+    """Return DeepSpeed's specification of a layer, tied if several stages may share its parameters."""
+    if description.tie_key is None:
+        spec = LayerSpec(nn.Module)
+    else:
         with torch.device("meta"):
             names = [name for name, _ in description.build().named_parameters()]
-        super().__init__(_module_key(description), nn.Module, tied_weight_attr=names)
-        self.description = description
-
-    def build(self, log: bool = False) -> nn.Module:
-        return self.description.build()
+        spec = TiedLayerSpec(_module_key(description), nn.Module, tied_weight_attr=names)
+    spec.build = lambda log=False: description.build()
+    return spec
 
 
 def _module_key(description: LayerDescription) -> str:
@@ -96,7 +84,7 @@ class PipelineStage(PipelineModule):
         self._streams = streams
         streams.num_layers = len(descriptions)
         self._dtype = dtype
-        specs = [_TiedSpec(d) if d.tie_key else _Spec(d) for d in descriptions]
+        specs = list(map(_spec, descriptions))
         super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
         flow = Flow(descriptions, outputs)
         self.inputs = flow.inputs
