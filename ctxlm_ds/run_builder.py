@@ -22,7 +22,6 @@ from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list
-from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -204,21 +203,16 @@ def build_engine(
     with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
-    family, seed = FAMILIES.get(config.model.family), config.training.seed
-    frozen = load_object(family.frozen)(config.model) if family.frozen else partial(fresh_value, engine, seed)
-    engine.load_frozen((name, frozen(name)) for name, facts in engine.whole_model.facts.items() if not facts.trained)
+    family, whole = FAMILIES.get(config.model.family), engine.whole_model
+    fresh = partial(whole.initial_value, seed=config.training.seed)
+    frozen = load_object(family.frozen)(config.model) if family.frozen else fresh
+    engine.load_frozen((name, frozen(name)) for name, facts in whole.facts.items() if not facts.trained)
     return engine
-
-
-def fresh_value(engine: Engine, seed: int, name: str) -> torch.Tensor:
-    """Return the complete initial value of a parameter."""
-    whole = engine.whole_model
-    return initial_value(name, whole.shapes[name], whole.facts[name].init, seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Set the parameters to fresh values by (seed, name), or to the weights of `initialize_from`."""
-    fresh = partial(fresh_value, engine, config.training.seed)
+    fresh = partial(engine.whole_model.initial_value, seed=config.training.seed)
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.whole_model.trained_shapes if name in held]
     values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)

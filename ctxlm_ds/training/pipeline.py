@@ -120,15 +120,12 @@ class PipelineStage(PipelineModule):
 
     def full_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return this stage's parameters under their full names, each once."""
-        named: dict[str, nn.Parameter] = {}
-        seen: set[int] = set()
-        for index, _, module in self._steps:
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            for name, parameter in module.named_parameters():
-                named.setdefault(f"{self._prefixes[index]}.{name}", parameter)
-        return list(named.items())
+        named = (
+            (f"{self._prefixes[index]}.{name}", parameter)
+            for index, _, module in self._steps
+            for name, parameter in module.named_parameters()
+        )
+        return list(dict(named).items())
 
 
 def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:
