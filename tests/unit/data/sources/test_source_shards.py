@@ -20,9 +20,9 @@ from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard, Position
 from ctxlm_ds.errors import DataError
 from tests.text import write_corpus
 
-SEEKABLE = ["text", "jsonl", "wikiextractor", "parquet", "arrow", "arrows"]
+SEEKABLE = ["text", "jsonl", "wikiextractor", "parquet"]
 COMPRESSED = ["jsonl.gz", "jsonl.xz", "jsonl.bz2", "jsonl.zst", "text.gz", "wikiextractor.zst"]
-EXTENSIONS = {"text": "txt", "wikiextractor": "wiki", "arrows": "arrow"}
+EXTENSIONS = {"text": "txt", "wikiextractor": "wiki"}
 
 
 @pytest.fixture(autouse=True)
