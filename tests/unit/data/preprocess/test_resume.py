@@ -333,7 +333,7 @@ def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokeni
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join(["{"] * 30 + ['{"text": "Fine text."}'] * 70))
     assert _run([path], tokenizer, tmp_path / "data", max_bad_records=30).metadata["bad_records"] == 30
-    message = r"30 of 30 records are no documents \(30 not valid JSON\), more than the 29 allowed"
+    message = r"30 of 100 records are no documents \(30 not valid JSON\), more than the 29 allowed"
     with pytest.raises(DataError, match=message):
         _run([path], tokenizer, tmp_path / "more", max_bad_records=29)
 
