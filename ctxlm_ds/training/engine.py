@@ -23,7 +23,7 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.forward_backward import PassSettings, PlainPasses, StepInterrupted
+from ctxlm_ds.training.forward_backward import PassContext, PlainPasses, StepInterrupted
 from ctxlm_ds.training.fragments import Fragment, list_fragments, refresh_model_weights
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.losses import SUMS, TermLosses, means, perplexity, weighted_total
@@ -96,7 +96,7 @@ class Engine:
         self.objective = objective
         self.terms = objective.terms
         losses = TermLosses(self.terms, objective.outputs, self.parallel)
-        self.passes = PassSettings(losses, self.parallel, topology, config.training.precision == "fp16")
+        self.passes = PassContext(losses, self.parallel, topology, config.training.precision == "fp16")
         needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
         self._mpu = model_parallel_unit(topology) if needs_mpu else None
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)

@@ -24,8 +24,8 @@ class StepInterrupted(Exception):
 
 
 @dataclass
-class PassSettings:
-    """The values that every kind of pass needs in addition to DeepSpeed's engine."""
+class PassContext:
+    """The keys, the loss and the interruption that passes with and without a pipeline share."""
 
     losses: TermLosses
     parallel: ParallelContext
@@ -56,9 +56,9 @@ class PassSettings:
 class PlainPasses:
     """Passes over the complete model on every rank, under any ZeRO stage."""
 
-    def __init__(self, engine: Any, settings: PassSettings) -> None:
+    def __init__(self, engine: Any, context: PassContext) -> None:
         self._deepspeed = engine
-        self._settings = settings
+        self._context = context
         self._inputs: tuple[str, ...] = engine.module.inputs
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
@@ -66,9 +66,9 @@ class PlainPasses:
         self._deepspeed.train()
         sums: Sums = {}
         for index, batch in enumerate(step.micro_batches):
-            if self._settings.interrupted(index):
+            if self._context.interrupted(index):
                 raise StepInterrupted
-            self._settings.begin(self._deepspeed, step_index, index)
+            self._context.begin(self._deepspeed, step_index, index)
             loss, stats = self._forward(batch, factors)
             self._deepspeed.backward(loss)
             add_into(sums, stats)
@@ -86,16 +86,16 @@ class PlainPasses:
         sums: Sums = {}
         for index, batch in enumerate(batches):
             assert batch is not None
-            self._settings.begin(self._deepspeed, EVALUATION, index)
+            self._context.begin(self._deepspeed, EVALUATION, index)
             add_into(sums, self._forward(batch, factors)[1])
         self._deepspeed.train()
         return sums
 
     def _forward(self, batch: Batch, factors: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-        device, inputs, labels = self._deepspeed.device, self._inputs, self._settings.losses.label_fields
+        device, inputs, labels = self._deepspeed.device, self._inputs, self._context.losses.label_fields
         fields = {name: batch.fields[name].to(device, non_blocking=True) for name in {*inputs, *labels}}
         outputs = self._deepspeed(tuple(fields[name] for name in inputs))
-        return self._settings.loss(outputs, {name: fields[name] for name in labels}, factors)
+        return self._context.loss(outputs, {name: fields[name] for name in labels}, factors)
 
 
 def _overflowing(loss: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ class Hook:
         """Run before the first step, after a checkpoint was loaded."""
 
     def on_phase(self, phase: Phase) -> None:
-        """Note what the run does from now on."""
+        """Run when evaluation or saving begins, and when training continues."""
 
     def on_step_end(self, metrics: StepMetrics) -> None:
         """Run after every optimizer step."""
@@ -131,9 +131,7 @@ class Hooks:
 
 
 class IntervalHook(Hook):
-    """A hook that reports the first step and every multiple of interval_steps, with the mean speed since its report
-    before.
-    """
+    """A hook that reports the first step and every multiple of interval_steps, with the mean speed in between."""
 
     def __init__(self, interval_steps: int) -> None:
         self._interval_steps = interval_steps

@@ -29,7 +29,7 @@ from ctxlm_ds.models.layers import (
 )
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.forward_backward import EVALUATION, PassSettings
+from ctxlm_ds.training.forward_backward import EVALUATION, PassContext
 from ctxlm_ds.training.losses import Sums, add_into
 from ctxlm_ds.training.pipeline_instructions import allocate_buffer, backward_pass, reduce_tied_grads, send_grads
 from ctxlm_ds.training.runtime import pipeline_topology
@@ -154,9 +154,9 @@ def _unpack(inputs: Tensors, arriving: Crossing, dtype: torch.dtype) -> dict[str
 class PipelinePasses:
     """Passes through DeepSpeed's PipelineEngine; only the last stage returns sums."""
 
-    def __init__(self, engine: PipelineEngine, settings: PassSettings) -> None:
+    def __init__(self, engine: PipelineEngine, context: PassContext) -> None:
         self._deepspeed = engine
-        self._settings = settings
+        self._context = context
         self._sums: Sums = {}
         self._forward_index = 0
         self._step_index = 0
@@ -206,7 +206,7 @@ class PipelinePasses:
         """Yield inputs for the first stage, and labels and factors for the last, on the device."""
         engine, device = self._deepspeed, self._deepspeed.device
         read = engine.module.inputs if engine.is_first_stage() else ()
-        judged = self._settings.losses.label_fields if engine.is_last_stage() else ()
+        judged = self._context.losses.label_fields if engine.is_last_stage() else ()
         for batch in batches:
             assert batch is not None  # Other stages do not read the iterator.
             inputs, labels = (
@@ -216,14 +216,14 @@ class PipelinePasses:
 
     def _loss(self, outputs: Tensors, labels: Tensors) -> torch.Tensor:
         *label_tensors, factors = labels
-        named = dict(zip(self._settings.losses.label_fields, label_tensors, strict=True))
-        loss, stats = self._settings.loss(outputs, named, factors)
+        named = dict(zip(self._context.losses.label_fields, label_tensors, strict=True))
+        loss, stats = self._context.loss(outputs, named, factors)
         add_into(self._sums, stats)
         return loss
 
     def _forward_pass(self, engine: PipelineEngine, buffer_id: int) -> None:
         """Run the forward instruction after setting the dropout keys of the micro-batch."""
-        self._settings.begin(engine, self._step_index, self._forward_index)
+        self._context.begin(engine, self._step_index, self._forward_index)
         self._forward_index += 1
         PipelineEngine._exec_forward_pass(engine, buffer_id)
         if engine.is_last_stage():

@@ -29,9 +29,9 @@ class TimeLeft:
 
     def __init__(self, start: RunStart) -> None:
         self._start = start
-        self._begin_s = self._first_mark_s = time.monotonic()
-        self._first_step = start.step
+        self._begin_s = time.monotonic()
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
+        self.go_back(start.step)
 
     def update(self, metrics: StepMetrics) -> float | None:
         """Return the seconds left after this step, or None if unknown yet."""
