@@ -86,11 +86,7 @@ def sentence_at(table: SentenceTable, token: int) -> int:
 
 
 def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, int] | None = None) -> SentenceTable:
-    """Read the sentences of a dataset, or of its documents [first, after the last).
-
-    Raises:
-        DataError: the dataset holds no text.
-    """
+    """Read the sentences of a dataset, or of its documents [first, after the last). Raises DataError without text."""
     first, after = documents or (0, dataset.num_documents)
     bounds = np.array(dataset.arrays.documents[first : after + 1], dtype=np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
@@ -179,21 +175,3 @@ def ends_with_eod(dataset: IndexedDataset, sep_id: int) -> bool:
     spread = np.unique(np.linspace(0, len(filled) - 1, DOCUMENTS_LOOKED_AT).astype(np.int64))
     last_tokens = dataset.tokens[dataset.first_tokens(bounds[filled[spread] + 1]) - 1]
     return bool((last_tokens == sep_id).all())
-
-
-def require_pairs_possible(table: SentenceTable, prefix: object, sample_format: str) -> None:
-    """Refuse datasets from which no sentence pair can be drawn.
-
-    Raises:
-        DataError: the dataset is not split into sentences, or has a single document.
-    """
-    if not table.is_split:
-        raise DataError(
-            f"{prefix}: data.sample_format {sample_format} needs sentences, but each sequence of this dataset is "
-            "a document; preprocess it again with --split-sentences, or use full_sentences or doc_sentences"
-        )
-    if table.num_documents < 2:
-        raise DataError(
-            f"{prefix}: data.sample_format {sample_format} draws the random next segment from another document, but "
-            "there is only 1; separate the documents (one per line or blank-line delimited), or use full_sentences"
-        )
