@@ -67,13 +67,11 @@ def _flatten(ids: Sequence[Sequence[int]]) -> FlatIds:
 
 
 class _Words(dict[str, bytes]):
-    """Ids (int32 bytes) by word, encoded at the first access."""
+    """Ids (int32 bytes) by word, encoded with the text before it at the first access."""
 
     def __init__(self, encode: Callable[[str], bytes], prefix: str) -> None:
         super().__init__()
-        self._encode = encode
-        self._prefix = prefix
-        """Text before each of these words."""
+        self._encode, self._prefix = encode, prefix
 
     def __missing__(self, word: str) -> bytes:
         ids = self[word] = self._encode(self._prefix + word)
@@ -86,13 +84,9 @@ class _WordCache(ABC):
     def __init__(
         self, tokenizer: Tokenizer, content: dict[str, Any], parts_of: re.Pattern[str], prefixes: Sequence[str]
     ) -> None:
-        """Create the cache.
+        """Create the tables, one for each of the texts before their words.
 
-        Args:
-            tokenizer: for texts with names of special tokens.
-            content: its tokenizer.json.
-            parts_of: cuts a word into parts that are tokenized independently.
-            prefixes: text before the words of each table.
+        `content` is the tokenizer's tokenizer.json; `parts_of` cuts a word into parts that are tokenized independently.
         """
         from tokenizers import Tokenizer as Backend
 

@@ -59,9 +59,8 @@ class MergeResult:
 def merge_datasets(inputs: Sequence[str], output_prefix: str | Path, overwrite: bool = False) -> MergeResult:
     """Join datasets (prefixes, or folders of them) in the order given.
 
-    Raises:
-        DataError: parts do not belong together, one is missing or damaged, the output exists and was made of something
-            else, another process writes it, or the disk is full; what was written is removed first.
+    Raises DataError if the parts do not belong together, one is missing or damaged, the output exists and was made of
+    something else, another process writes it, or the disk is full; what was written is removed first.
     """
     start_s = time.monotonic()
     output = str(output_prefix)
@@ -89,12 +88,13 @@ def _is_complete(output: str, parts: Sequence[MergeInput]) -> bool:
     # Megatron's parts have no JSON to compare; the index has the length of every sequence of every part.
     document = sequence = 0
     for part in parts:
-        arrays, last = part.open().arrays, document + part.num_documents
-        lengths = present.arrays.lengths[sequence : sequence + part.num_sequences]
+        arrays = part.open().arrays
+        last = document + arrays.num_documents
+        lengths = present.arrays.lengths[sequence : sequence + arrays.num_sequences]
         documents = present.arrays.documents[document : last + 1]
         if not (np.array_equal(lengths, arrays.lengths) and np.array_equal(documents - sequence, arrays.documents)):
             return False
-        document, sequence = last, sequence + part.num_sequences
+        document, sequence = last, sequence + arrays.num_sequences
     return present.metadata is None and (document, sequence) == (present.num_documents, present.num_sequences)
 
 

@@ -122,12 +122,8 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 def _take_filled(source: Any, filled: Any, filled_documents: Any, document_ends: Any) -> tuple[int, int]:
     """Copy the places of the sentences and documents that are not empty into arrays that are not; return their numbers.
 
-    Args:
-        source: starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
-            end-of-document token.
-        filled: [sentences] UNALIGNED, the sentences' starts.
-        filled_documents: [documents + 1] first sentence of each document.
-        document_ends: [documents] the token after each document's last.
+    `source` is starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
+    end-of-document token. The arrays are those of a SentenceTable, `filled` its offsets.
     """
     starts, shift, bounds, stop, eod = source
     sentences = documents = 0
