@@ -28,13 +28,13 @@ ROWS = (WAITED, BACKGROUND, FIRST, COMPLETE, STEP, STEP_DURING_SAVE)
 
 
 class _SaveBenchmark:
-    """Steps and saves of one run, timed."""
+    """Steps and saves of one run."""
 
-    def __init__(self, trainer: Trainer, topology: Topology) -> None:
-        self._engine, self._state, self._saver = trainer.engine, trainer.state, trainer.saves.saver
-        self._learning_rate = trainer.config.optimizer.learning_rate
+    def __init__(self, trainer: Trainer) -> None:
+        self._topology, self._engine, self._state = trainer.topology, trainer.engine, trainer.state
         self._steps = iter(trainer.steps)
-        self._topology = topology
+        self._learning_rate = trainer.config.optimizer.learning_rate
+        self._checkpoints = trainer.saves.saver
         self._seconds: dict[str, list[float]] = defaultdict(list)
 
     def run(self, rounds: int, num_steps: int) -> list[str]:
@@ -44,14 +44,16 @@ class _SaveBenchmark:
         """
         for number in range(rounds + 1):
             self._take_steps(num_steps)
-            self._seconds[WAITED].append(self._timed(lambda: self._saver.save(self._state)))
+            self._seconds[WAITED].append(self._timed(lambda: self._checkpoints.save(self._state)))
             self._take_steps(num_steps)
             self._save_in_background()
             if number == 0:
                 first = self._seconds[BACKGROUND]
                 self._seconds.clear()
                 self._seconds[FIRST] = first
-        num_bytes = sum(path.stat().st_size for path in Path(str(self._saver.last_good())).rglob("*"))
+        newest = self._checkpoints.last_good()
+        assert newest is not None
+        num_bytes = sum(path.stat().st_size for path in Path(newest).rglob("*"))
         table = [f"{'checkpoint':<18}{num_bytes / 1e6:>10,.0f} MB"]
         for name in ROWS:
             if values := self._seconds[name]:
@@ -61,11 +63,11 @@ class _SaveBenchmark:
 
     def _save_in_background(self) -> None:
         started_s = time.perf_counter()
-        waited_s = self._timed(lambda: self._saver.begin(self._state))
-        while self._saver.pending:
+        waited_s = self._timed(lambda: self._checkpoints.begin(self._state))
+        while self._checkpoints.pending:
             self._seconds[STEP_DURING_SAVE].append(self._timed(self._train))
-            if not self._topology.all_reduce_max([float(self._saver.busy)])[0]:
-                waited_s += self._timed(self._saver.advance)
+            if not self._topology.all_reduce_max([float(self._checkpoints.busy)])[0]:
+                waited_s += self._timed(self._checkpoints.advance)
         self._seconds[COMPLETE].append(time.perf_counter() - started_s)
         self._seconds[BACKGROUND].append(waited_s)
 
@@ -109,5 +111,5 @@ def compare_saves(
         stack.callback(lock.release)
         topology.run_on_rank_0(lock.acquire)
         trainer = build_run(config, deepspeed_config, lock, topology, StopSignal())
-        lines = _SaveBenchmark(trainer, topology).run(rounds, steps)
+        lines = _SaveBenchmark(trainer).run(rounds, steps)
     return lines if topology.is_main else []
