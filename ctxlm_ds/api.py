@@ -144,10 +144,7 @@ class Run:
         return self._trainer.state.step
 
     def steps(self, count: int | None = None) -> Iterator[StepMetrics]:
-        """Take optimizer steps and yield the metrics of each.
-
-        Args:
-            count: number of steps; None continues to training.max_steps.
+        """Take `count` optimizer steps (None: up to training.max_steps) and yield the metrics of each.
 
         Raises:
             TrainingError: the loss is not finite (anomalies.non_finite).
