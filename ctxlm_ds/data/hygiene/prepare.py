@@ -22,7 +22,7 @@ from typing import Any
 
 import zstandard
 
-from ctxlm_ds.atomic import is_full_disk, output_folder
+from ctxlm_ds.atomic import is_full_disk, output_folder, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress
 from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, active_stages, blend_text
@@ -30,7 +30,7 @@ from ctxlm_ds.data.hygiene.duplicates import NearIndex, held_out_sources, requir
 from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
 from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, read_report
 from ctxlm_ds.data.hygiene.stages import ChunkStager, StagedChunk
-from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
+from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import (
     CHUNK_BYTES,

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import is_full_disk
+from ctxlm_ds.atomic import is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, counted
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file, token_dtype
 from ctxlm_ds.data.dataset.writer import (
@@ -32,7 +32,7 @@ from ctxlm_ds.data.dataset.writer import (
 from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, build_key, dataset_prefix
 from ctxlm_ds.data.preprocess.encode import ChunkEncoder, EncodedChunk, encoded_prefix
 from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
-from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
+from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
