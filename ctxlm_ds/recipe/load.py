@@ -137,7 +137,8 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), world_size: i
 def load_saved_config(path: Path) -> RunConfig:
     """Load the config.yaml of a run or checkpoint, including one that an earlier version wrote.
 
-    Earlier versions saved the settings of every family, objective and format; those of others are dropped.
+    Earlier versions saved the settings of every family, objective and format; those of others are dropped, as is
+    `parallel.pipeline_partition: time`, which only they had (a cut of the pipeline changes no numbers).
 
     Raises:
         ConfigError: as load_config.
@@ -145,6 +146,9 @@ def load_saved_config(path: Path) -> RunConfig:
     tree = RawRecipe()
     tree.merge(_read_recipe(path), str(path))
     tree.drop_settings_of_others()
+    layout = tree.data.get("parallel")
+    if isinstance(layout, dict) and layout.get("pipeline_partition") == "time":
+        del layout["pipeline_partition"]
     return _validate(tree, f"recipe {path}")
 
 

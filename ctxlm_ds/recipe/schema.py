@@ -124,8 +124,8 @@ class ParallelConfig(Section):
     """Pipeline stages: consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
     sequence_parallel: bool = False
     """Split positions over tensor-parallel ranks in LayerNorm and dropout, whose weights are not split: less memory."""
-    pipeline_partition: Literal["parameters", "time", "uniform"] = "parameters"
-    """What is balanced over pipeline stages: `parameters`, compute `time`, or the number of layers (`uniform`)."""
+    pipeline_partition: Literal["parameters", "uniform"] = "parameters"
+    """What is balanced over pipeline stages: `parameters`, or the number of layers (`uniform`)."""
     pipeline_layers: list[SmallInt] | None = None
     """Number of transformer layers per stage; null lets pipeline_partition decide."""
     vocab_multiple: SmallInt = 1
