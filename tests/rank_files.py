@@ -25,6 +25,14 @@ STEP = 40
 Values = dict[str, dict[str, torch.Tensor]]
 
 
+def local_shape(shard: Shard) -> tuple[int, ...]:
+    """Shape of the tensor that holds the shard; it has the parameter's dimensions if it has all columns."""
+    if len(shard.shape) == 0:
+        return ()
+    all_columns = shard.num_columns == shard.matrix_shape[1]
+    return (shard.num_rows, *(shard.shape[1:] if all_columns else (shard.num_columns,)))
+
+
 @dataclass(frozen=True)
 class Layout:
     """Sizes of the three parallel axes and the ZeRO stage."""

@@ -28,13 +28,7 @@ ROWS, COLUMNS, VOCABULARY = Split("rows"), Split("columns"), Split("vocabulary")
 
 
 def vocabulary_rows_per_rank(vocab_size: int, size: int, vocab_multiple: int = 1) -> int:
-    """Return the rows of a rank's part of the word embeddings, including padding at the end.
-
-    Args:
-        vocab_size: words of the tokenizer.
-        size: tensor-parallel ranks.
-        vocab_multiple: each rank's rows are a multiple of this.
-    """
+    """Return the rows of each rank's part of the word embeddings, a multiple of `vocab_multiple` with padding."""
     return -(-vocab_size // (size * vocab_multiple)) * vocab_multiple
 
 

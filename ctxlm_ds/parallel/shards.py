@@ -42,7 +42,7 @@ class Shard:
 
     The local order is that of the tensor which a tensor-parallel layer holds: the blocks one below the other, row by
     row. A flat range of that tensor is a range of the local order. Adjacent blocks are joined and empty ones dropped,
-    so equal shards compare equal.
+    so equal shards compare equal. A range or tensor that does not fit is a ValueError.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         """Join adjacent blocks; raise ValueError if the blocks are not in the shape, in ascending order."""
-        if not all(_is_count(size) for size in self.shape):
+        if not all(map(_is_count, self.shape)):
             raise ValueError(f"shape {self.shape} is not one of a tensor")
         num_rows, num_columns = self.matrix_shape
         blocks: list[Range] = []
@@ -103,58 +103,31 @@ class Shard:
         """True if this is the full parameter."""
         return self.num_elements == math.prod(self.matrix_shape)
 
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of the tensor that holds the shard; it has the parameter's dimensions if it has all columns."""
-        if len(self.shape) == 0:
-            return ()
-        if self.num_columns == self.matrix_shape[1]:
-            return (self.num_rows, *self.shape[1:])
-        return (self.num_rows, self.num_columns)
-
     def rectangles(self, start: int = 0, length: int | None = None) -> list[Rectangle]:
-        """Return a flat range of the local order as rectangles of the full matrix, at most three per block of rows.
-
-        Args:
-            start: first element of the range.
-            length: its number of elements; None for all that follow.
-
-        Raises:
-            ValueError: the range is not in the shard.
-        """
+        """Return `length` elements (None for all) from `start` of the local order, at most three per block of rows."""
         stop = self.num_elements if length is None else start + length
         if not 0 <= start <= stop <= self.num_elements:
             raise ValueError(f"elements {start}..{stop} are not in a shard of {self.num_elements}")
+        width, left = self.num_columns, self.columns[0]
         found: list[Rectangle] = []
         block_offset = 0
         for row_start, row_stop in self.rows:
-            block_elements = (row_stop - row_start) * self.num_columns
+            block_elements = (row_stop - row_start) * width
             first, last = max(start - block_offset, 0), min(stop - block_offset, block_elements)
-            found.extend(self._cut(block_offset, row_start, first, last))
+            # Elements first..last of the block: the end of a row, complete rows, the start of a row.
+            while first < last:
+                row, column = divmod(first, width)
+                complete_rows = (last - first) // width if column == 0 else 0
+                column_stop = width if complete_rows else min(width, column + last - first)
+                top = row_start + row
+                bottom = top + max(1, complete_rows)
+                found.append(Rectangle(block_offset + first, top, bottom, left + column, left + column_stop))
+                first += found[-1].num_elements
             block_offset += block_elements
         return found
 
-    def _cut(self, block_offset: int, row_start: int, first: int, last: int) -> list[Rectangle]:
-        """Return elements first..last of one block: the end of a row, complete rows, the start of a row."""
-        width, left = self.num_columns, self.columns[0]
-        found: list[Rectangle] = []
-        while first < last:
-            row, column = divmod(first, width)
-            complete_rows = (last - first) // width if column == 0 else 0
-            column_stop = width if complete_rows else min(width, column + last - first)
-            top = row_start + row
-            bottom = top + max(1, complete_rows)
-            piece = Rectangle(block_offset + first, top, bottom, left + column, left + column_stop)
-            found.append(piece)
-            first += piece.num_elements
-        return found
-
     def extract(self, full: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the shard, 1-D in the local order, of a full parameter.
-
-        Raises:
-            ValueError: the tensor has another shape.
-        """
+        """Return a copy of the shard, 1-D in the local order, of a full parameter."""
         self._check_full(full)
         matrix = full.reshape(self.matrix_shape)
         local = full.new_empty(self.num_elements)
@@ -164,11 +137,7 @@ class Shard:
         return local
 
     def place(self, full: torch.Tensor, local_flat: torch.Tensor, start: int = 0) -> None:
-        """Copy 1-D `local_flat`, elements start.. of the local order, into a contiguous full parameter.
-
-        Raises:
-            ValueError: the tensor has another shape or is not contiguous, or the range is not in the shard.
-        """
+        """Copy 1-D `local_flat`, elements start.. of the local order, into a contiguous full parameter."""
         self._check_full(full)
         if not full.is_contiguous():
             raise ValueError("the full parameter to fill is not contiguous")
@@ -188,11 +157,7 @@ class Shard:
 
     @classmethod
     def from_json(cls, shape: Sequence[int], described: Mapping[str, Any] | None) -> Shard:
-        """Return the shard that to_json() described.
-
-        Raises:
-            ValueError: the description is not one of a shard of this shape.
-        """
+        """Return the shard that to_json() described, or raise ValueError if it is none of this shape."""
         if described is None:
             return cls.whole(shape)
         if not isinstance(described, Mapping) or not described.keys() <= {"rows", "columns"}:
@@ -217,6 +182,6 @@ def _is_count(value: object) -> bool:
 
 
 def _range(value: Any) -> Range:
-    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(_is_count(bound) for bound in value):
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(map(_is_count, value)):
         raise ValueError(f"{value!r} is not a range of rows or columns")
     return (value[0], value[1])
