@@ -67,15 +67,18 @@ def make_documents(num_documents: int, seed: int = 0, max_sentences: int = 24) -
 def write_corpus(path: str | Path, num_documents: int = 200, seed: int = 0, format: str = "jsonl") -> list[str]:
     """Write documents and return them.
 
-    `format`: `text` (blank lines between documents), `jsonl`, `wikiextractor`, `parquet`, `arrow` (IPC file),
-    `arrows` (IPC stream), each of lines also with `.gz`, `.xz`, `.bz2` or `.zst` behind it.
+    `format`: `text` (blank lines between documents), `jsonl`, `wikiextractor`, `parquet`; those of
+    lines also with `.gz`, `.xz`, `.bz2` or `.zst` behind it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = make_documents(num_documents, seed)
     titles = [f"chapter {number}" for number in range(num_documents)]
-    if format in ("parquet", "arrow", "arrows"):
-        _write_table(path, titles, documents, format)
+    if format == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"title": titles, "text": documents}), path, row_group_size=20)
         return documents
     kind, _, compression = format.partition(".")
     lines = "".join(_LAYOUTS[kind](*pair) for pair in zip(titles, documents, strict=True)).encode()
@@ -94,15 +97,3 @@ _LAYOUTS: dict[str, Callable[[str, str], str]] = {
     "jsonl": lambda title, text: json.dumps({"title": title, "text": text}) + "\n",
     "wikiextractor": lambda title, text: f'<doc id="7" url="?curid=7" title="{title}">\n{title}\n\n{text}\n\n</doc>\n',
 }
-
-
-def _write_table(path: Path, titles: list[str], documents: list[str], format: str) -> None:
-    import pyarrow
-    from pyarrow import ipc, parquet
-
-    table = pyarrow.table({"title": titles, "text": documents})
-    if format == "parquet":
-        parquet.write_table(table, path, row_group_size=20)
-        return
-    with (ipc.new_file if format == "arrow" else ipc.new_stream)(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=20)

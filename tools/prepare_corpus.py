@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, get_args
 
-from ctxlm_ds.console import format_duration, logger, run_command, setup_logging
+from ctxlm_ds.console import at_least, format_duration, logger, run_command, setup_logging
 from ctxlm_ds.data.hygiene.command_line import (
     add_filter_flags,
     corpora_lines,
@@ -48,8 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     source.add_argument("--clean", nargs="+", default=[], choices=get_args(CleaningRule), help="with --input: rules")
     source.add_argument("--join-rows", type=int, default=0, metavar="N", help="with --input: N rows are a document")
     source.add_argument("--limit", type=_megabytes, metavar="MB", help="read this much of each source, for a trial")
-    skipped_help = "skip up to N damaged records, or a share such as 1%% (default: 0)"
-    source.add_argument("--max-bad-records", default="0", metavar="N", help=skipped_help)
+    skipped_help = "skip up to N damaged records (default: 0)"
+    source.add_argument("--max-bad-records", type=at_least(0), default=0, metavar="N", help=skipped_help)
     output = parser.add_argument_group("output")
     output.add_argument("--output-dir", metavar="DIR", help="folder to write")
     output.add_argument("--part-size", type=_megabytes, default="512", metavar="MB", help="text per file (512)")
@@ -92,21 +93,20 @@ def main() -> None:
         parser.error("--output-dir is needed")
     recipe, replaced = recipe_of(args)
     from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
-    from ctxlm_ds.data.sources.bad_records import parse_max_bad_records
 
     options = PrepareOptions(
         workers=args.workers,
         overwrite=args.overwrite,
         replaced=replaced,
-        max_bad_records=parse_max_bad_records(args.max_bad_records),
+        max_bad_records=args.max_bad_records,
         limit_bytes=args.limit,
         part_bytes=args.part_size,
     )
     directory = Path(args.output_dir)
-    result = prepare_corpus(recipe, directory, options)
-    report = result.report
-    print("\n".join([*report_lines(recipe, report), *next_lines(report, directory, recipe)]))
-    print(f"in {format_duration(result.seconds)}" if result.seconds else "complete already, nothing to do")
+    start_s = time.monotonic()
+    report = prepare_corpus(recipe, directory, options)
+    print("\n".join([*report_lines(recipe, report), *next_lines(report, directory)]))
+    print(f"in {format_duration(time.monotonic() - start_s)}")
     for warning in empty_warnings(report):
         logger.warning("%s", warning)
     is_empty = not any(source["files"] for source in report["sources"])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import time
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.console import counted, format_duration, run_command, setup_logging
+from ctxlm_ds.console import at_least, counted, format_duration, run_command, setup_logging
 from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 INPUT_HELP = (
     "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
-    "parquet, arrow, globs, or hf://NAME"
+    "parquet, globs, or hf://NAME"
 )
 
 
@@ -32,8 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys_help)
     add("--input-format", choices=INPUT_FORMATS, default="auto", help="default: by file name")
     add("--shard", default="0/1", metavar="I/N", help="only part I (from 0) of N, for an array of jobs")
-    skipped_help = "skip up to N damaged records, or a share such as 1%% (default: 0)"
-    add("--max-bad-records", default="0", metavar="N", help=skipped_help)
+    skipped_help = "skip up to N damaged records (default: 0)"
+    add("--max-bad-records", type=at_least(0), default=0, metavar="N", help=skipped_help)
     add("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
     space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
@@ -64,7 +65,7 @@ def _show(result: PreprocessResult) -> None:
     size = f"{counted(facts['sequences'], 'sequence')}, {counted(facts['tokens'], 'token')}"
     print(f"{result.prefix}: {counted(facts['documents'], 'document')} ({skipped}), {size}")
     for reason, count in facts["bad_record_reasons"].items():
-        print(f"  skipped {count:,}: {reason} (a sample in {result.prefix}.errors.jsonl)")
+        print(f"  skipped {count:,}: {reason} (the first in {result.prefix}.errors.jsonl)")
 
 
 def _speed_line(characters: int, seconds: float) -> str:
@@ -89,7 +90,6 @@ def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-    from ctxlm_ds.data.sources.bad_records import parse_max_bad_records
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),
@@ -99,18 +99,19 @@ def main() -> None:
         append_eod=args.append_eod,
         split_special_tokens=args.split_special_tokens,
         workers=args.workers,
-        max_bad_records=parse_max_bad_records(args.max_bad_records),
+        max_bad_records=args.max_bad_records,
         input_format=args.input_format,
         shard=InputShard.parse(args.shard),
         overwrite=args.overwrite,
     )
+    start_s = time.monotonic()
     results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
     for result in results:
         _show(result)
     if results[0].was_complete:
         print("complete already, nothing to do")
     else:
-        print(_speed_line(results[0].metadata["characters"], results[0].seconds))
+        print(_speed_line(results[0].metadata["characters"], time.monotonic() - start_s))
     print("\n".join(_next_lines(results, config.shard.count)))
 
 

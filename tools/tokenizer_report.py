@@ -36,7 +36,7 @@ def main() -> None:
     tokenizers = {path: load_tokenizer(path) for path in args.tokenizer}
     keys = [args.json_key] + ([args.language_key] if args.language_key else [])
     sample = KeyedSample(int(args.max_sample_bytes))
-    flags = dict(zip(keys, ("--json-key", "--language-key"), strict=False))
+    flags = "--json-key and --language-key" if args.language_key else "--json-key"
     for document in Corpus(args.input, keys, args.input_format, args.max_bad_records, flags).documents():
         language = document[args.language_key] if args.language_key else ALL_LANGUAGES
         sample.add([language or "(none)", document[args.json_key]])

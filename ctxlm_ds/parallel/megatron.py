@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,8 @@ from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import reduce_from_ranks, reduce_scatter_tokens, share_parameters
 
-with warnings.catch_warnings(), patch.object(torch, "compile", lambda function, **_: function):
-    # It warns that Transformer Engine and apex are missing, which are optional and not used here. Its fused functions,
-    # not used either, would import torch's compiler, which takes more than a second.
+with warnings.catch_warnings():
+    # It warns that Transformer Engine and apex are missing, which are optional and not used here.
     warnings.simplefilter("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     from megatron.core import ModelParallelConfig, parallel_state, tensor_parallel

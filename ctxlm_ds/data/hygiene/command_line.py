@@ -9,15 +9,7 @@ from typing import Any, get_origin
 from pydantic import ValidationError
 
 from ctxlm_ds.console import aligned
-from ctxlm_ds.data.hygiene.corpora import (
-    LANGUAGE_TEMPLATE,
-    CorpusRecipe,
-    FilterConfig,
-    blend_text,
-    expectations,
-    load_corpus,
-    shipped_corpora,
-)
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, FilterConfig, load_corpus, shipped_corpora
 from ctxlm_ds.errors import ConfigError
 
 EXAMPLE_LANGUAGE = "en"
@@ -56,14 +48,12 @@ def corpora_lines() -> list[str]:
     for name in shipped_corpora():
         recipe = load_corpus(name.replace("-LANG", f"-{EXAMPLE_LANGUAGE}"))
         titles.append(f"{name}: {recipe.title}")
-        for number, source in enumerate(recipe.sources):
-            counts = [f"{count.count:,} {count.measure}" for count in expectations(source, recipe.language)]
+        first_columns = (name, recipe.size)
+        for source in recipe.sources:
             where = source.input[0] + (f" and {len(source.input) - 1} more" if len(source.input) > 1 else "")
-            if name.startswith(f"{LANGUAGE_TEMPLATE}-"):
-                where = where.replace(f".{EXAMPLE_LANGUAGE}", ".LANG")
-                counts = [f"of {len(source.records_by_language)} languages"]
-            shown = (name, recipe.size) if number == 0 else ("", "")
-            rows.append((*shown, where, source.status, "; ".join(counts) or "none"))
+            counts = "; ".join(f"{count.count:,} {count.measure}" for count in source.expected)
+            rows.append((*first_columns, where, source.status, counts))
+            first_columns = ("", "")
     return [*aligned(rows, left=range(len(rows[0])), indent=""), "", *titles]
 
 
@@ -103,23 +93,20 @@ def empty_warnings(report: dict[str, Any]) -> list[str]:
     if len(empty) < len(report["sources"]):
         text = "none of its {:,} records was left; see dropped.jsonl"
         return [f"{source['name']}: {text.format(source['records'])}" for source in empty]
-    stages = [stage for stage in report["stages"] if stage.get("dropped_documents")]
-    dropped = ", ".join(f"{stage['stage']} {stage['dropped_documents']:,}" for stage in stages)
-    records = sum(source["records"] for source in empty)
+    counts = {stage["stage"]: stage.get("dropped_documents") for stage in report["stages"]}
+    dropped = ", ".join(f"{stage} {count:,}" for stage, count in counts.items() if count)
     no_text = "the input holds no text; check --input and --json-keys"
     why = f"dropped by {dropped}; loosen these stages" if dropped else no_text
+    records = sum(source["records"] for source in empty)
     return [f"no document was left of {records:,} records ({why}): there is nothing to train on"]
 
 
-def next_lines(report: dict[str, Any], directory: Path, recipe: CorpusRecipe) -> list[str]:
-    """Return the commands that come next, and the section of a training recipe that blends the sources."""
+def next_lines(report: dict[str, Any], directory: Path) -> list[str]:
+    """Return the commands that come next; none if no document is left."""
     sources = [source["name"] for source in report["sources"] if source["files"]]
-    if not sources:
-        return []
     commands = [
         f"next: python tools/preprocess_data.py --input '{directory}/{source}-*.jsonl.zst' --tokenizer TOKENIZER "
         f"--split-sentences --output-prefix PREFIX-{source}"
         for source in sources
     ]
-    blend = [f"  {line}" for line in blend_text(recipe, sources).rstrip("\n").split("\n")]
-    return [*commands, f"then in the training recipe ({directory}/blend.yaml):", *blend]
+    return [*commands, f"then copy {directory}/blend.yaml into the training recipe"] if sources else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,13 +18,12 @@ from ctxlm_ds.data.hygiene.cleaning import RULES
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import dotted
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
-from ctxlm_ds.recipe.section import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Section
+from ctxlm_ds.recipe.section import NonNegativeInt, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
 
 CORPUS_DIR = Path(__file__).resolve().parents[2] / "corpora"
 LANGUAGE_TEMPLATE = "wikipedia"
 """The recipe for any language: `{language}` in it is the part of the name after the dash."""
-LANGUAGE_TOLERANCE = 0.05
 
 if TYPE_CHECKING:
     CleaningRule = str
@@ -47,7 +46,7 @@ class Expectation(Section):
     published: str
     """The publication that gives the number."""
     language: str = ""
-    """The language that it is for, in a recipe for any language."""
+    """The language that it is for, in a recipe for any language; empty for all."""
 
 
 class CorpusSource(Section):
@@ -69,13 +68,7 @@ class CorpusSource(Section):
     """Rows per document, if a row is a sentence. The last document of a chunk of rows is shorter."""
     clean: list[CleaningRule] = []
     """Cleaning rules, in order."""
-    weight: PositiveFloat | None = None
-    """Share of the training rows in a weighted blend."""
-    epochs: PositiveFloat | None = None
-    """Passes per epoch of the run in a concatenating blend."""
     expected: list[Expectation] = []
-    records_by_language: dict[str, PositiveInt] = {}
-    """Published number of records for each language."""
 
     @model_validator(mode="after")
     def _text_comes_first(self) -> CorpusSource:
@@ -97,9 +90,6 @@ class FilterConfig(Section):
     """Drop documents of more characters."""
     min_letters: Probability = 0.0
     """Drop documents in which a smaller share of the characters (blanks not counted) are letters or marks."""
-    scripts: list[str] = []
-    """Drop documents if under 90 % of the letters are of these scripts, named as in Unicode: latin, greek, cyrillic,
-    arabic, hebrew, devanagari, hiragana, katakana, hangul, cjk, thai, ..."""
     gopher_quality: bool = False
     """Drop by Gopher's document rules (Rae et al. 2021, A.1.1): 50 to 100,000 words, mean word length 3 to 10, symbols,
     bullets, ellipses, words without letters; two English stop words unless `languages` leaves English out."""
@@ -109,8 +99,6 @@ class FilterConfig(Section):
     """Drop by C4's page rules (Raffel et al. 2020, 2.2): lorem ipsum, curly brackets, fewer than 3 sentences."""
     languages: list[str] = []
     """Drop documents that py3langid takes for another language than these (ISO 639 codes: en, de, ...)."""
-    min_language_confidence: Probability = 0.0
-    """Drop documents whose language is less certain than this."""
     decontaminate: list[str] = []
     """Held-out files; drop documents that share a word n-gram with them."""
     decontamination_ngram: Annotated[int, Field(ge=2, le=64)] = 13
@@ -125,11 +113,11 @@ class FilterConfig(Section):
 
 STAGE_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "length": (["min_words", "max_words", "min_characters", "max_characters"], []),
-    "characters": (["min_letters", "scripts"], []),
+    "characters": (["min_letters"], []),
     "gopher_quality": (["gopher_quality"], []),
     "gopher_repetition": (["gopher_repetition"], []),
     "c4_quality": (["c4_quality"], []),
-    "language": (["languages", "min_language_confidence"], []),
+    "language": (["languages"], []),
     "decontamination": (["decontaminate"], ["decontamination_ngram"]),
     "exact_duplicates": (["exact_duplicates"], []),
     "near_duplicates": (["near_duplicates"], ["near_duplicate_threshold"]),
@@ -166,8 +154,6 @@ class CorpusRecipe(Section):
     """The sources in reading order. The first of several duplicates stays."""
     filters: FilterConfig = FilterConfig()
     """The stages that all documents pass."""
-    blend: Literal["concatenate", "weighted"] = "concatenate"
-    """How training mixes the sources (`data.blend`)."""
 
 
 def shipped_corpora() -> list[str]:
@@ -177,7 +163,7 @@ def shipped_corpora() -> list[str]:
 
 
 def load_corpus(name: str | Path, above: tuple[str, ...] = ()) -> CorpusRecipe:
-    """Return a data recipe with the sources that it includes.
+    """Return a data recipe with the sources that it includes, and the published counts of its language.
 
     Args:
         name: a shipped name, `wikipedia-LANG`, or the path of a YAML file.
@@ -202,8 +188,10 @@ def load_corpus(name: str | Path, above: tuple[str, ...] = ()) -> CorpusRecipe:
     if not isinstance(yaml.data, dict):
         raise ConfigError(f"data recipe {path}: expected settings, not {show_value(yaml.data)}")
     recipe = _checked(yaml, str(path))
-    included = [source for other in recipe.include for source in load_corpus(other, (*above, name)).sources]
-    sources = [*included, *recipe.sources]
+    sources = [source for other in recipe.include for source in load_corpus(other, (*above, name)).sources]
+    for source in recipe.sources:
+        expected = [count for count in source.expected if count.language in ("", recipe.language)]
+        sources.append(source.model_copy(update={"expected": expected}))
     names = [source.name for source in sources]
     if not sources:
         raise ConfigError(f"data recipe {path}: no sources; name at least one")
@@ -256,24 +244,7 @@ def _problem(details: ErrorDetails, lines: Mapping[tuple[str | int, ...], int], 
     return Problem(dotted(path) or where, text, where=f"{where}:{line}" if line else where)
 
 
-def expectations(source: CorpusSource, language: str) -> list[Expectation]:
-    """Return the published counts of a source, including those for its language."""
-    expected = [count for count in source.expected if count.language in ("", language)]
-    if language in source.records_by_language:
-        count, published = source.records_by_language[language], f"articles of the {language} edition of that date"
-        expected.append(
-            Expectation(measure="records_read", count=count, tolerance=LANGUAGE_TOLERANCE, published=published)
-        )
-    return expected
-
-
-def blend_text(recipe: CorpusRecipe, names: Collection[str], prefix: str = "PREFIX") -> str:
-    """Return the `data` section (YAML) of a training recipe that mixes the sources with these names."""
-    train: list[dict[str, Any]] = []
-    for source in (source for source in recipe.sources if source.name in names):
-        train.append({"name": source.name, "path": f"{prefix}-{source.name}_text_sentence"})
-        if recipe.blend == "weighted":
-            train[-1]["weight"] = source.weight or 1.0
-        elif source.epochs not in (None, 1):
-            train[-1]["epochs"] = source.epochs
-    return write_yaml({"data": {"blend": recipe.blend, "train": train}})
+def blend_text(sources: Sequence[str], prefix: str = "PREFIX") -> str:
+    """Return the `data` section (YAML) of a training recipe that reads all sources, one after another."""
+    train = [{"name": source, "path": f"{prefix}-{source}_text_sentence"} for source in sources]
+    return write_yaml({"data": {"blend": "concatenate", "train": train}})

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import logging
-import time
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,14 @@ from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, read_r
 from ctxlm_ds.data.hygiene.stages import ChunkStager, StagedChunk
 from ctxlm_ds.data.preprocess.pool import ordered_map, stop_signals_interrupt
 from ctxlm_ds.data.sources.bad_records import BadRecords
-from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
+from ctxlm_ds.data.sources.reading import (
+    CHUNK_BYTES,
+    check_keys,
+    find_sources,
+    read_chunks,
+    source_signature,
+    total_bytes,
+)
 from ctxlm_ds.data.sources.types import Chunk
 from ctxlm_ds.errors import DataError
 
@@ -49,27 +57,18 @@ class PrepareOptions:
 
     workers: int = 1
     overwrite: bool = False
-    max_bad_records: int | float = 0
-    """Records without a document that may be skipped; a float is a share of all records."""
+    max_bad_records: int = 0
+    """Records without a document that may be skipped."""
     limit_bytes: int | None = None
-    """Read only about this much text of each source."""
+    """Read only about this much text of each source, in complete chunks."""
     part_bytes: int = 512_000_000
     """Text per file, before compression."""
     replaced: tuple[str, ...] = ()
     """Sources whose files are not the published ones; their counts are not checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareResult:
-    """A prepared corpus."""
-
-    report: dict[str, Any]
-    seconds: float
-    """0 if it was complete already."""
-
-
-def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOptions) -> PrepareResult:
-    """Write the corpus of a recipe, or find it complete already.
+def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOptions) -> dict[str, Any]:
+    """Write the corpus of a recipe, or find it complete already. Returns the object of its corpus.json.
 
     Raises DataError for unreadable input, more bad records than allowed, a missing library, a full disk, or a folder
     that holds something else; nothing is left behind then.
@@ -78,18 +77,16 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
         raise DataError(f"--workers {options.workers}: at least 1 is needed")
     run = _Run(recipe, options)
     if not options.overwrite and directory.exists():
-        return PrepareResult(_finished(directory, run.facts["build_key"]), 0.0)
-    start_s = time.monotonic()
+        return _finished(directory, run.facts["build_key"])
     try:
         with stop_signals_interrupt(), output_folder(directory) as folder:
-            report = run.write(folder)
+            return run.write(folder)
     except OSError as error:
         if not is_full_disk(error):
             raise
         raise DataError(
             f"{directory.parent}: {error.strerror}; nothing was kept, free some space or choose another --output-dir"
         ) from error
-    return PrepareResult(report, time.monotonic() - start_s)
 
 
 def _finished(directory: Path, build_key: str) -> dict[str, Any]:
@@ -105,6 +102,7 @@ def _finished(directory: Path, build_key: str) -> dict[str, Any]:
         if sizes.get(part["name"]) != part["bytes"]:
             name = directory / part["name"]
             raise DataError(f"{name}: missing or changed since it was made; --overwrite makes it again")
+    logger.info("%s: complete already, nothing to do", directory)
     return report
 
 
@@ -163,10 +161,10 @@ class _Run:
         if "near_duplicates" in stages:
             require_rensa()
         if "language" in stages:
-            LanguageIdentifier(filters)
+            LanguageIdentifier(filters.languages)
         versions = {name: importlib.metadata.version(name) for stage, name in _LIBRARIES.items() if stage in stages}
         named_by_signature: Any = {"sources": {"__all__": {"input", "note"}}, "filters": {"decontaminate"}}
-        included = {"language", "sources", "filters", "blend"}
+        included = {"language", "sources", "filters"}
         settings = self.recipe.model_dump(mode="json", include=included, exclude=named_by_signature)
         held_out = [held_out_sources(filters.decontaminate)] if filters.decontaminate else []
         signatures = [source_signature(files) for files in (*self.sources, *held_out)]
@@ -193,7 +191,7 @@ class _Run:
         }
         kept = [name for name, files in zip(all_sources, parts, strict=True) if files]
         if kept:
-            contents["blend.yaml"] = blend_text(recipe, kept)
+            contents["blend.yaml"] = blend_text(kept)
         for name, content in contents.items():
             (folder / name).write_text(content, encoding="utf-8")
         return report
@@ -226,7 +224,6 @@ class _Run:
                     f"({counts.total('records_read'):,} records, {counts.total('documents_written'):,} documents kept)"
                 )
                 progress.update(sum(sizes[: chunk.source]) + chunk.bytes_read, note)
-        self._bad_records.check(counts.total("records_read"))
         for writer in writers:
             writer.close()
         return [writer.parts for writer in writers]
@@ -234,13 +231,10 @@ class _Run:
     def _chunks(self) -> Iterator[tuple[int, Chunk]]:
         """Yield chunks with the number of their source, of each source up to the limit."""
         limit = self.options.limit_bytes
+        most_chunks = None if limit is None else math.ceil(limit / CHUNK_BYTES)
         for number, (source, files) in enumerate(zip(self.recipe.sources, self.sources, strict=True)):
-            text_bytes = 0
-            for chunk in read_chunks(files, source.json_keys):
+            for chunk in itertools.islice(read_chunks(files, source.json_keys), most_chunks):
                 yield number, chunk
-                text_bytes += _text_size(chunk.records)
-                if limit is not None and text_bytes >= limit:
-                    break
 
     def _drop_duplicates(self, chunk: StagedChunk) -> None:
         """Mark the documents of a chunk that are duplicates of an earlier one, and remember the others."""
@@ -259,10 +253,3 @@ class _Run:
             else:
                 document.stage, document.reason = "near_duplicates", "nearly the same as an earlier document"
                 document.duplicate_of = original + 1
-
-
-def _text_size(records: bytes | Sequence[dict[str, Any]]) -> int:
-    """Return bytes, or characters if rows hold decoded text."""
-    if isinstance(records, bytes):
-        return len(records)
-    return sum(len(value) for row in records for value in row.values() if isinstance(value, (str, bytes)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from functools import cache
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from ctxlm_ds.errors import DataError
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
 _BULLETS = ("•", "‣", "◦", "▪", "·", "*", "-", "–", "—")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?:\s|$)")
-MIN_SCRIPT_SHARE = 0.9
 LANGUAGE_CHARACTERS = 2000
 """Characters given to py3langid; more cost time and change no answer."""
 MAX_REPEATED_LINES = 0.30
@@ -42,28 +41,12 @@ def length_reason(text: str, filters: FilterConfig) -> str | None:
 
 
 def character_reason(text: str, filters: FilterConfig) -> str | None:
-    """Return a reason for too few letters, or letters of other scripts."""
-    scripts: Counter[str] = Counter()
-    visible = 0
+    """Return a reason for too small a share of letters and marks among the characters that are not blank."""
+    visible = letters = 0
     for character, count in Counter(text).items():
-        if not character.isspace():
-            visible += count
-            scripts[script_of(character) or ""] += count
-    letters = visible - scripts[""]
-    if letters < filters.min_letters * visible:
-        return f"fewer than {filters.min_letters:.0%} letters"
-    allowed = sum(scripts[script.lower()] for script in filters.scripts) + scripts["combining"]
-    if filters.scripts and allowed < MIN_SCRIPT_SHARE * letters:
-        return f"less than {MIN_SCRIPT_SHARE:.0%} {', '.join(sorted(filters.scripts))} letters"
-    return None
-
-
-@cache
-def script_of(character: str) -> str | None:
-    """Return the script of a letter or mark, the first word of its Unicode name; None for anything else."""
-    if unicodedata.category(character)[0] not in "LM":
-        return None
-    return unicodedata.name(character, "unnamed").split()[0].split("-")[0].lower()
+        visible += count * (not character.isspace())
+        letters += count * (unicodedata.category(character)[0] in "LM")
+    return f"fewer than {filters.min_letters:.0%} letters" if letters < filters.min_letters * visible else None
 
 
 def gopher_reason(text: str, check_stop_words: bool) -> str | None:
@@ -105,28 +88,24 @@ class LanguageIdentifier:
     Raises DataError if py3langid is not installed or does not know a language.
     """
 
-    def __init__(self, filters: FilterConfig) -> None:
+    def __init__(self, languages: Sequence[str]) -> None:
         try:
             from py3langid import langid
         except ImportError as error:
             raise DataError(
                 "--languages needs the package py3langid, which is not installed here; pip install py3langid"
             ) from error
-        self._filters = filters
-        self._model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-        unknown = sorted(set(filters.languages) - set(self._model.labels))
+        self._languages = languages
+        self._model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
+        unknown = sorted(set(languages) - set(self._model.labels))
         if unknown:
             choice = " ".join(sorted(set(self._model.labels)))
             raise DataError(f"--languages {' '.join(unknown)}: not known to py3langid; choose among {choice}")
 
     def reason(self, text: str) -> str | None:
-        """Return a reason for another language than the wanted ones (any if none are given), or an uncertain one."""
-        code, probability = self._model.classify(text[:LANGUAGE_CHARACTERS])
-        if self._filters.languages and code not in self._filters.languages:
-            return f"language {code}"
-        if probability < self._filters.min_language_confidence:
-            return f"language under {self._filters.min_language_confidence:.0%} certain"
-        return None
+        """Return a reason for another language than the wanted ones."""
+        code = self._model.classify(text[:LANGUAGE_CHARACTERS])[0]
+        return None if code in self._languages else f"language {code}"
 
 
 def repetition_reason(text: str) -> str | None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.data.hygiene.corpora import STAGE_SETTINGS, CorpusRecipe, active_stages, expectations
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.atomic import read_object
+from ctxlm_ds.data.hygiene.corpora import STAGE_SETTINGS, CorpusRecipe, active_stages
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.hygiene.stages import Judged, StagedChunk
@@ -109,13 +109,12 @@ class CorpusCounts:
             "sources": [self._source_report(number, files) for number, files in enumerate(parts)],
             "stages": list(self._stage_reports()),
             "expected": list(self._checks(unchecked)),
-            "blend": self.recipe.blend,
         }
 
     def _source_report(self, number: int, files: Sequence[Part]) -> dict[str, Any]:
         counts = self.sources[number]
         return {
-            **self.recipe.sources[number].model_dump(include={"name", "input", "status", "weight", "epochs"}),
+            **self.recipe.sources[number].model_dump(include={"name", "input", "status"}),
             "records": counts["records_read"],
             "unreadable": dict(sorted(self.unreadable[number].items())),
             "read": {what: counts[f"{what}_read"] for what in ("documents", "words", "bytes")},
@@ -127,7 +126,7 @@ class CorpusCounts:
         """Yield every published count with what was found."""
         for source, counts in zip(self.recipe.sources, self.sources, strict=True):
             checked = source.name not in unchecked
-            for expected in expectations(source, self.recipe.language):
+            for expected in source.expected:
                 found = counts[expected.measure]
                 met = abs(found - expected.count) <= expected.tolerance * expected.count or not checked
                 check = {"source": source.name, **expected.model_dump(mode="json")}
@@ -154,20 +153,10 @@ class CorpusCounts:
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
-    """Return the corpus.json of a folder; None if there is none. Raises DataError if it is damaged."""
-    path = directory / REPORT_NAME
-    if not path.is_file():
-        return None
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({error}); the file is damaged, prepare the corpus again") from error
-    if not isinstance(report, dict) or report.get("format") != CORPUS_FORMAT:
-        return None
-    if report.get("version") != CORPUS_VERSION or not isinstance(report.get("stages"), list):
-        version = report.get("version")
-        raise DataError(f"{path}: version {version!r} of a corpus report, this is {CORPUS_VERSION}; prepare it again")
-    return report
+    """Return the object of a folder's corpus.json; None if there is none, or it is another program's file."""
+    report = read_object(directory / REPORT_NAME)
+    is_ours = report is not None and (report.get("format"), report.get("version")) == (CORPUS_FORMAT, CORPUS_VERSION)
+    return report if is_ours else None
 
 
 def cleaning_record(inputs: Sequence[str]) -> list[dict[str, Any]]:

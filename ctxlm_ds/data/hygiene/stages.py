@@ -92,7 +92,7 @@ class DocumentFilter:
             "c4_quality": c4_reason,
         }
         if "language" in self.stages:
-            rules["language"] = LanguageIdentifier(filters).reason
+            rules["language"] = LanguageIdentifier(filters.languages).reason
         self._rules = {stage: rule for stage, rule in rules.items() if stage in self.stages}
         self._ngram = filters.decontamination_ngram
         self._held_out: Hashes | None = np.load(held_out, mmap_mode="r") if held_out else None

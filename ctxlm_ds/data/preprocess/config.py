@@ -33,8 +33,8 @@ class PreprocessConfig:
     """Encode the name of a special token inside a text as ordinary text (the name is transformers')."""
     workers: int = 1
     """Worker processes; the result does not depend on it."""
-    max_bad_records: int | float = 0
-    """Records that may be skipped because they are no documents; a float is a share of all records."""
+    max_bad_records: int = 0
+    """Records that may be skipped because they are no documents."""
     input_format: str = "auto"
     """`auto` (by file name) or a format of sources/reading.py."""
     shard: InputShard = WHOLE_INPUT

@@ -53,7 +53,6 @@ class PreprocessResult:
 
     prefix: str
     metadata: dict[str, Any]
-    seconds: float
     was_complete: bool = False
     """True if it existed already, from the same input, settings and tokenizer."""
 
@@ -76,7 +75,6 @@ def preprocess(
     """
     if config.workers < 1:
         raise DataError(f"--workers {config.workers}: at least 1 is needed")
-    start_s = time.monotonic()
     job = _Job(inputs, Path(tokenizer_path), output_prefix, config)
     folder = job.folder
     if not folder.path.exists() and (complete := job.complete_datasets()):
@@ -97,9 +95,8 @@ def preprocess(
                 refuse_existing(prefix, config.overwrite)
         for prefix in job.prefixes:
             publish_parts(prefix, folder.path)
-    seconds = time.monotonic() - start_s
     metadata = [json.loads(dataset_file(prefix, "json").read_text(encoding="utf-8")) for prefix in job.prefixes]
-    return [PreprocessResult(prefix, one, seconds) for prefix, one in zip(job.prefixes, metadata, strict=True)]
+    return [PreprocessResult(prefix, one) for prefix, one in zip(job.prefixes, metadata, strict=True)]
 
 
 class _Job:
@@ -133,7 +130,7 @@ class _Job:
             return []
         if any(metadata.get("build_key") != self.folder.build_key for metadata in found):
             return []
-        return [PreprocessResult(prefix, one, 0.0, True) for prefix, one in zip(self.prefixes, found, strict=True)]
+        return [PreprocessResult(prefix, one, True) for prefix, one in zip(self.prefixes, found, strict=True)]
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -224,7 +221,6 @@ class _Job:
         self.folder.save(Progress(build, self.position, states, self.counts, bad_records, is_prepared))
 
     def _check_end(self) -> None:
-        self.bad_records.check(self.counts["records"])
         if any(writer.num_sequences for writer in self.writers):
             return
         found = f"{self.counts['empty_documents']} empty documents, {self.bad_records.count} bad records"

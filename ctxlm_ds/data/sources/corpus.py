@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ctxlm_ds.console import byte_progress
 from ctxlm_ds.data.sources.bad_records import BadRecords
@@ -23,7 +23,7 @@ class Corpus:
         json_keys: keys or columns to take.
         input_format: `auto` or a format.
         max_bad_records: how many records that are no documents are skipped; the first ten are logged.
-        key_flags: the flag by which the user named a key, if that is not --json-keys.
+        key_flags: the flags by which the user named the keys.
 
     Raises:
         DataError: an input is missing; while iterating, too many records are no documents.
@@ -35,13 +35,13 @@ class Corpus:
         json_keys: Sequence[str] = ("text",),
         input_format: str = "auto",
         max_bad_records: int = 0,
-        key_flags: Mapping[str, str] | None = None,
+        key_flags: str = "--json-keys",
     ) -> None:
         self.sources = find_sources(inputs, input_format)
         self.json_keys = tuple(json_keys)
         self.max_bad_records = max_bad_records
-        self._key_flags = dict(key_flags or {})
-        check_keys(self.sources, self.json_keys, " and ".join(self._key_flags.values()) or "--json-keys")
+        self._key_flags = key_flags
+        check_keys(self.sources, self.json_keys, key_flags)
 
     def __iter__(self) -> Iterator[str]:
         """Yield every text of every document."""
@@ -50,28 +50,18 @@ class Corpus:
 
     def documents(self) -> Iterator[Document]:
         """Yield every document: its texts by key."""
-        try:
-            yield from self._documents()
-        except DataError as error:
-            raise DataError(self._with_flag(str(error))) from error
-
-    def _documents(self) -> Iterator[Document]:
         bad_records, num_records = BadRecords(self.max_bad_records), 0
-        with byte_progress("read", total_bytes(self.sources)) as progress:
-            for chunk in read_chunks(self.sources, self.json_keys):
-                for document in parse_chunk(chunk, self.json_keys):
-                    num_records += 1
-                    if isinstance(document, BadRecord):
-                        bad_records.add(document, num_records)
-                    else:
-                        yield document
-                progress.update(chunk.bytes_read)
+        try:
+            with byte_progress("read", total_bytes(self.sources)) as progress:
+                for chunk in read_chunks(self.sources, self.json_keys):
+                    for document in parse_chunk(chunk, self.json_keys):
+                        num_records += 1
+                        if isinstance(document, BadRecord):
+                            bad_records.add(document, num_records)
+                        else:
+                            yield document
+                    progress.update(chunk.bytes_read)
+        except DataError as error:
+            raise DataError(str(error).replace(KEY_HINT, f"; see {self._key_flags}")) from error
         if bad_records.count:
             logger.warning("%d records were no documents and were skipped", bad_records.count)
-
-    def _with_flag(self, message: str) -> str:
-        """Return the message; for a missing key or column with the flag that named it."""
-        for key, flag in self._key_flags.items():
-            if f"has no key {key!r}" in message or f"has no column {key!r}" in message:
-                return message.replace(KEY_HINT, f"; see {flag}")
-        return message

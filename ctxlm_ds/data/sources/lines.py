@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from ctxlm_ds.data.sources.compression import Decompressor
-from ctxlm_ds.data.sources.types import EXCERPT_BYTES, MAX_RECORD_BYTES, BadRecord, Chunk, Position, Source, Span
+from ctxlm_ds.data.sources.types import EXCERPT_BYTES, MAX_RECORD_BYTES, BadRecord, Chunk, Position, Source
 
 MAX_TEXT_DOCUMENT_BYTES = 64 << 20
 """A text document without any blank line is cut at the next line end beyond this."""
@@ -21,10 +21,10 @@ _PART_BYTES = 1 << 20
 """Most bytes of a line read at a time."""
 
 
-def read_lines(source: Source, span: Span, chunk_bytes: int, after: Position | None) -> Iterator[Chunk]:
+def read_lines(source: Source, span: range, chunk_bytes: int, after: Position | None) -> Iterator[Chunk]:
     """Yield the chunks of `source` that belong to `span`. Raises the disk's OSError.
 
-    Of an uncompressed file these are the records between the record ends that follow span.start and span.end, of a
+    Of an uncompressed file these are the records between the record ends that follow span.start and span.stop, of a
     compressed one the chunks that begin in blocks of the span.
     """
     read = _read_compressed if source.compression else _read_seekable
@@ -33,10 +33,10 @@ def read_lines(source: Source, span: Span, chunk_bytes: int, after: Position | N
 
 
 def _read_seekable(
-    source: Source, raw: IO[bytes], span: Span, chunk_bytes: int, after: Position | None
+    source: Source, raw: IO[bytes], span: range, chunk_bytes: int, after: Position | None
 ) -> Iterator[Chunk]:
     size = os.fstat(raw.fileno()).st_size
-    end = _record_end(raw, source.format, span.end, size)
+    end = _record_end(raw, source.format, span.stop, size)
     if after is None:
         start = _record_end(raw, source.format, span.start, size)
         after = Position(0, start, -1 if start else 0)
@@ -47,7 +47,7 @@ def _read_seekable(
 
 
 def _read_compressed(
-    source: Source, raw: IO[bytes], span: Span, chunk_bytes: int, after: Position | None
+    source: Source, raw: IO[bytes], span: range, chunk_bytes: int, after: Position | None
 ) -> Iterator[Chunk]:
     decompressor = Decompressor(raw, source.compression)
     stream = io.BufferedReader(decompressor, 1 << 18)
@@ -56,7 +56,7 @@ def _read_compressed(
     while left and (skipped := stream.read(min(left, _PART_BYTES))):
         left -= len(skipped)
     cutter = _Cutter(source, stream, after, decompressor)
-    while (chunk := cutter.next(chunk_bytes)) is not None and chunk.bytes_read < span.end:
+    while (chunk := cutter.next(chunk_bytes)) is not None and chunk.bytes_read < span.stop:
         if chunk.bytes_read >= span.start:
             yield chunk
 

@@ -166,6 +166,6 @@ _FORMATS: dict[str, tuple[Callable[[Chunk], Iterator[tuple[int, Any]]], Callable
     "text": (_grouped_lines, _from_text),
     "jsonl": (lambda chunk: ((place, line) for place, line in _lines(chunk) if line.strip()), _from_json),
     "wikiextractor": (_grouped_lines, _from_wikiextractor),
-    **dict.fromkeys(("parquet", "arrow", "hf"), (lambda chunk: enumerate(chunk.records), _fields)),
+    **dict.fromkeys(("parquet", "hf"), (lambda chunk: enumerate(chunk.records), _fields)),
 }
 """Functions that find the records of each format and make documents of them."""

@@ -1,9 +1,9 @@
 """Read corpus files of any format as chunks of raw records: any shard of the input, from any position.
 
-Inputs are files (text, jsonl, WikiExtractor output, parquet, Arrow; lines also compressed), globs, and Hugging Face
-data sets (`hf://NAME`, streamed; their code is never run). A chunk has about a megabyte, so memory does not grow with
-the corpus. Shards: the files, one after another, have T bytes on disk; shard i of n has the bytes [T*i/n, T*(i+1)/n).
-parsing.py makes documents of chunks, in worker processes.
+Inputs are files (text, jsonl, WikiExtractor output, parquet; lines also compressed), globs, and Hugging Face data sets
+(`hf://NAME`, streamed; their code is never run). A chunk has about a megabyte, so memory does not grow with the corpus.
+Shards: the files, one after another, have T bytes on disk; shard i of n has the bytes [T*i/n, T*(i+1)/n). parsing.py
+makes documents of chunks, in worker processes.
 """
 
 from __future__ import annotations
@@ -22,38 +22,22 @@ from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.data.sources.compression import Decompressor, compression_of
 from ctxlm_ds.data.sources.lines import read_lines
 from ctxlm_ds.data.sources.tables import HF_SCHEME, read_hf, read_table
-from ctxlm_ds.data.sources.types import (
-    INPUT_FORMATS,
-    LINE_FORMATS,
-    WHOLE_INPUT,
-    Chunk,
-    InputShard,
-    Position,
-    Source,
-    Span,
-)
+from ctxlm_ds.data.sources.types import INPUT_FORMATS, LINE_FORMATS, WHOLE_INPUT, Chunk, InputShard, Position, Source
 from ctxlm_ds.errors import DataError
 
 CHUNK_BYTES = 1 << 20
 
-_EXTENSIONS = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".parquet": "parquet",
-}
-_ARCHIVES = (".tar", ".tgz", ".zip", ".7z", ".rar", ".lz4", ".z", ".pdf", ".docx")
+_EXTENSIONS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_NOT_READ = (".tar", ".tgz", ".zip", ".7z", ".rar", ".lz4", ".z", ".pdf", ".docx", ".arrow", ".feather")
 _WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
 _SIGNATURE_BYTES = 1 << 16
 
 
 def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
-    """Return the sources that `inputs` name: paths, sorted globs, folders of datasets' save_to_disk, and hf://NAME.
+    """Return the sources that `inputs` name: paths, sorted globs and hf://NAME.
 
-    A file named twice is taken once. Raises DataError for a missing file, a glob without a match, another folder, or an
-    unknown format.
+    A file named twice is taken once. Raises DataError for a missing file, a glob without a match, a folder, or
+    an unknown format.
     """
     if input_format not in INPUT_FORMATS:
         raise DataError(f"input format {input_format!r} is not known; choose one of {', '.join(INPUT_FORMATS)}")
@@ -73,7 +57,7 @@ def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Sour
 def _expand(name: str) -> list[str]:
     name = os.path.expanduser(name)
     if os.path.isdir(name):
-        return _saved_files(name)
+        raise DataError(f"{name} is a folder; name its files, for example '{os.path.join(name, '*.jsonl')}'")
     if os.path.exists(name) or not glob.has_magic(name):
         return [name]
     found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
@@ -88,22 +72,6 @@ def _is_unfinished(path: str) -> bool:
     return PARTIAL_MARK in os.path.basename(os.path.dirname(os.path.abspath(path)))
 
 
-def _saved_files(folder: str) -> list[str]:
-    """Return the Arrow files of a folder that datasets' save_to_disk wrote, in its order."""
-    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
-        raise DataError(f"{folder} holds several splits; name one, for example {os.path.join(folder, 'train')}")
-    state = os.path.join(folder, "state.json")
-    if not os.path.exists(state):
-        pattern = os.path.join(folder, "*.jsonl")
-        raise DataError(f"{folder} is a folder; name its files, for example '{pattern}'")
-    try:
-        with open(state, encoding="utf-8") as file:
-            names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{state}: not what datasets' save_to_disk writes ({error!r}); save it again") from error
-    return [os.path.join(folder, name) for name in names]
-
-
 def _file_source(path: str, input_format: str) -> Source:
     try:
         status = os.stat(path)
@@ -115,8 +83,9 @@ def _file_source(path: str, input_format: str) -> Source:
         raise DataError(f"{path}: in a folder that was never finished; make it again, or copy the file elsewhere")
     compression = compression_of(path)
     stem = path[: -len(compression) - 1] if compression else path
-    if stem.lower().endswith(_ARCHIVES):
-        raise DataError(f"{path}: archives and documents are not read; unpack it to text, jsonl or parquet first")
+    if stem.lower().endswith(_NOT_READ):
+        kinds = "archives, documents and Arrow files"
+        raise DataError(f"{path}: {kinds} are not read; unpack it or convert it to text, jsonl or parquet first")
     chosen = _guess_format(path, stem, compression) if input_format == "auto" else input_format
     if chosen not in LINE_FORMATS and compression:
         raise DataError(f"{path}: a {chosen} file cannot be read compressed; decompress it first")
@@ -134,13 +103,12 @@ def _guess_format(path: str, stem: str, compression: str) -> str:
 
 def total_bytes(sources: Iterable[Source], shard: InputShard = WHOLE_INPUT) -> int:
     """Return the size on disk of all sources, or of a shard of them."""
-    span = _shard_span(sources, shard)
-    return span.end - span.start
+    return len(_shard_span(sources, shard))
 
 
-def _shard_span(sources: Iterable[Source], shard: InputShard) -> Span:
+def _shard_span(sources: Iterable[Source], shard: InputShard) -> range:
     num_bytes = sum(source.num_bytes for source in sources)
-    return Span(num_bytes * shard.index // shard.count, num_bytes * (shard.index + 1) // shard.count)
+    return range(num_bytes * shard.index // shard.count, num_bytes * (shard.index + 1) // shard.count)
 
 
 def read_chunks(
@@ -174,7 +142,7 @@ def read_chunks(
         span = _local(ours, begin, end, is_last_shard=shard.index + 1 == shard.count)
         if source.format == "hf":
             chunks = read_hf(source, json_keys, shard, CHUNK_BYTES, inside)
-        elif span.start >= span.end:
+        elif not span:
             continue
         elif source.format in LINE_FORMATS:
             chunks = read_lines(source, span, CHUNK_BYTES, inside)
@@ -186,17 +154,17 @@ def read_chunks(
             is_last = following is None
             bytes_read = end if is_last else min(begin + chunk.bytes_read, end)
             position = Position(number + 1) if is_last else replace(chunk.position, source=number)
-            yield replace(chunk, bytes_read=min(max(bytes_read, ours.start), ours.end) - ours.start, position=position)
+            yield replace(chunk, bytes_read=min(max(bytes_read, ours.start), ours.stop) - ours.start, position=position)
 
 
-def _local(ours: Span, begin: int, end: int, is_last_shard: bool) -> Span:
+def _local(ours: range, begin: int, end: int, is_last_shard: bool) -> range:
     """Return the part of the shard `ours` within the file at [begin, end), in the file's bytes.
 
     An empty file, which may be a damaged one, belongs to the shard that owns its position, at the end to the last.
     """
     if begin == end:
-        return Span(0, int(ours.owns(begin) or (is_last_shard and begin == ours.end)))
-    return Span(max(0, min(ours.start, end) - begin), max(0, min(ours.end, end) - begin))
+        return range(int(begin in ours or (is_last_shard and begin == ours.stop)))
+    return range(max(0, min(ours.start, end) - begin), max(0, min(ours.stop, end) - begin))
 
 
 def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str = "--json-keys") -> None:

@@ -1,91 +1,74 @@
-"""Read the rows of parquet and Arrow files, and of data sets from the Hugging Face Hub, as chunks.
+"""Read the rows of parquet files and of data sets from the Hugging Face Hub as chunks.
 
-A parquet row group or Arrow record batch belongs to the span (of a shard) that holds its middle. Strings of files stay
+A row group belongs to the span (of a shard) that holds its middle, in proportion to rows. Strings of files stay
 undecoded bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 from urllib.parse import parse_qsl
 
 import pyarrow
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
-from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Chunk, InputShard, Position, Source, Span
+from ctxlm_ds.data.sources.types import KEY_HINT, BadRecord, Chunk, InputShard, Position, Source
 from ctxlm_ds.errors import DataError
 
 CHUNK_ROWS = 4096
 HF_SCHEME = "hf://"
 _BATCH_ROWS = 256
 _READ_BYTES = 1 << 20
-_IPC_MAGIC = b"ARROW1"
 _DAMAGE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 """Raised by pyarrow for data that it cannot read."""
-_BINARY = {
-    pyarrow.string(): pyarrow.binary(),
-    pyarrow.large_string(): pyarrow.large_binary(),
-    pyarrow.string_view(): pyarrow.binary_view(),
-}
+_BINARY = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
 
 Row = dict[str, Any]
 
 
-class _Group(NamedTuple):
-    """A parquet row group or an Arrow record batch."""
-
-    middle: int
-    """Its middle, in bytes of the file (parquet: in proportion to rows; IPC file: to batches)."""
-    num_rows: int
-    batches: Callable[[], Iterable[Any]]
-
-
 def read_table(
-    source: Source, json_keys: Sequence[str], span: Span, chunk_bytes: int, after: Position | None
+    source: Source, json_keys: Sequence[str], span: range, chunk_bytes: int, after: Position | None
 ) -> Iterator[Chunk]:
-    """Yield the rows of one parquet or Arrow file that belong to `span`, with the columns `json_keys`.
+    """Yield the rows of one parquet file that belong to `span`, with the columns `json_keys`.
 
-    An unreadable row group of parquet, or the unreadable rest of an Arrow file, is a bad record. Raises DataError if a
-    column is missing.
+    The unreadable rest of a row group is a bad record. Raises DataError if a column is missing.
     """
-    open_groups = _parquet_groups if source.format == "parquet" else _arrow_groups
     start_row = after.record if after else 0
-    middle = row = 0
-    with ExitStack() as stack:
-        groups = open_groups(source.path, json_keys, stack)
-        while True:
-            try:
-                group = next(groups, None)
-            except _DAMAGE as error:
-                if span.owns(middle) and row >= start_row:
-                    yield _lost_rows(source, row, row, error, "file")
-                return
-            if group is None or group.middle >= span.end:
-                return
-            middle = group.middle
-            if span.owns(middle):
-                yield from _read_group(source, json_keys, chunk_bytes, group, row, max(start_row, row))
-            row += group.num_rows
-
-
-def _read_group(
-    source: Source, json_keys: Sequence[str], chunk_bytes: int, group: _Group, group_start: int, row: int
-) -> Iterator[Chunk]:
-    """Yield a group that begins with row `group_start` (from 0) of the file, from row `row` on."""
-    end = group_start + group.num_rows
-    if row >= end:
-        return
     try:
-        for rows in _chunked(_rows(group, json_keys, row - group_start), chunk_bytes, bytes):
-            position = Position(0, 0, row + len(rows))
-            yield Chunk(source.path, source.format, rows, row + 1, 0, group.middle, position)
-            row = position.record
+        # Read a page at a time (pre_buffer would load a complete column of a row group).
+        options = {"buffer_size": _READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
+        file = parquet.ParquetFile(source.path, **options)
+        _check_columns(source.path, file.schema_arrow.names, json_keys)
+        num_rows = _rows_of_groups(file)
     except _DAMAGE as error:
-        yield _lost_rows(source, row, end, error, "row group")
+        if 0 in span and not start_row:
+            yield _lost_rows(source, 0, 0, error, "file")
+        return
+    size, end = os.path.getsize(source.path), 0
+    with file:
+        for group, rows_of_group in enumerate(num_rows):
+            begin, end = end, end + rows_of_group
+            middle = min(size * (begin + end) // max(1, 2 * sum(num_rows)), size - 1)
+            row = max(begin, start_row)
+            if middle not in span or row >= end:
+                continue
+            try:
+                batches = file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(json_keys))
+                for rows in _chunked(_rows(batches, json_keys, row - begin), chunk_bytes, bytes):
+                    position = Position(0, 0, row + len(rows))
+                    yield Chunk(source.path, source.format, rows, row + 1, 0, middle, position)
+                    row = position.record
+            except _DAMAGE as error:
+                yield _lost_rows(source, row, end, error, "row group")
+
+
+def _rows_of_groups(file: parquet.ParquetFile) -> list[int]:
+    num_rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    if min(num_rows, default=0) < 0 or sum(num_rows) != file.metadata.num_rows:
+        raise ValueError("its row groups contradict its number of rows")
+    return num_rows
 
 
 def _lost_rows(source: Source, row: int, end: int, error: Exception, part: str) -> Chunk:
@@ -97,8 +80,8 @@ def _lost_rows(source: Source, row: int, end: int, error: Exception, part: str) 
     return Chunk(source.path, source.format, [], row + 1, 0, 0, Position(0, 0, end), (bad,))
 
 
-def _rows(group: _Group, json_keys: Sequence[str], skip: int) -> Iterator[Row]:
-    for batch in group.batches():
+def _rows(batches: Iterable[Any], json_keys: Sequence[str], skip: int) -> Iterator[Row]:
+    for batch in batches:
         for start in range(min(skip, batch.num_rows), batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
             columns = [_python_values(part.column(key)) for key in json_keys]
@@ -139,67 +122,28 @@ def _check_columns(path: str, present: Sequence[str], json_keys: Sequence[str]) 
             raise DataError(f"{path}: has no column {key!r}, only {columns}{KEY_HINT}")
 
 
-def _parquet_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:
-    # Read a page at a time (pre_buffer would load a complete column of a row group).
-    options = {"buffer_size": _READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
-    file = stack.enter_context(parquet.ParquetFile(path, **options))
-    _check_columns(path, file.schema_arrow.names, json_keys)
-    num_rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    if min(num_rows, default=0) < 0 or sum(num_rows) != file.metadata.num_rows:
-        raise ValueError("its row groups contradict its number of rows")
-    size = os.path.getsize(path)
-    before = 0
-    for group, rows in enumerate(num_rows):
-        middle = size * (2 * before + rows) // max(1, 2 * sum(num_rows))
-        before += rows
-        batches = partial(file.iter_batches, batch_size=_BATCH_ROWS, row_groups=[group], columns=list(json_keys))
-        yield _Group(min(middle, size - 1), rows, batches)
-
-
-def _arrow_groups(path: str, json_keys: Sequence[str], stack: ExitStack) -> Iterator[_Group]:
-    """Yield the batches of an IPC file or an IPC stream; the magic number distinguishes them."""
-    with open(path, "rb") as head:
-        is_file = head.read(len(_IPC_MAGIC)) == _IPC_MAGIC
-    mapped = stack.enter_context(pyarrow.memory_map(path, "r"))
-    reader = stack.enter_context(ipc.open_file(mapped) if is_file else ipc.open_stream(mapped))
-    _check_columns(path, reader.schema.names, json_keys)
-    if is_file:
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            middle = mapped.size() * (2 * number + 1) // (2 * reader.num_record_batches)
-            yield _Group(middle, batch.num_rows, partial(list, [batch]))
-        return
-    while True:
-        begin = mapped.tell()
-        try:
-            batch = reader.read_next_batch()
-        except StopIteration:
-            return
-        yield _Group((begin + mapped.tell()) // 2, batch.num_rows, partial(list, [batch]))
-
-
 def read_hf(
     source: Source, json_keys: Sequence[str], shard: InputShard, chunk_bytes: int, after: Position | None
 ) -> Iterator[Chunk]:
-    """Yield the rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) that belong to `shard`.
+    """Yield the rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) in the files that belong to `shard`.
 
-    A shard has consecutive files if there are at least as many files as shards, else every count-th chunk. Raises
-    DataError if the data set cannot be read or has no such column.
+    Raises DataError if the data set cannot be read, has no such column, or has fewer files than there are shards.
     """
     import datasets
 
-    after = after or Position()
-    row, number = after.record, after.offset
+    row = after.record if after else 0
     try:
         data_set = _open_hf(source.path, json_keys)
-        by_files = data_set.num_shards >= shard.count
-        if by_files:
-            data_set = data_set.shard(shard.count, shard.index, contiguous=True)
+        if data_set.num_shards < shard.count:
+            raise DataError(
+                f"{source.path}: has {data_set.num_shards} file(s), too few for {shard.count} shards; use fewer shards "
+                "or download it and name the files"
+            )
+        data_set = data_set.shard(shard.count, shard.index, contiguous=True)
         for rows in _chunked(data_set.skip(row) if row else data_set, chunk_bytes, str):
-            position = Position(0, number + 1, row + len(rows))
-            if by_files or number % shard.count == shard.index:
-                yield Chunk(source.path, source.format, rows, row + 1, 0, 0, position)
-            row, number = position.record, position.offset
+            position = Position(0, 0, row + len(rows))
+            yield Chunk(source.path, source.format, rows, row + 1, 0, 0, position)
+            row = position.record
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{source.path}: cannot be read through the datasets library ({error}); check the name, config and split, "

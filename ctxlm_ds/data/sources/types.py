@@ -9,7 +9,7 @@ from typing import Any
 from ctxlm_ds.errors import DataError
 
 LINE_FORMATS = ("text", "jsonl", "wikiextractor")
-INPUT_FORMATS = ("auto", *LINE_FORMATS, "parquet", "arrow")
+INPUT_FORMATS = ("auto", *LINE_FORMATS, "parquet")
 EXCERPT_BYTES = 200
 MAX_RECORD_BYTES = 256_000_000
 """A longer record is a bad record, and is never held in memory completely."""
@@ -63,7 +63,7 @@ class Position:
     source: int = 0
     """Index into the sources."""
     offset: int = 0
-    """Bytes of the decompressed file already read; chunks already seen of a data set from the Hub."""
+    """Bytes of the decompressed file already read; 0 for rows."""
     record: int = 0
     """Lines or rows of the source already read; -1 if lines are not counted (a shard that begins inside a file)."""
 
@@ -106,15 +106,3 @@ class Chunk:
     """Position behind the chunk, for `read_chunks(..., after=position)`; a reader leaves its `source` at 0."""
     bad_records: tuple[BadRecord, ...] = ()
     """Records that the reader could not read: too long, or the damaged rest of a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The bytes [start, end) of a file on disk that belong to a shard."""
-
-    start: int
-    end: int
-
-    def owns(self, offset: int) -> bool:
-        """Return whether a byte belongs to the shard."""
-        return self.start <= offset < self.end

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.data.hygiene.command_line import add_filter_flags, corpora_lines, with_filter_flags
-from ctxlm_ds.data.hygiene.corpora import blend_text, expectations, input_corpus, load_corpus, shipped_corpora
+from ctxlm_ds.data.hygiene.corpora import blend_text, input_corpus, load_corpus, shipped_corpora
 from ctxlm_ds.data.sources.reading import find_sources
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
@@ -25,8 +25,7 @@ def test_every_shipped_recipe_is_complete(name: str) -> None:
         assert [file.format for file in find_sources(source.input, source.input_format)] == ["hf"] * len(source.input)
         assert "{" not in source.input[0]
         assert source.note if source.status != "original" else True
-        assert expectations(source, recipe.language)
-        assert all(count.published for count in source.expected)
+        assert source.expected and all(count.published for count in source.expected)
 
 
 def test_the_table_has_a_line_for_each_source() -> None:
@@ -34,7 +33,7 @@ def test_the_table_has_a_line_for_each_source() -> None:
     sources = sum(len(load_corpus(name).sources) for name in NAMES)
     assert lines[1 + sources] == ""
     assert all(any(line.startswith(name) for line in lines) for name in shipped_corpora())
-    assert "hf://wikimedia/wikipedia?config=20231101.LANG" in "\n".join(lines)
+    assert "hf://wikimedia/wikipedia?config=20231101.en" in "\n".join(lines)
 
 
 def test_a_corpus_of_corpora_has_their_sources_in_order() -> None:
@@ -49,7 +48,7 @@ def test_a_wikipedia_for_any_language(language: str, count: int | None) -> None:
     recipe = load_corpus(f"wikipedia-{language}")
     source = recipe.sources[0]
     assert source.input == [f"hf://wikimedia/wikipedia?config=20231101.{language}"]
-    counts = {expected.measure: expected.count for expected in expectations(source, recipe.language)}
+    counts = {expected.measure: expected.count for expected in source.expected}
     assert counts.get("records_read") == count
     assert ("words_written" in counts) == (language == "en")
 
@@ -84,7 +83,7 @@ def test_a_name_that_is_none(name: str, message: str) -> None:
         ("name: x\nfilters:\n  min_words: fifty\n", ['"fifty": Input should be a valid integer.*x.yaml:3']),
         ("name: x\nfilters:\n  languages: en\n", ['languages: "en": Input should be a valid array']),
         ("name: x\nsources:\n- {name: a, input: []}\n", ["List should have at least 1 item"]),
-        ("name: x\nsources:\n- {name: a, input: [f], records_by_language: {de: x}}\n", ['de: "x": Input should be']),
+        ("name: x\nsources:\n- {name: a, input: [f], expected: [{count: x}]}\n", ['count: "x": Input should be']),
         ("name: x\n", ["no sources; name at least one"]),
         ("name: x\nname: y\n", ["written twice"]),
         ("- x\n", ["expected settings"]),
@@ -114,20 +113,12 @@ def test_wrong_settings_of_files_are_one_message() -> None:
         input_corpus("x", {"input": ["f"], "join_rows": -1})
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_blend_is_the_data_section_of_a_training_recipe(tmp_path: Path, weighted: bool) -> None:
-    recipe = load_corpus("bookcorpus-wikipedia")
-    books = recipe.sources[1].model_copy(update={"weight": 3.0, "epochs": 2.5})
-    sources = [recipe.sources[0], books]
-    blend = "weighted" if weighted else "concatenate"
-    names = ["wikipedia", "bookcorpus"]
-    text = blend_text(recipe.model_copy(update={"sources": sources, "blend": blend}), names, "data/x")
+def test_the_blend_is_the_data_section_of_a_training_recipe(tmp_path: Path) -> None:
+    text = blend_text(["wikipedia", "bookcorpus"], "data/x")
     (tmp_path / "run.yaml").write_text("extends: bert-tiny\n" + text)
     data = load_config(tmp_path / "run.yaml").data
-    assert (data.blend, [source.name for source in data.train]) == (blend, ["wikipedia", "bookcorpus"])
+    assert (data.blend, [source.name for source in data.train]) == ("concatenate", ["wikipedia", "bookcorpus"])
     assert data.train[1].path == "data/x-bookcorpus_text_sentence"
-    assert [source.weight for source in data.train] == ([1.0, 3.0] if weighted else [None, None])
-    assert [source.epochs for source in data.train] == ([None, None] if weighted else [None, 2.5])
 
 
 def test_every_filter_has_a_flag_that_is_laid_over_the_recipe() -> None:

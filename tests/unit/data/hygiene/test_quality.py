@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ctxlm_ds.data.hygiene.corpora import FilterConfig
-from ctxlm_ds.data.hygiene.quality import (
-    LanguageIdentifier,
-    c4_reason,
-    character_reason,
-    gopher_reason,
-    length_reason,
-    script_of,
-)
+from ctxlm_ds.data.hygiene.quality import LanguageIdentifier, c4_reason, character_reason, gopher_reason, length_reason
 from ctxlm_ds.errors import DataError
 
 PROSE = "The patient teacher opened the wooden bridge to the harbour and measured that lantern with care. " * 4
@@ -46,24 +39,6 @@ def test_length(filters: dict[str, int], reason: str | None) -> None:
 def test_share_of_letters_leaves_blanks_out() -> None:
     assert character_reason("ab  12", FilterConfig(min_letters=0.5)) is None
     assert character_reason("ab  123", FilterConfig(min_letters=0.5)) == "fewer than 50% letters"
-
-
-@pytest.mark.parametrize(
-    ("character", "script"),
-    [
-        *[("a", "latin"), ("é", "latin"), ("я", "cyrillic"), ("ω", "greek"), ("中", "cjk"), ("か", "hiragana")],
-        *[("한", "hangul"), ("ب", "arabic"), ("ก", "thai"), ("\u0301", "combining"), ("3", None), (".", None)],
-    ],
-)
-def test_scripts(character: str, script: str | None) -> None:
-    assert script_of(character) == script
-
-
-def test_scripts_are_counted_among_letters_only() -> None:
-    latin = FilterConfig(scripts=["Latin"])
-    assert character_reason("hello world 123 !!! я", latin) is None
-    assert character_reason("привет hello", latin) == "less than 90% Latin letters"
-    assert character_reason("123", latin) is None
 
 
 @pytest.mark.parametrize(
@@ -103,14 +78,12 @@ def test_c4(text: str, reason: str | None) -> None:
 
 
 def test_languages_are_told_apart() -> None:
-    identifier = LanguageIdentifier(FilterConfig(languages=["en"]))
+    identifier = LanguageIdentifier(["en"])
     reasons = {code: identifier.reason(text) for code, text in LANGUAGES.items()}
     assert reasons == {code: None if code == "en" else f"language {code}" for code in LANGUAGES}
-    both = FilterConfig(languages=["en", "de"], min_language_confidence=0.9)
-    assert LanguageIdentifier(both).reason(LANGUAGES["de"]) is None
-    assert LanguageIdentifier(FilterConfig(min_language_confidence=0.99)).reason("ok") == "language under 99% certain"
+    assert LanguageIdentifier(["en", "de"]).reason(LANGUAGES["de"]) is None
 
 
 def test_an_unknown_language_is_named() -> None:
     with pytest.raises(DataError, match="--languages english: not known to py3langid; choose among"):
-        LanguageIdentifier(FilterConfig(languages=["en", "english"]))
+        LanguageIdentifier(["en", "english"])

@@ -18,7 +18,7 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess import folder as folder_module
 from ctxlm_ds.data.preprocess import job as preprocess_module
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
-from ctxlm_ds.data.sources.bad_records import MAX_SAMPLED, parse_max_bad_records
+from ctxlm_ds.data.sources.bad_records import MAX_KEPT
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
@@ -305,7 +305,9 @@ def test_a_run_that_lost_its_lock_stops(
     assert (tmp_path / "data_text_sentence.partial" / "data_text_sentence.bin.part").exists()  # the other one's now
 
 
-def test_bad_records_are_counted_and_sampled(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_records_are_counted_and_the_first_kept(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
     lines = ['{"text": "Fine text."}', "{broken", '{"title": "x"}'] * 1500
     path = tmp_path / "corpus.jsonl"
@@ -318,7 +320,7 @@ def test_bad_records_are_counted_and_sampled(tmp_path: Path, tokenizer: Path, mo
     assert result.metadata["bad_records"] == 3000
     assert list(result.metadata["bad_record_reasons"].values()) == [1500, 1500]
     entries = [json.loads(line) for line in contents[0][".errors.jsonl"].splitlines()]
-    assert len(entries) == MAX_SAMPLED
+    assert len(entries) == MAX_KEPT
     assert [entry["position"] for entry in entries] == sorted({entry["position"] for entry in entries})
     assert {lines[entry["position"] - 1] for entry in entries} == {"{broken", '{"title": "x"}'}
     assert all(lines[entry["position"] - 1] == entry["excerpt"] for entry in entries)
@@ -327,19 +329,20 @@ def test_bad_records_are_counted_and_sampled(tmp_path: Path, tokenizer: Path, mo
     assert ".errors.jsonl" not in _contents(_run([fine], tokenizer, tmp_path / "data", overwrite=True).prefix)
 
 
-def test_a_share_of_bad_records(tmp_path: Path, tokenizer: Path) -> None:
+def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokenizer: Path) -> None:
     path = tmp_path / "corpus.jsonl"
-    path.write_text("\n".join(["{"] * 30 + ['{"text": "Fine text."}'] * 2970))
-    assert _run([path], tokenizer, tmp_path / "data", max_bad_records=0.01).metadata["bad_records"] == 30
-    with pytest.raises(DataError, match=r"30 of 3,000 records are no documents .*, more than the 0\.9 % allowed"):
-        _run([path], tokenizer, tmp_path / "more", max_bad_records=0.009)
-    path.write_text("\n".join(['{"text": "Fine text."}'] * 70 + ["{"] * 30))
-    with pytest.raises(DataError, match=r"more than the 20 % allowed"):
-        _run([path], tokenizer, tmp_path / "more", max_bad_records=0.2)
-    assert (parse_max_bad_records("12"), parse_max_bad_records("2.5%")) == (12, 0.025)
-    for wrong in ("-1", "101%", "x", "1.5", ""):
-        with pytest.raises(DataError, match="--max-bad-records"):
-            parse_max_bad_records(wrong)
+    path.write_text("\n".join(["{"] * 30 + ['{"text": "Fine text."}'] * 70))
+    assert _run([path], tokenizer, tmp_path / "data", max_bad_records=30).metadata["bad_records"] == 30
+    message = r"30 of 100 records are no documents \(30 not valid JSON\), more than the 29 allowed"
+    with pytest.raises(DataError, match=message):
+        _run([path], tokenizer, tmp_path / "more", max_bad_records=29)
+
+
+def test_an_input_may_be_named_corpus_json(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "corpus.json"  # the name of the report of tools/prepare_corpus.py
+    path.write_text('{"text": "Fine text."}\n' * 3)
+    metadata = _run([path], tokenizer, tmp_path / "data").metadata
+    assert (metadata["documents"], metadata["cleaning"]) == (3, [])
 
 
 def test_a_full_disk_keeps_what_was_finished(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyarrow
 import zstandard
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
 from ctxlm_ds.data.sources import compression, lines, reading
 from ctxlm_ds.data.sources.parsing import parse_chunk
@@ -50,28 +50,13 @@ def _table(write: Callable[[pyarrow.Table, io.BytesIO], None]) -> bytes:
     return sink.getvalue()
 
 
-def _arrow(options: ipc.IpcWriteOptions, stream: bool = False) -> bytes:
-    def write(table: pyarrow.Table, sink: io.BytesIO) -> None:
-        with (ipc.new_stream if stream else ipc.new_file)(sink, table.schema, options=options) as writer:
-            writer.write_table(table.unify_dictionaries(), max_chunksize=10)
-
-    return _table(write)
-
-
 def _parquet(codec: str) -> bytes:
     options = {"row_group_size": 10, "compression": codec, "write_page_checksum": codec == "zstd"}
     return _table(lambda table, sink: parquet.write_table(table, sink, **options))
 
 
 LINES = {"txt": "\n\n".join(TEXTS).encode(), "jsonl": _jsonl(), "wiki": _wiki()}
-TABLES = {
-    "snappy.parquet": _parquet("snappy"),
-    "zstd.parquet": _parquet("zstd"),
-    "none.parquet": _parquet("none"),
-    "file.arrow": _arrow(ipc.IpcWriteOptions()),
-    "stream.arrow": _arrow(ipc.IpcWriteOptions(), stream=True),
-    "lz4.arrow": _arrow(ipc.IpcWriteOptions(compression="lz4")),
-}
+TABLES = {"snappy.parquet": _parquet("snappy"), "zstd.parquet": _parquet("zstd"), "none.parquet": _parquet("none")}
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": lambda content: gzip.compress(content, 1, mtime=0),

@@ -22,8 +22,6 @@ FORMATS = {
     "jsonl": "corpus.jsonl",
     "wikiextractor": "wiki_00",
     "parquet": "corpus.parquet",
-    "arrow": "corpus.arrow",
-    "arrows": "stream.arrow",
     "jsonl.gz": "corpus.jsonl.gz",
     "jsonl.xz": "corpus.jsonl.xz",
     "jsonl.bz2": "corpus.json.bz2",
@@ -175,7 +173,8 @@ def test_wrong_inputs(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="not a regular file"):
         find_sources([str(tmp_path / "pipe")])
-    for name in ("openwebtext.tar", "books.tar.gz", "dump.zip"):
+    for name in ("openwebtext.tar", "books.tar.gz", "dump.zip", "set/data.arrow"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
         with pytest.raises(DataError, match="unpack it"):
             find_sources([str(tmp_path / name)])
