@@ -157,7 +157,7 @@ class Shard:
 
     @classmethod
     def from_json(cls, shape: Sequence[int], described: Mapping[str, Any] | None) -> Shard:
-        """Return the shard that to_json() described, or raise ValueError if it is none of this shape."""
+        """Return the shard that to_json() described, or raise ValueError if none of this shape is described."""
         if described is None:
             return cls.whole(shape)
         if not isinstance(described, Mapping) or not described.keys() <= {"rows", "columns"}:

@@ -55,7 +55,8 @@ def plan_lines(
 
 
 def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> Iterator[tuple[str, ...]]:
-    names, shares, figures = source_names(config), stream_shares(train, config), []
+    names, shares = source_names(config), stream_shares(train, config)
+    figures: list[tuple[int, ...]] = []
     for index, share in zip(train.indexes, shares, strict=True):
         documents, tokens, rows = int(index.meta["documents"]), int(index.meta["tokens"]), len(index)
         figures.append((documents, tokens, rows, round(share * total_rows / max(1, rows) * tokens)))
