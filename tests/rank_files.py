@@ -14,8 +14,7 @@ from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.build import describe_model
-from ctxlm_ds.parallel.placement import Split, shard_of
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard, Split, shard_of
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.checkpoints import outputs_of, random_weights

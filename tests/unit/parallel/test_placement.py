@@ -8,8 +8,7 @@ from megatron.core.tensor_parallel.utils import VocabUtility
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.build import describe_model
-from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split, shard_of, vocabulary_rows_per_rank
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Shard, Split, shard_of, vocabulary_rows_per_rank
 from tests.encoder_batches import OUTPUTS
 from tests.rank_files import local_shape
 from tests.sections import model_section

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxlm_ds.parallel.shards import Rectangle, Shard
+from ctxlm_ds.parallel.placement import Rectangle, Shard
 
 SHAPES = st.sampled_from([(), (1,), (7,), (0,), (5, 3), (6, 1), (1, 4), (0, 3), (4, 2, 3), (9, 8)])
 
