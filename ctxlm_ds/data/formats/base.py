@@ -53,9 +53,7 @@ class SequenceTemplate(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> SequenceTemplate:
-        return cls(
-            tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.double_separator, tokenizer.vocab_size
-        )
+        return cls(*(getattr(tokenizer, name) for name in cls._fields))
 
 
 class Making(NamedTuple):
