@@ -32,10 +32,9 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
     from ctxlm_ds.data.stream.loader import TrainLoader
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.build import build_objective
-    from ctxlm_ds.run_builder import load_run_tokenizer, resolve
+    from ctxlm_ds.run_builder import resolve
 
-    tokenizer = load_run_tokenizer(config)
-    config = resolve(config, tokenizer)
+    config, tokenizer = resolve(config)
     objective = build_objective(config.objective, tokenizer)
     rows = build_run_rows(config, tokenizer, objective).train
     loader = TrainLoader(rows, objective, config, start_row=start_row)
@@ -59,10 +58,10 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
     from ctxlm_ds.models.build import ModelBuild
     from ctxlm_ds.models.build import build_model as build
     from ctxlm_ds.registry import OBJECTIVES
-    from ctxlm_ds.run_builder import load_run_tokenizer, resolve
+    from ctxlm_ds.run_builder import resolve
 
     if config.model.vocab_size is None:
-        config = resolve(config, load_run_tokenizer(config))
+        config, _ = resolve(config)
     dtype = DTYPES[config.training.precision]
     outputs = OBJECTIVES.get(config.objective.name).outputs
     kernels = KernelSet(config.kernels, device, dtype)
@@ -144,10 +143,7 @@ class Run:
         return self._trainer.state.step
 
     def steps(self, count: int | None = None) -> Iterator[StepMetrics]:
-        """Take optimizer steps and yield the metrics of each.
-
-        Args:
-            count: number of steps; None continues to training.max_steps.
+        """Take `count` optimizer steps (None: up to training.max_steps) and yield the metrics of each.
 
         Raises:
             TrainingError: the loss is not finite (anomalies.non_finite).

@@ -22,7 +22,6 @@ from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_layer_list
-from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -57,8 +56,7 @@ def build_run(
         ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
     run_dir = lock.run_dir
-    tokenizer = topology.run_on_rank_0_first(lambda: load_run_tokenizer(config))
-    config = resolve(config, tokenizer)
+    config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
     objective = build_objective(config.objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     manager.check_shared()
@@ -159,33 +157,25 @@ def build_loaders(
     return TrainLoader(rows.train, objective, config, *ranks, start_row=start_row, idle=idle), held_out
 
 
-def load_run_tokenizer(config: RunConfig) -> Tokenizer:
-    """Load the tokenizer of the recipe.
+def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
+    """Return the recipe with the size of the vocabulary, and its tokenizer.
 
     Raises:
-        ConfigError: the recipe names none.
+        ConfigError: the recipe names no tokenizer, or the model has fewer embedding rows than the tokenizer has ids.
     """
     if config.tokenizer.path is None:
         raise ConfigError(
             "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
             "(tools/train_tokenizer.py makes one)"
         )
-    return load_tokenizer(config.tokenizer.path)
-
-
-def resolve(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """Return the recipe with the size of the vocabulary.
-
-    Raises:
-        ConfigError: the model has fewer embedding rows than the tokenizer has ids.
-    """
+    tokenizer = load_tokenizer(config.tokenizer.path)
     size = config.model.vocab_size or tokenizer.vocab_size
     if size < tokenizer.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
             f"{tokenizer.vocab_size - 1}; set model.vocab_size to at least {tokenizer.vocab_size}, or null"
         )
-    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
 
 
 def build_engine(
@@ -213,21 +203,16 @@ def build_engine(
     with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)
     logger.info("kernels: %s, %s", kernels.describe(), engine.optimizer_choice)
-    family, seed = FAMILIES.get(config.model.family), config.training.seed
-    frozen = load_object(family.frozen)(config.model) if family.frozen else partial(fresh_value, engine, seed)
-    engine.load_frozen((name, frozen(name)) for name, facts in engine.whole_model.facts.items() if not facts.trained)
+    family, whole = FAMILIES.get(config.model.family), engine.whole_model
+    fresh = partial(whole.initial_value, seed=config.training.seed)
+    frozen = load_object(family.frozen)(config.model) if family.frozen else fresh
+    engine.load_frozen((name, frozen(name)) for name, facts in whole.facts.items() if not facts.trained)
     return engine
-
-
-def fresh_value(engine: Engine, seed: int, name: str) -> torch.Tensor:
-    """Return the complete initial value of a parameter."""
-    whole = engine.whole_model
-    return initial_value(name, whole.shapes[name], whole.facts[name].init, seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Set the parameters to fresh values by (seed, name), or to the weights of `initialize_from`."""
-    fresh = partial(fresh_value, engine, config.training.seed)
+    fresh = partial(engine.whole_model.initial_value, seed=config.training.seed)
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.whole_model.trained_shapes if name in held]
     values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)

@@ -22,13 +22,13 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", metavar="RECIPE", help="recipe: a path, or a shipped one's name")
+    parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path, or a shipped one's name")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     parser.add_argument("--gpus-per-node", type=int, default=8, metavar="M", help="GPUs of each node (default: 8)")
     parser.add_argument("--world", type=int, metavar="W", help="number of GPUs instead of --nodes")
     parser.add_argument(
-        "--gpu", metavar="TYPE", help="V100-32, A100-40, A100-80, H100, H200, or a YAML file that describes another"
+        "--gpu", required=True, metavar="V100-32|A100-40|A100-80|H100|H200|FILE", help="or a YAML file of another GPU"
     )
     parser.add_argument(
         "--inter-node-gbps", type=float, metavar="G", help="Gbit/s from a node to others (default: as NVIDIA's servers)"
@@ -44,8 +44,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def build_cluster(args: argparse.Namespace) -> Cluster:
     """Return the cluster of the options; ConfigError if it is impossible."""
-    if args.gpu is None:
-        raise ConfigError("--gpu is missing: V100-32, A100-40, A100-80, H100, H200, or a YAML file")
     gpu = find_gpu(args.gpu)
     for name, speed in (("inter_node_gbit_per_s", args.inter_node_gbps), ("nvlink_gb_per_s", args.nvlink_gb_per_s)):
         if speed is not None and speed <= 0:
@@ -63,9 +61,7 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 
 
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
-    """Return the recipe; ConfigError if there is none, or the GPU does not have its precision."""
-    if args.config is None:
-        raise ConfigError("--config is missing: a recipe's path or a shipped one's name")
+    """Return the recipe; ConfigError if the GPU does not have its precision."""
     config = load_config(args.config, args.set)
     if config.training.precision == "bf16" and not cluster.gpu.has_bf16:
         raise ConfigError(

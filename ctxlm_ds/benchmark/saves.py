@@ -8,29 +8,18 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.benchmark.timing import summary
-from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.run_builder import (
-    agreed_data,
-    build_engine,
-    build_loaders,
-    build_rows_by_node,
-    initialize_weights,
-    load_run_tokenizer,
-    resolve,
-)
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.run_builder import build_run
+from ctxlm_ds.training.trainer import Trainer
 
 WAITED, BACKGROUND, FIRST = "training waits", "in the background", "  the first"
 COMPLETE, STEP, STEP_DURING_SAVE = "  complete after", "step", "step during a save"
@@ -39,28 +28,13 @@ ROWS = (WAITED, BACKGROUND, FIRST, COMPLETE, STEP, STEP_DURING_SAVE)
 
 
 class _SaveBenchmark:
-    """Steps and saves of one engine; what it writes to `output_dir` is the caller's to remove."""
+    """Steps and saves of one run."""
 
-    def __init__(
-        self, config: RunConfig, deepspeed_config: dict[str, Any], topology: Topology, output_dir: Path
-    ) -> None:
-        self._topology = topology
-        tokenizer = load_run_tokenizer(config)
-        config = resolve(config, tokenizer)
-        objective = build_objective(config.objective, tokenizer)
-        rows = build_rows_by_node(config, tokenizer, objective, topology)
-        data = agreed_data(rows.describe(config, tokenizer), topology)
-        self._engine: Engine = build_engine(config, deepspeed_config, objective, topology)
-        initialize_weights(config, self._engine)
-        steps, _ = build_loaders(config, rows, objective, topology, 0)
-        self._steps: Iterator[Step] = iter(steps)
-        self._state = TrainState()
-        self._learning_rate = config.optimizer.learning_rate
-        run_dir = output_dir / "run"
-        if topology.is_main:
-            tokenizer.save(run_dir / "tokenizer")
-        self._manager = CheckpointManager(run_dir, config.checkpoint, topology)
-        self._checkpoints = TrainingCheckpoints(self._manager, self._engine, config, run_dir / "tokenizer", data)
+    def __init__(self, trainer: Trainer) -> None:
+        self._topology, self._engine, self._state = trainer.topology, trainer.engine, trainer.state
+        self._steps = iter(trainer.steps)
+        self._learning_rate = trainer.config.optimizer.learning_rate
+        self._checkpoints = trainer.saves.saver
         self._seconds: dict[str, list[float]] = defaultdict(list)
 
     def run(self, rounds: int, num_steps: int) -> list[str]:
@@ -77,8 +51,9 @@ class _SaveBenchmark:
                 first = self._seconds[BACKGROUND]
                 self._seconds.clear()
                 self._seconds[FIRST] = first
-        newest = self._manager.last_good()
-        num_bytes = sum(path.stat().st_size for path in newest.rglob("*")) if newest is not None else 0
+        newest = self._checkpoints.last_good()
+        assert newest is not None
+        num_bytes = sum(path.stat().st_size for path in Path(newest).rglob("*"))
         table = [f"{'checkpoint':<18}{num_bytes / 1e6:>10,.0f} MB"]
         for name in ROWS:
             if values := self._seconds[name]:
@@ -132,6 +107,9 @@ def compare_saves(
         if topology.is_main:
             output_dir.mkdir(parents=True, exist_ok=True)
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=output_dir))
-        path = Path(topology.broadcast_object(folder))
-        lines = _SaveBenchmark(config, deepspeed_config, topology, path).run(rounds, steps)
+        lock = RunLock(Path(topology.broadcast_object(folder)) / "run")
+        stack.callback(lock.release)
+        topology.run_on_rank_0(lock.acquire)
+        trainer = build_run(config, deepspeed_config, lock, topology, StopSignal())
+        lines = _SaveBenchmark(trainer).run(rounds, steps)
     return lines if topology.is_main else []

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import PositiveFraction, Probability, SmallInt, Width
-from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFraction, Probability, SmallInt, Width
 
 
 @dataclass(frozen=True)

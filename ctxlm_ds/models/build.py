@@ -10,7 +10,7 @@ import torch
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.initialize import initialize_parameters
+from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
@@ -84,6 +84,10 @@ class WholeModel:
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the trained parameters."""
         return {name: shape for name, shape in self.shapes.items() if self.facts[name].trained}
+
+    def initial_value(self, name: str, seed: int) -> torch.Tensor:
+        """Return the complete initial value of a parameter."""
+        return initial_value(name, self.shapes[name], self.facts[name].init, seed)
 
     @property
     def num_parameters(self) -> int:

@@ -1,11 +1,11 @@
 """Cut the list of layers into pipeline stages. Layers before the first block stay first, those after the last last.
 
-training/stage_timing.py measures layers, training/pipeline.py has DeepSpeed's pipeline module.
+training/pipeline.py has DeepSpeed's pipeline module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -15,27 +15,22 @@ from ctxlm_ds.recipe.schema import ParallelConfig
 
 
 def plan_stages(
-    layout: ParallelConfig,
-    descriptions: Sequence[LayerDescription],
-    shapes: Mapping[str, Sequence[int]],
-    measure: Callable[[], Sequence[float]] | None = None,
+    layout: ParallelConfig, descriptions: Sequence[LayerDescription], shapes: Mapping[str, Sequence[int]]
 ) -> list[int]:
-    """Decide where a pipeline is cut. The run and the planner share this decision.
+    """Return the first layer of each stage, and the number of layers at the end, for the run and the planner.
 
-    Args:
-        layout: the recipe's `parallel` section.
-        descriptions: the layers in order.
-        shapes: shapes of the complete model's trained parameters by name.
-        measure: returns each layer's time, for `pipeline_partition: time`; without it blocks count equally.
-
-    Returns:
-        First layer of each stage, and the number of layers at the end.
+    `shapes` are those of the complete model's trained parameters.
 
     Raises:
         ConfigError: the layers do not fill the stages, or a stage has nothing to train.
     """
-    bounds = _choose_bounds(layout, descriptions, shapes, measure)
     trained = parameter_costs(descriptions, shapes)
+    if layout.pipeline_layers is not None:
+        bounds = bounds_of_counts(descriptions, layout.pipeline_layers)
+    else:
+        balances_blocks = layout.pipeline_partition == "uniform"
+        costs = [float(description.block) for description in descriptions] if balances_blocks else trained
+        bounds = stage_bounds(descriptions, costs, layout.pipeline_parallel_size)
     for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if not any(trained[start:stop]):
             raise ConfigError(
@@ -43,23 +38,6 @@ def plan_stages(
                 "in every stage; set parallel.pipeline_partition: parameters, or fewer stages"
             )
     return bounds
-
-
-def _choose_bounds(
-    layout: ParallelConfig,
-    descriptions: Sequence[LayerDescription],
-    shapes: Mapping[str, Sequence[int]],
-    measure: Callable[[], Sequence[float]] | None,
-) -> list[int]:
-    if layout.pipeline_layers is not None:
-        return bounds_of_counts(descriptions, layout.pipeline_layers)
-    if layout.pipeline_partition == "parameters":
-        costs: Sequence[float] = parameter_costs(descriptions, shapes)
-    elif layout.pipeline_partition == "time" and measure is not None:
-        costs = measure()
-    else:
-        costs = [float(description.block) for description in descriptions]
-    return stage_bounds(descriptions, costs, layout.pipeline_parallel_size)
 
 
 def blocks_per_stage(descriptions: Sequence[LayerDescription], bounds: Sequence[int]) -> list[int]:

@@ -19,8 +19,7 @@ from ctxlm_ds.objectives.base import (
     token_fields,
 )
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import Probability, Width
-from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, Probability, Width
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.problems import did_you_mean, nearest_name, show_value
+from ctxlm_ds.recipe.problems import Problem, explain_error, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.yaml_source import read_yaml
 
 GIGA = 1_000_000_000
@@ -46,6 +46,10 @@ class Gpu:
     matrix_efficiency: Annotated[float, Field(gt=0.0, le=1.0)]
     """Share of the peak that large matrix products reach in training."""
     has_bf16: bool = True
+
+    def flops_per_s(self, precision: str) -> float:
+        """Return the dense peak in a precision of `training.precision`."""
+        return TERA * (self.tflops_fp32 if precision == "fp32" else self.tflops_16bit)
 
 
 # matrix_efficiency: one constant per generation, see docs/planning.md ("Constants").
@@ -135,19 +139,13 @@ def _read_gpu(path: Path) -> Gpu:
     if not path.is_file():
         raise ConfigError(f"--gpu {path}: no such file")
     source = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    values = source.data
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a section of a GPU's values, not {show_value(values)}")
-    problems = [f"{where}: {reason}" for _, where, reason in source.problems]
+    if not isinstance(source.data, dict):
+        raise ConfigError(f"{path}: expected a section of a GPU's values, not {show_value(source.data)}")
+    problems = [Problem(f"line {line}", reason) for _, line, reason in source.problems]
     try:
-        gpu = Gpu(**{"name": path.stem, "matrix_efficiency": DEFAULT_EFFICIENCY, **values})
+        gpu = Gpu(**{"name": path.stem, "matrix_efficiency": DEFAULT_EFFICIENCY, **source.data})
     except ValidationError as error:
         known = [field.name for field in fields(Gpu)]
-        for details in error.errors():
-            name = str(details["loc"][0])
-            reasons = {"missing": "missing", "unexpected_keyword_argument": f"unknown{did_you_mean(name, known)}"}
-            text = f"{show_value(values.get(name))}: {details['msg']}"
-            problems.append(f"{name}: {reasons.get(details['type'], text)}")
-    if problems:
-        raise ConfigError("\n".join([f"{path}: not a GPU's description", *(f"  {text}" for text in problems)]))
+        problems += [Problem(str(one["loc"][0]), explain_error(one, known)) for one in error.errors()]
+    raise_problems(f"{path}: not a GPU's description", problems)
     return gpu

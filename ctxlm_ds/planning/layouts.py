@@ -99,35 +99,29 @@ class ZeroSettings:
     """The values of a DeepSpeed JSON that memory and traffic depend on; sizes in elements."""
 
     stage: int
-    overlap_comm: bool = False
-    reduce_bucket: int = DEEPSPEED_BUCKET
-    prefetch_bucket: int = 50_000_000
-    persistence_threshold: int = 100_000
-    max_reuse_distance: int = 1_000_000_000
-    offload_optimizer: bool = False
-    offload_parameters: bool = False
+    overlap_comm: bool
+    reduce_bucket: int
+    prefetch_bucket: int
+    persistence_threshold: int
+    max_reuse_distance: int
+    offload_optimizer: bool
+    offload_parameters: bool
 
     @classmethod
     def of_json(cls, settings: dict[str, Any], width: int | None) -> ZeroSettings:
         """Read a JSON; "auto" sizes follow from the model's width."""
         zero = settings.get("zero_optimization", {})
         stage = int(zero.get("stage", 0))
-        hints = bucket_hints(width)
-
-        def size(name: str, default: int) -> int:
-            value = zero.get(name, default)
-            return int(hints.get(name, default) if value == "auto" else value)
-
-        def offloads(name: str) -> bool:
-            return zero.get(name, {}).get("device", "none") not in ("none", None)
-
+        sizes = {name: value for name, value in zero.items() if value != "auto"}
+        sizes |= {name: size for name, size in bucket_hints(width).items() if zero.get(name) == "auto"}
+        offloads = [zero.get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")]
         return cls(
             stage=stage,
             overlap_comm=bool(zero.get("overlap_comm", stage == 3)),
-            reduce_bucket=size("reduce_bucket_size", cls.reduce_bucket),
-            prefetch_bucket=size("stage3_prefetch_bucket_size", cls.prefetch_bucket),
-            persistence_threshold=size("stage3_param_persistence_threshold", cls.persistence_threshold),
-            max_reuse_distance=size("stage3_max_reuse_distance", cls.max_reuse_distance),
-            offload_optimizer=offloads("offload_optimizer"),
-            offload_parameters=offloads("offload_param"),
+            reduce_bucket=int(sizes.get("reduce_bucket_size", DEEPSPEED_BUCKET)),
+            prefetch_bucket=int(sizes.get("stage3_prefetch_bucket_size", 50_000_000)),
+            persistence_threshold=int(sizes.get("stage3_param_persistence_threshold", 100_000)),
+            max_reuse_distance=int(sizes.get("stage3_max_reuse_distance", 1_000_000_000)),
+            offload_optimizer=offloads[0] not in ("none", None),
+            offload_parameters=offloads[1] not in ("none", None),
         )

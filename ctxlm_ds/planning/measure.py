@@ -23,7 +23,7 @@ from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, run_l
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.planning.meter import CUDA, Meter, Platform, Product, Trace, Work
+from ctxlm_ds.planning.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
@@ -271,7 +271,7 @@ class _Run:
         module = self._modules.get(key)
         if module is None:
             with torch.device("meta"):
-                module = self._meter.on_device(description.build().to(self._dtype))
+                module = OnDevice(description.build().to(self._dtype), self._meter.device)
             if key:
                 self._modules[key] = module
         return module

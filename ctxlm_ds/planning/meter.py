@@ -98,14 +98,10 @@ class Meter:
 
     def __init__(self, platform: Platform, traffic: TrafficCounter, fields: dict[str, Tensor]) -> None:
         """`traffic` is the layers' counter of collectives, `fields` are those of the batch by name."""
-        self._device = _DeviceFunctions(platform)
+        self.device = DeviceFunctions(platform)
         self._traffic = traffic
         self._fields = {_storage(tensor): name for name, tensor in fields.items()}
         self._kept: dict[int, Tensor] = {}
-
-    def on_device(self, module: nn.Module) -> nn.Module:
-        """Wrap a module so that its functions choose operations of the target device, also in recomputation."""
-        return _OnDevice(module, self._device)
 
     def count(
         self,
@@ -124,16 +120,16 @@ class Meter:
         """
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         counter = _Operations(parameters)
-        self._device.scores = self._device.score_bytes = 0
+        self.device.scores = self.device.score_bytes = 0
         held = dict(self._kept) if not remember else self._kept
         kept = _Kept({_storage(parameter) for parameter in parameters}, self._fields, held)
         self._traffic.reset()
         with counter:
-            with saved_tensors_hooks(kept.pack, _unchanged):
+            with saved_tensors_hooks(kept.pack, lambda tensor: tensor):
                 outputs = tuple(call(*given))
             flowing = [output for output in outputs if output.requires_grad]
             arriving = [torch.empty_like(output) for output in flowing]
-            counter.begin_backward(kept.storages | {_storage(gradient) for gradient in arriving})
+            counter.present = kept.storages | {_storage(gradient) for gradient in arriving}
             if flowing:
                 torch.autograd.backward(flowing, arriving)
         ends = {_storage(x): _size(x) for x in (*arriving, *(x.grad for x in given)) if x is not None}
@@ -142,9 +138,9 @@ class Meter:
             flops=sum(product.flops for product in counter.products),
             forward_bytes=counter.forward_bytes,
             backward_bytes=counter.backward_bytes,
-            kept=kept.num_bytes + self._device.score_bytes,
+            kept=kept.num_bytes + self.device.score_bytes,
             workspace=counter.workspace + (sum(ends.values()) if parameters else 0),
-            scores=self._device.scores,
+            scores=self.device.scores,
             all_reduce=sent["all_reduce"],
             all_gather=sent["all_gather"],
             reduce_scatter=sent["reduce_scatter"],
@@ -153,8 +149,10 @@ class Meter:
         return Trace(work, tuple(counter.products), frozenset(kept.fields), outputs)
 
 
-class _OnDevice(nn.Module):
-    def __init__(self, module: nn.Module, device: _DeviceFunctions) -> None:
+class OnDevice(nn.Module):
+    """A module whose functions choose operations of the target device, also in recomputation."""
+
+    def __init__(self, module: nn.Module, device: DeviceFunctions) -> None:
         super().__init__()
         self.module = module
         self._device = device
@@ -193,13 +191,10 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         shapes = {tuple(parameter.shape) for parameter in parameters}
         self._gradients = shapes | {shape[::-1] for shape in shapes}
-        self._present: set[int] | None = None
+        self.present: set[int] | None = None
+        """In the backward pass: storages that are not temporary."""
         self.products: list[Product] = []
         self.forward_bytes = self.backward_bytes = self.workspace = 0
-
-    def begin_backward(self, kept: set[int]) -> None:
-        """Count the backward pass from now on; `kept` storages are not temporary."""
-        self._present = kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -209,7 +204,7 @@ class _Operations(TorchDispatchMode):
             return out
         sources = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        if self._present is None and operation in flop_registry:
+        if self.present is None and operation in flop_registry:
             flops = flop_registry[operation](*args, **kwargs, out_val=out)
             self.products.append(_product(operation, sources, flops))
         if any(x.is_floating_point() for x in results):
@@ -222,17 +217,17 @@ class _Operations(TorchDispatchMode):
         if operation in LOOK_UPS:
             read = written
         moved = 0 if operation in MATRIX_PRODUCTS or (operation in SCALINGS and len(sources) == 1) else read + written
-        if self._present is None:
+        if self.present is None:
             self.forward_bytes += moved
             return
         self.backward_bytes += moved
         passing = {_storage(x): x for x in (*sources, *results) if tuple(x.shape) not in self._gradients}
         self.workspace = max(
-            self.workspace, sum(_size(x) for storage, x in passing.items() if storage not in self._present)
+            self.workspace, sum(_size(x) for storage, x in passing.items() if storage not in self.present)
         )
 
 
-class _DeviceFunctions(TorchFunctionMode):
+class DeviceFunctions(TorchFunctionMode):
     """Replaces functions whose operation on `meta` differs from that of the target device."""
 
     def __init__(self, platform: Platform) -> None:
@@ -303,7 +298,3 @@ def _storage(tensor: Tensor) -> int:
 def _size(tensor: Tensor) -> int:
     """Return the bytes of a tensor; those of an expanded one (a mask) count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor

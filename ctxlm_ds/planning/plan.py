@@ -10,12 +10,13 @@ from typing import Any
 
 from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
 from ctxlm_ds.planning.hardware import Cluster
-from ctxlm_ds.planning.layouts import Layout, ZeroSettings
+from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
 from ctxlm_ds.planning.measure import MeasuredModel, describe, measure, training_flops_per_row
 from ctxlm_ds.planning.meter import CUDA, Platform
-from ctxlm_ds.planning.states import StageParameters, buffer_bytes, local_elements, stage_parameters, state_bytes
-from ctxlm_ds.planning.timing import StageLayer, StageLoad, StepTime, StepTimer, peak_flops
-from ctxlm_ds.planning.traffic import Message, data_messages, pipeline_messages, tensor_messages, tied_messages
+from ctxlm_ds.planning.states import FLOAT, StageParameters, buffer_bytes, local_elements, stage_parameters
+from ctxlm_ds.planning.states import state_elements as count_states
+from ctxlm_ds.planning.timing import StageLayer, StageLoad, StepTime, StepTimer
+from ctxlm_ds.planning.traffic import Message, data_messages
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -69,10 +70,6 @@ class Stage:
     num_blocks: int
     parameters: StageParameters
 
-    @property
-    def layers(self) -> slice:
-        return slice(self.start, self.stop)
-
 
 def load_jsons(*names: str) -> JsonByStage:
     """Load DeepSpeed JSONs (paths or shipped names) by their ZeRO stage."""
@@ -119,7 +116,7 @@ class Planner:
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
         time = StepTimer(config, layout, zero, self.cluster, self.platform.keeps_scores).step(loads)
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
-        peak = peak_flops(config, self.cluster) * layout.world_size
+        peak = self.cluster.gpu.flops_per_s(config.training.precision) * layout.world_size
         return Plan(
             layout=layout,
             memory=self.memory(layout),
@@ -131,9 +128,7 @@ class Planner:
 
     def memory(self, layout: Layout) -> Memory:
         """Return the bytes of the fullest stage's GPU."""
-        config = layout.apply(self.config)
-        stages = self.stages(layout)
-        found = [self._stage_memory(config, layout, stages[index]) for index in self._telling_stages(layout)]
+        found = [self._stage_memory(layout, index) for index in self._telling_stages(layout)]
         return max(found, key=lambda memory: memory.total)
 
     def stages(self, layout: Layout) -> list[Stage]:
@@ -183,10 +178,14 @@ class Planner:
         works = [(layer.run.at(layout.micro_batch_size), count) for layer, count in layers.items()]
         sent = {name: times * sum(n * getattr(work, name) for work, n in works) for name in TENSOR_OPERATIONS}
         messages = data_messages(config, layout, stage.parameters, zero, self._used_twice(layout, stage))
-        messages += tensor_messages(layout.tensor, sent)
+        messages += [Message("tensor", name, size, layout.tensor) for name, size in sent.items() if size]
         if layout.pipeline > 1:
-            messages += pipeline_messages(times, *self._crossing(layout, measured, stage))
-            messages += tied_messages(config, self._tied_elsewhere(layout, stage))
+            with_gradient, without_gradient = self._crossing(layout, measured, stage)
+            messages.append(Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"))
+            messages.append(Message("pipeline", "send", times * with_gradient, 2, "gradients"))
+            each = BYTES[config.training.grad_accum_dtype]
+            for elements in self._tied_elsewhere(layout, stage):
+                messages.append(Message("pipeline", "all_reduce", each * elements, 2, "tied layer"))
         return StageLoad(layers, sum(n * work.collectives for work, n in works), stage.parameters, messages)
 
     def _crossing(self, layout: Layout, measured: MeasuredModel, stage: Stage) -> tuple[float, float]:
@@ -197,8 +196,8 @@ class Planner:
         with_gradient = sum(rows * sizes[name] for name in crossing.with_gradient)
         return with_gradient, sum(rows * sizes[name] for name in crossing.without_gradient)
 
-    def _tied(self, layers: slice) -> Counter[str]:
-        return Counter(layer.tie_key for layer in self.layers[layers] if layer.tie_key)
+    def _tied(self, start: int, stop: int) -> Counter[str]:
+        return Counter(layer.tie_key for layer in self.layers[start:stop] if layer.tie_key)
 
     def _elements(self, layout: Layout, tie_key: str) -> list[int]:
         """Return the elements of each parameter of a tied layer on one rank."""
@@ -208,21 +207,27 @@ class Planner:
 
     def _used_twice(self, layout: Layout, stage: Stage) -> list[int]:
         """Return the elements of each parameter that a stage's forward pass uses twice."""
-        tied = self._tied(stage.layers)
+        tied = self._tied(stage.start, stage.stop)
         return [size for key, count in tied.items() if count > 1 for size in self._elements(layout, key)]
 
     def _tied_elsewhere(self, layout: Layout, stage: Stage) -> list[int]:
         """Return the elements of each layer of a stage that another stage also holds."""
-        everywhere, here = self._tied(slice(None)), self._tied(stage.layers)
+        everywhere, here = self._tied(0, len(self.layers)), self._tied(stage.start, stage.stop)
         return [sum(self._elements(layout, key)) for key, count in here.items() if count < everywhere[key]]
 
-    def _stage_memory(self, config: RunConfig, layout: Layout, stage: Stage) -> Memory:
-        zero = self.zero[layout.zero_stage]
-        states = state_bytes(config, stage.parameters, zero, layout.data)
-        backward, update = buffer_bytes(config, stage.parameters, zero, layout.data)
+    def _stage_memory(self, layout: Layout, index: int) -> Memory:
+        config, stage = layout.apply(self.config), self.stages(layout)[index]
+        zero, parameters = self.zero[layout.zero_stage], stage.parameters
+        elements = count_states(config, parameters, zero, layout.data)
+        backward, update = buffer_bytes(config, parameters, zero, layout.data)
         activations, workspace = self._activations(config, layout, stage)
-        peak = max(activations + workspace + backward, update)
-        return Memory(*states, activations, peak - activations)
+        return Memory(
+            parameters=BYTES[config.training.precision] * (elements.parameters + parameters.frozen),
+            gradients=BYTES[config.training.grad_accum_dtype] * elements.gradients,
+            optimizer=FLOAT * (elements.master + elements.moments),
+            activations=activations,
+            buffers=max(workspace + backward, update - activations),
+        )
 
     def _activations(self, config: RunConfig, layout: Layout, stage: Stage) -> tuple[int, int]:
         """Return the bytes that a stage keeps at the fullest moment, and the temporary workspace.

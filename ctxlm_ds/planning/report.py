@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,11 @@ NARROW_COLUMNS = ("dp", "tp", "pp", "zero", "micro", "recompute", "seq.par", "Gi
 WIDE_TERMINAL = 175
 
 
-def plan_row(plan: Plan) -> list[str]:
-    """Return a plan's cells as in COLUMNS: memory in GiB, traffic in MB that a rank sends per step."""
+def plan_row(plan: Plan) -> dict[str, str]:
+    """Return a plan's cells by column: memory in GiB, traffic in MB that a rank sends per step."""
     layout, memory = plan.layout, plan.memory
     parts = (memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers, memory.total)
-    return [
+    cells = [
         *map(str, (layout.data, layout.tensor, layout.pipeline, layout.zero_stage, layout.micro_batch_size)),
         *("yes" if value else "-" for value in (layout.recompute, layout.sequence_parallel)),
         *(f"{part / GIB:.2f}" for part in parts),
@@ -37,6 +38,7 @@ def plan_row(plan: Plan) -> list[str]:
         f"{100 * plan.mfu:.0f} %",
         f"{plan.days:.3g}",
     ]
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -48,8 +50,7 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
 def plan_table(plans: Sequence[Plan], width: int | None = None) -> list[str]:
     """Return the lines of a table of plans, with fewer columns on a terminal of less than WIDE_TERMINAL characters."""
     names = NARROW_COLUMNS if width is not None and width < WIDE_TERMINAL else COLUMNS
-    rows = [dict(zip(COLUMNS, plan_row(plan), strict=True)) for plan in plans]
-    return text_table(names, [[row[name] for name in names] for row in rows])
+    return text_table(names, [[row[name] for name in names] for row in map(plan_row, plans)])
 
 
 def describe_search(
@@ -101,10 +102,9 @@ def describe_recommendation(plan: Plan, command: str, config: RunConfig) -> list
     }  # fmt: skip
     shares = ", ".join(f"{name} {100 * part / time.total:.0f} %" for name, part in parts.items() if part)
     memory = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in asdict(plan.memory).items())
-    sent: dict[str, float] = {}
+    sent: defaultdict[str, float] = defaultdict(float)
     for message in plan.messages:
-        name = f"{message.axis} {message.operation.replace('_', '-')}"
-        sent[name] = sent.get(name, 0) + message.wire_bytes / 1e6
+        sent[f"{message.axis} {message.operation.replace('_', '-')}"] += message.wire_bytes / 1e6
     traffic = ", ".join(f"{name} {size:,.1f} MB" for name, size in sent.items())
     return [
         f"recommended: {plan.layout}",
@@ -129,14 +129,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def search_as_dict(found: Search, cluster: Cluster, command: str, show_all: bool) -> dict[str, Any]:
-    """Return what describe_search prints, for JSON.
-
-    Args:
-        found: the search.
-        cluster: GPUs of the search.
-        command: starts the recommended plan.
-        show_all: True for every layout; False for the fastest of each tp, pp and ZeRO stage.
-    """
+    """Return what describe_search prints, for JSON; the arguments are the same."""
     best = found.recommended
     return {
         "cluster": {**asdict(cluster), "usable_bytes": cluster.usable_bytes},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.planning.hardware import GIB, Cluster
@@ -64,11 +65,11 @@ def search_layouts(planner: Planner) -> Search:
         if problem is not None:
             found.refused.setdefault(problem.path, Refused(layout, problem.text)).count += 1
             continue
-        memory = planner.memory(layout)
-        if memory.total > cluster.usable_bytes:
-            found.too_large.append((layout, memory.total))
-            continue
-        found.plans.append(planner.weigh(layout))
+        needed = planner.memory(layout).total
+        if needed > cluster.usable_bytes:
+            found.too_large.append((layout, needed))
+        else:
+            found.plans.append(planner.weigh(layout))
     found.plans.sort(key=lambda plan: (plan.time.total, *_complexity(plan)))
     found.too_large.sort(key=lambda item: item[1])
     return found
@@ -76,19 +77,15 @@ def search_layouts(planner: Planner) -> Search:
 
 def candidates(planner: Planner) -> Iterator[Layout]:
     """Yield layouts: tensor parallelism within a node, stages up to the layers, micro-batches that divide."""
-    config, cluster = planner.config, planner.cluster
-    for tensor in _divisors(cluster.gpus_per_node):
-        if cluster.world_size % tensor:
+    config, world_size = planner.config, planner.cluster.world_size
+    for tensor, pipeline in product(_divisors(planner.cluster.gpus_per_node), _divisors(world_size)):
+        data, left = divmod(world_size, tensor * pipeline)
+        if left or pipeline > config.model.num_blocks:
             continue
-        for pipeline in _divisors(cluster.world_size // tensor):
-            if pipeline > config.model.num_blocks:
-                continue
-            data = cluster.world_size // (tensor * pipeline)
-            for stage in _zero_stages(planner, pipeline):
-                for micro in _micro_batches(config.training.global_batch_size, data):
-                    for recompute in (False, True):
-                        for split in (False, True) if tensor > 1 else (False,):
-                            yield Layout(data, tensor, pipeline, stage, micro, recompute, split)
+        micro_batches = _micro_batches(config.training.global_batch_size, data)
+        splits = (False, True) if tensor > 1 else (False,)
+        for rest in product(_zero_stages(planner, pipeline), micro_batches, (False, True), splits):
+            yield Layout(data, tensor, pipeline, *rest)
 
 
 def _zero_stages(planner: Planner, pipeline: int) -> list[int]:
@@ -106,12 +103,7 @@ def _micro_batches(global_batch_size: int, data: int) -> list[int]:
 
 
 def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = None) -> Plan:
-    """Return the recommended plan.
-
-    Args:
-        found: the search.
-        cluster: its cluster, for the message.
-        offloaded: the search with the optimizer in CPU memory (zero3-offload), for the message.
+    """Return the recommended plan. `offloaded` is the search with zero3-offload, for the message.
 
     Raises:
         ConfigError: nothing fits; the message has the missing memory and the nearest remedy.
@@ -122,8 +114,7 @@ def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = Non
     if not found.too_large:
         reasons = "; ".join(f"{path}: {refused.text}" for path, refused in found.refused.items())
         raise ConfigError(f"no layout is possible on {cluster.world_size} GPUs: {reasons}")
-    layout, needed = found.too_large[0]
-    usable = cluster.usable_bytes
+    (layout, needed), usable = found.too_large[0], cluster.usable_bytes
     raise ConfigError(
         f"no layout fits: the smallest ({layout}) needs {needed / GIB:.1f} GiB of a GPU, and {cluster.gpu.name} has "
         f"{usable / GIB:.1f} GiB to plan with: "

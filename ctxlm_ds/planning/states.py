@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod
+from typing import NamedTuple
 
 from ctxlm_ds.models.build import WholeModel
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
@@ -91,8 +92,7 @@ def _local_elements(shape: tuple[int, ...], split: Split | None, tensor: int, vo
     return shard_of("parameter", split, shape, tensor, 0).num_elements
 
 
-@dataclass(frozen=True, slots=True)
-class StateElements:
+class StateElements(NamedTuple):
     """Elements on one rank's GPU between steps (gradients: before the update)."""
 
     parameters: int
@@ -105,12 +105,8 @@ class StateElements:
 def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
     """Return True if DeepSpeed takes its BF16_Optimizer, not ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
     training = config.training
-    return (
-        training.precision == "bf16"
-        and training.grad_accum_dtype == "fp32"
-        and zero.stage == 1
-        and not zero.offload_optimizer
-    )
+    in_bf16 = (training.precision, training.grad_accum_dtype) == ("bf16", "fp32")
+    return in_bf16 and zero.stage == 1 and not zero.offload_optimizer
 
 
 def state_elements(
@@ -123,23 +119,12 @@ def state_elements(
         return StateElements(whole, whole, 0, MOMENTS * whole)
     if zero.stage == 3:
         share = parameters.padded_each(data_ranks) // data_ranks
-        held = 0 if zero.offload_parameters else share
         states = 0 if zero.offload_optimizer else share
-        return StateElements(held, 0 if zero.offload_optimizer else share, states, MOMENTS * states)
+        return StateElements(0 if zero.offload_parameters else share, states, states, MOMENTS * states)
     if zero.offload_optimizer:
         return StateElements(padded, 0, 0, 0)
     gradients = share if zero.stage == 2 else (padded if uses_bf16_optimizer(config, zero) else whole)
     return StateElements(padded, gradients, share, MOMENTS * share)
-
-
-def state_bytes(
-    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
-) -> tuple[int, int, int]:
-    """Return the bytes of parameters, gradients and optimizer states on the GPU."""
-    elements = state_elements(config, parameters, zero, data_ranks)
-    weight, gradient = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
-    optimizer = FLOAT * (elements.master + elements.moments)
-    return weight * (elements.parameters + parameters.frozen), gradient * elements.gradients, optimizer
 
 
 def buffer_bytes(

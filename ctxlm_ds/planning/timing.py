@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ctxlm_ds.planning.hardware import TERA, Cluster
+from ctxlm_ds.planning.hardware import Cluster
 from ctxlm_ds.planning.layouts import Layout, ZeroSettings
 from ctxlm_ds.planning.measure import BACKWARD_FACTOR, LayerWork
 from ctxlm_ds.planning.states import FLOAT, StageParameters, state_elements, uses_bf16_optimizer
@@ -87,12 +87,6 @@ class StageLoad:
         return sum(m.wire_bytes for m in self.messages if m.axis == axis and word in ("", m.operation, m.purpose))
 
 
-def peak_flops(config: RunConfig, cluster: Cluster) -> float:
-    """Return the operations per second of one GPU in the recipe's precision."""
-    gpu = cluster.gpu
-    return TERA * (gpu.tflops_fp32 if config.training.precision == "fp32" else gpu.tflops_16bit)
-
-
 @dataclass(frozen=True, slots=True)
 class StepTimer:
     """Predicts the seconds of a step of one layout."""
@@ -139,7 +133,8 @@ class StepTimer:
     def _layer(self, layer: StageLayer) -> float:
         """Return the seconds of a layer's forward and backward pass."""
         rows, forwards = self.layout.micro_batch_size, 2 if layer.again else 1
-        speed = peak_flops(self.config, self.cluster) * self.cluster.gpu.matrix_efficiency
+        gpu = self.cluster.gpu
+        speed = gpu.flops_per_s(self.config.training.precision) * gpu.matrix_efficiency
         products_s = sum(
             flops / speed * (1 + HALF_FILLING_WIDTH / width) * (1 + HALF_FILLING_TOKENS / tokens)
             for flops, tokens, width in layer.plain.products(rows)

@@ -12,7 +12,7 @@ Data-parallel messages follow from the elements of the parameters, the others ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
@@ -98,22 +98,3 @@ def _stage3_messages(
     gathered = total - others + micro_batches * (others + again)
     yield Message("data", "reduce_scatter", micro_batches * weight * total, ranks, "gradients")
     yield Message("data", "all_gather", weight * gathered // ranks, ranks, "weights")
-
-
-def tensor_messages(ranks: int, num_bytes: Mapping[str, int]) -> list[Message]:
-    """List the tensor-parallel messages of a step from the bytes of each operation."""
-    return [Message("tensor", operation, sent, ranks) for operation, sent in num_bytes.items() if sent]
-
-
-def pipeline_messages(times: int, with_gradient: float, without_gradient: float) -> list[Message]:
-    """List the messages over a cut in `times` micro-batches: tensors forward, gradients of some of them back."""
-    return [
-        Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"),
-        Message("pipeline", "send", times * with_gradient, 2, "gradients"),
-    ]
-
-
-def tied_messages(config: RunConfig, elements: Iterable[int]) -> list[Message]:
-    """List the sums of gradients of tied layers that this stage and another one hold; `elements` are their sizes."""
-    accumulation = BYTES[config.training.grad_accum_dtype]
-    return [Message("pipeline", "all_reduce", accumulation * count, 2, "tied layer") for count in elements]

@@ -20,15 +20,7 @@ Check = Callable[[RunConfig], Iterator[Problem]]
 
 
 def check_config(config: RunConfig, world_size: int | None) -> None:
-    """Refuse combinations that cannot work.
-
-    Args:
-        config: a loaded recipe.
-        world_size: number of ranks; None if it is not known yet.
-
-    Raises:
-        ConfigError: lists all problems.
-    """
+    """Raise a ConfigError that lists all combinations that cannot work; `world_size` is None if not known yet."""
     raise_problems(f"recipe {config.name}", find_problems(config, world_size))
 
 
@@ -93,7 +85,6 @@ def unused_settings(config: RunConfig) -> list[str]:
 
 
 def _check_sections(config: RunConfig) -> Iterator[Problem]:
-    """Yield problems found by the family, the objective and the format."""
     yield from config.model.problems()
     yield from config.model.row_problems(config.data)
     yield from config.data.problems(config.model)

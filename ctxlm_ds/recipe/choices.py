@@ -15,8 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import did_you_mean, show_value
-from ctxlm_ds.recipe.section import Section
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, Section
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, Registry
 
 

@@ -7,6 +7,7 @@ key and how it was tested.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from ctxlm_ds.recipe.layout import data_parallel_size, stage_problems
@@ -124,10 +125,7 @@ DISABLED = (None, "auto")
 def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int) -> list[Problem]:
     """Return every setting that is refused and every combination that cannot work, each with the reason.
 
-    Args:
-        config: the recipe.
-        settings: the JSON with checked types and the values of the recipe.
-        world_size: number of ranks.
+    The types in `settings`, the JSON with the values of the recipe, have been checked.
     """
     zero = _section(settings, "zero_optimization")
     stage = 0 if zero.get("stage") in DISABLED else int(zero["stage"])
@@ -142,13 +140,14 @@ def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int)
 
 def _refused_settings(settings: dict[str, Any]) -> Iterator[Problem]:
     for path, (neutral, reason) in REFUSED.items():
-        value = _look_up(settings, tuple(path.split(".")))
+        *above, name = path.split(".")
+        value = reduce(_section, above, settings).get(name)
         if value not in DISABLED and not any(value is other or value == other for other in neutral):
             yield Problem(path, f"{show_value(value)}: {reason}; remove it")
 
 
 def _optimizer_kind_problems(settings: dict[str, Any]) -> Iterator[Problem]:
-    kind = _look_up(settings, ("optimizer", "type"))
+    kind = _section(settings, "optimizer").get("type")
     if kind in DISABLED:
         return
     allowed = ", ".join(ELEMENTWISE_OPTIMIZERS)
@@ -179,10 +178,10 @@ def _stage_rules(config: RunConfig, stage: int) -> Iterator[Problem]:
 
 def _offload_rules(config: RunConfig, zero: dict[str, Any], stage: int) -> Iterator[Problem]:
     optimizer, parameters = _section(zero, "offload_optimizer"), _section(zero, "offload_param")
-    if _offloads(optimizer) and stage == 0:
+    if optimizer.get("device") in ("cpu", "nvme") and stage == 0:
         text = "stage 0 keeps the optimizer on the device; use stage 1, 2 or 3"
         yield Problem("zero_optimization.offload_optimizer", text)
-    if _offloads(parameters) and stage != 3:
+    if parameters.get("device") in ("cpu", "nvme") and stage != 3:
         yield Problem("zero_optimization.offload_param", f"stage {stage} does not partition parameters; use stage 3")
     for name, section in (("offload_optimizer", optimizer), ("offload_param", parameters)):
         if section.get("device") == "nvme" and not section.get("nvme_path"):
@@ -196,7 +195,6 @@ def _offload_rules(config: RunConfig, zero: dict[str, Any], stage: int) -> Itera
 
 
 def _communication_rules(settings: dict[str, Any], zero: dict[str, Any], stage: int) -> Iterator[Problem]:
-    """Yield settings that ZeRO's reduce-scatter and all-gather cannot follow."""
     bucket = zero.get("allgather_bucket_size", "auto")
     if stage in (1, 2) and isinstance(bucket, int) and bucket % 2:
         text = f"{bucket}: stages 1 and 2 need an even number of elements; use {bucket + 1}"
@@ -227,17 +225,6 @@ def _partition_rules(zero: dict[str, Any], stage: int, ranks: int) -> Iterator[P
             yield Problem(f"zero_optimization.{name}", f"{first} is the same setting; remove one of them")
 
 
-def _offloads(section: dict[str, Any]) -> bool:
-    return section.get("device", "none") not in ("none", "auto", None)
-
-
 def _section(holder: dict[str, Any], name: str) -> dict[str, Any]:
     value = holder.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _look_up(settings: dict[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = settings
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

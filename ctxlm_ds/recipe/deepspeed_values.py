@@ -121,12 +121,9 @@ def _annotation(field: dict[str, Any]) -> Any:
 
 
 def value_problems(settings: dict[str, Any], skip: Container[str], path: KeyPath = ()) -> Iterator[Problem]:
-    """Yield values of a wrong type or outside their range, and remove them.
+    """Yield values of a JSON (or of its section at `path`) of a wrong type or outside their range, and remove them.
 
-    Args:
-        settings: a DeepSpeed JSON without unknown keys, or one of its sections.
-        skip: dotted paths that other rules check.
-        path: path of the section.
+    Other rules check the dotted paths in `skip`.
     """
     for name, value in list(settings.items()):
         here = ".".join((*path, name))

@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from ctxlm_ds.recipe.choices import CHOICES, listed
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.schema import RunConfig
-
-Path = tuple[str | int, ...]
+from ctxlm_ds.recipe.yaml_source import SettingPath
 
 KNOWN_ELSEWHERE = {
     "optimizer.learning_rate": "lr",
@@ -47,7 +46,7 @@ KNOWN_ELSEWHERE = {
 """Each setting with its names in other systems."""
 
 
-def dotted(path: Path) -> str:
+def dotted(path: SettingPath) -> str:
     """Join a path: `("data", "validation", 0, "path")` becomes `data.validation[0].path`."""
     text = ""
     for part in path:
@@ -74,41 +73,35 @@ def _settings_below(section: type[BaseModel], path: tuple[str, ...]) -> Iterator
         if inner is None:
             continue
         mark = f"{name}[]" if get_origin(field.annotation) is list else name
-        classes = CHOICES[name].classes().values() if _is_choice((*path, name)) else (inner,)
-        for one in classes:
+        for one in CHOICES[name].classes().values() if section is RunConfig and name in CHOICES else (inner,):
             yield from _settings_below(one, (*path, mark))
 
 
-def _is_choice(path: Path) -> bool:
-    return len(path) == 1 and path[0] in CHOICES
-
-
-def find_field(path: Path, data: Mapping[str, Any]) -> FieldInfo | None:
+def find_field(path: SettingPath, data: Mapping[str, Any]) -> FieldInfo | None:
     """Return the schema's field at a path of a raw recipe; None if there is none."""
-    *above, name = path
-    if isinstance(name, int):
-        return find_field(tuple(above), data)
-    section = find_section(tuple(above), data)
-    return None if section is None else section.model_fields.get(name)
+    return _walk(path, data)[0]
 
 
-def find_section(path: Path, data: Mapping[str, Any]) -> type[BaseModel] | None:
-    """Return the section class at a path; None if the path ends in a plain setting or nowhere."""
-    if not path:
-        return RunConfig
-    if _is_choice(path):
-        return CHOICES[str(path[0])].find(data.get(str(path[0])))
-    field = find_field(path, data)
-    return None if field is None else section_of(field.annotation)
+def _walk(path: SettingPath, data: Mapping[str, Any]) -> tuple[FieldInfo | None, type[BaseModel] | None]:
+    """Return field and section class at a path, None for what is not there. Items of a list are as the list."""
+    field: FieldInfo | None = None
+    section: type[BaseModel] | None = RunConfig
+    for name in (part for part in path if isinstance(part, str)):
+        field = section.model_fields.get(name) if section else None
+        if section is RunConfig and name in CHOICES:
+            section = CHOICES[name].find(data.get(name))
+        else:
+            section = section_of(field.annotation) if field else None
+    return field, section
 
 
-def is_section(path: Path, data: Mapping[str, Any]) -> bool:
+def is_section(path: SettingPath, data: Mapping[str, Any]) -> bool:
     """Return True if a path is that of a section, not of a list of sections."""
     field = find_field(path, data)
     return field is not None and section_of(field.annotation) is not None and get_origin(field.annotation) is None
 
 
-def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | None]:
+def explain_unknown(path: SettingPath, data: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the message about an unknown setting (may be empty), and the setting that it most likely means."""
     if path == ("pipeline",):
         return "; set it in slurm/route.sh instead (docs/route.md)", None
@@ -122,7 +115,7 @@ def explain_unknown(path: Path, data: Mapping[str, Any]) -> tuple[str, str | Non
     return f"; did you mean {meant}?" + (f" It is {note}" if note else ""), meant
 
 
-def _note_of_owners(path: Path, data: Mapping[str, Any]) -> str:
+def _note_of_owners(path: SettingPath, data: Mapping[str, Any]) -> str:
     """Return which other families, objectives or formats have a setting, in words; empty if none."""
     choice = CHOICES.get(str(path[0]))
     owners = choice.owners(str(path[-1])) if choice is not None and len(path) == 2 else []
@@ -131,8 +124,8 @@ def _note_of_owners(path: Path, data: Mapping[str, Any]) -> str:
     return f"a setting of {listed(owners, 'and')}; {choice.path} is {choice.name(data.get(choice.section))}"
 
 
-def _meant_setting(path: Path, data: Mapping[str, Any]) -> str | None:
-    section = find_section(path[:-1], data)
+def _meant_setting(path: SettingPath, data: Mapping[str, Any]) -> str | None:
+    section = _walk(path[:-1], data)[1]
     key = str(path[-1])
     if section is None:
         return None

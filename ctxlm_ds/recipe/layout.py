@@ -16,13 +16,7 @@ PIPELINE = "parallel.pipeline_parallel_size"
 def layout_problems(
     config: RunConfig, world_size: int | None = None, zero_stage: int | None = None
 ) -> Iterator[Problem]:
-    """Yield every problem of a layout.
-
-    Args:
-        config: a loaded recipe.
-        world_size: number of ranks; None if it is not known yet.
-        zero_stage: ZeRO stage; None if the DeepSpeed JSON has not been read.
-    """
+    """Yield every problem of a layout; the number of ranks and the ZeRO stage are None if not known yet."""
     yield from _tensor_problems(config)
     yield from _sequence_problems(config)
     yield from _pipeline_problems(config)

@@ -20,11 +20,11 @@ from pydantic_core import ErrorDetails
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.choices import CHOICES
-from ctxlm_ds.recipe.describe import Path as SettingPath
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field, is_section
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, YamlSource, read_yaml, write_yaml
+from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, SettingPath, YamlSource, read_yaml, write_yaml
+from ctxlm_ds.untrusted_json import read_text
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -43,12 +43,9 @@ class RawRecipe:
     problems: list[Problem] = field(default_factory=list)
 
     def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
-        """Merge a source into the settings: sections merge, other values are replaced.
+        """Merge a file or an option called `name`: sections merge, other values are replaced.
 
-        Args:
-            source: a file, or the value of an option.
-            name: name of the file, or the option.
-            below: setting that the option gives; empty for a file.
+        `below` is the setting that the option gives, empty for a file.
         """
         if below:
             lines: dict[SettingPath, str] = {below[: depth + 1]: name for depth in range(len(below))}
@@ -85,13 +82,6 @@ class RawRecipe:
                     return places[next((one for one in inside if one in places), name)]
         return ""
 
-    def value(self, path: SettingPath) -> Any:
-        """Return the value at a path as it was written."""
-        value: Any = self.data
-        for part in path:
-            value = value[part]
-        return value
-
     def drop_settings_of_others(self) -> None:
         """Drop settings that only other families, objectives and formats have; earlier versions saved all of them."""
         for choice in CHOICES.values():
@@ -123,12 +113,9 @@ RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
 
 def load_config(recipe: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> RunConfig:
-    """Load a recipe, the recipes that it extends, and overrides, and check the result.
+    """Load a recipe (a path, or a shipped name) and those that it extends, replace settings (`a.b=c`), and check all.
 
-    Args:
-        recipe: path of a YAML file, or the name of a shipped one (`roberta-base`).
-        overrides: `a.b=c` each, the value in YAML; later ones replace earlier ones.
-        world_size: number of ranks; None if it is not known yet.
+    The number of ranks is checked if it is known.
 
     Raises:
         ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
@@ -150,14 +137,18 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), world_size: i
 def load_saved_config(path: Path) -> RunConfig:
     """Load the config.yaml of a run or checkpoint, including one that an earlier version wrote.
 
-    Earlier versions saved the settings of every family, objective and format; those of others are dropped.
+    Earlier versions saved the settings of every family, objective and format; those of others are dropped, as is
+    `parallel.pipeline_partition: time`, which only they had (a cut of the pipeline changes no numbers).
 
     Raises:
         ConfigError: as load_config.
     """
     tree = RawRecipe()
-    tree.merge(read_yaml(_read_text(path), str(path)), str(path))
+    tree.merge(_read_recipe(path), str(path))
     tree.drop_settings_of_others()
+    layout = tree.data.get("parallel")
+    if isinstance(layout, dict) and layout.get("pipeline_partition") == "time":
+        del layout["pipeline_partition"]
     return _validate(tree, f"recipe {path}")
 
 
@@ -205,7 +196,7 @@ def _recipe_chain(recipe: str | Path) -> list[tuple[Path, YamlSource]]:
             raise ConfigError(f"recipe {path}: `extends` forms a circle: {' -> '.join(names)}")
         if len(names) > MAX_EXTENDS:
             raise ConfigError(f"recipe {recipe}: more than {MAX_EXTENDS} recipes extend each other; merge some of them")
-        source = read_yaml(_read_text(path), str(path))
+        source = _read_recipe(path)
         chain[path.resolve()] = (path, source)
         base = source.data.get("extends") if isinstance(source.data, dict) else None
         if base is None:
@@ -218,15 +209,8 @@ def _recipe_chain(recipe: str | Path) -> list[tuple[Path, YamlSource]]:
             raise ConfigError(f"recipe {path}: extends: {error}") from error
 
 
-def _read_text(path: Path) -> str:
-    if path.stat().st_size > 4 * MAX_CHARACTERS:
-        raise ConfigError(f"recipe {path}: {path.stat().st_size:,} bytes are too long for a recipe")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"recipe {path}: not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise ConfigError(f"recipe {path}: cannot be read ({error.strerror})") from error
+def _read_recipe(path: Path) -> YamlSource:
+    return read_yaml(read_text(path, ConfigError, 4 * MAX_CHARACTERS), str(path))
 
 
 def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], YamlSource]:
@@ -309,7 +293,6 @@ def _placed(problem: Problem, tree: RawRecipe) -> Problem:
 
 
 def _explain(details: ErrorDetails, tree: RawRecipe) -> Problem:
-    """Return pydantic's error as a problem."""
     path, kind = details["loc"], details["type"]
     name, where = dotted(path), tree.origin(path)
     field_info = find_field(path, tree.data)
@@ -319,7 +302,7 @@ def _explain(details: ErrorDetails, tree: RawRecipe) -> Problem:
         expected = describe_type(items[min(path[-1], len(items) - 1)])
     if kind == "missing":
         return Problem(name, f"missing; expected {expected}", where=where)
-    value = tree.value(path)
+    value = details["input"]
     if kind == "extra_forbidden":
         hint, meant = explain_unknown(path, tree.data)
         return Problem(name, f"unknown setting (value {show_value(value)}){hint}", (meant or "",), where)

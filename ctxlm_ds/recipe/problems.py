@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pydantic_core import ErrorDetails
+
 from ctxlm_ds.errors import ConfigError
 
 MAX_VALUE_CHARACTERS = 80
@@ -60,6 +62,15 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean X?` for the end of a message, or an empty text if no candidate is similar."""
     near = nearest_name(name, candidates)
     return f"; did you mean {near}?" if near else ""
+
+
+def explain_error(details: ErrorDetails, known: Iterable[str]) -> str:
+    """Return pydantic's error about one value in words; `known` are the settings of its section."""
+    if details["type"] == "missing":
+        return "missing"
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown setting{did_you_mean(str(details['loc'][-1]), known)}"
+    return f"{show_value(details['input'])}: {details['msg'].removeprefix('Value error, ')}"
 
 
 def text_problem(text: str) -> str | None:

@@ -11,9 +11,12 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, WrapValidator
 
 from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
-from ctxlm_ds.recipe.section import (
+from ctxlm_ds.recipe.sections import (
+    DataSection,
+    ModelSection,
     NonNegativeFloat,
     NonNegativeSteps,
+    ObjectiveSection,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -22,7 +25,6 @@ from ctxlm_ds.recipe.section import (
     Section,
     SmallInt,
 )
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 FIXED_SETTINGS = ("model", "objective", "training.seed", "optimizer.name")
 """Settings that a run cannot change when it resumes, in addition to those that decide its rows (DataSection.fixed)."""
@@ -122,8 +124,8 @@ class ParallelConfig(Section):
     """Pipeline stages: consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
     sequence_parallel: bool = False
     """Split positions over tensor-parallel ranks in LayerNorm and dropout, whose weights are not split: less memory."""
-    pipeline_partition: Literal["parameters", "time", "uniform"] = "parameters"
-    """What is balanced over pipeline stages: `parameters`, compute `time`, or the number of layers (`uniform`)."""
+    pipeline_partition: Literal["parameters", "uniform"] = "parameters"
+    """What is balanced over pipeline stages: `parameters`, or the number of layers (`uniform`)."""
     pipeline_layers: list[SmallInt] | None = None
     """Number of transformer layers per stage; null lets pipeline_partition decide."""
     vocab_multiple: SmallInt = 1
@@ -241,39 +243,24 @@ class RunConfig(Section):
     model: Annotated[SerializeAsAny[ModelSection], WrapValidator(MODEL.validate)] = Field(
         default_factory=MODEL.make_default
     )
-    """Shape of the model."""
     tokenizer: TokenizerConfig = TokenizerConfig()
-    """Tokenizer."""
     data: Annotated[SerializeAsAny[DataSection], WrapValidator(DATA.validate)] = Field(
         default_factory=DATA.make_default
     )
-    """Datasets and rows."""
     objective: Annotated[SerializeAsAny[ObjectiveSection], WrapValidator(OBJECTIVE.validate)] = Field(
         default_factory=OBJECTIVE.make_default
     )
-    """Objective."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """Learning-rate schedule."""
     training: TrainingConfig = TrainingConfig()
-    """Loop."""
     parallel: ParallelConfig = ParallelConfig()
-    """Layout."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints."""
     anomalies: AnomaliesConfig = AnomaliesConfig()
-    """NaN, overflow and loss spikes."""
     watchdog: WatchdogConfig = WatchdogConfig()
-    """Hangs."""
     logging: LoggingConfig = LoggingConfig()
-    """Logs."""
     profiler: ProfilerConfig = ProfilerConfig()
-    """Profiler."""
     kernels: KernelsConfig = KernelsConfig()
-    """Kernels."""
 
     @property
     def fixed_settings(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Base classes of the `model`, `objective` and `data` sections.
+"""Base classes of sections, and the number types of settings. Every number has an upper bound.
 
-Generic code uses these classes and their hooks only. A registered family, objective or sample format adds a subclass
-with further settings. Imports no torch.
+Generic code uses these classes of `model`, `objective` and `data` and their hooks only. A registered family, objective
+or sample format adds a subclass with further settings. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import Section, Width
+
+PositiveInt = Annotated[int, Field(ge=1, le=10**15)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**15)]
+PositiveSteps = Annotated[int, Field(ge=1, le=10**9)]
+"""Optimizer steps, or rows of a step."""
+NonNegativeSteps = Annotated[int, Field(ge=0, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+"""One dimension of a tensor."""
+SmallInt = Annotated[int, Field(ge=1, le=10_000)]
+"""Number of layers, ranks, passes, and other things that a person can count."""
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
+
+
+class Section(BaseModel):
+    """One section of a recipe: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        """Names of settings that have no effect with the others; a note lists those that were changed."""
+        return ()
 
 
 class ModelSection(Section):
@@ -48,11 +72,6 @@ class ModelSection(Section):
         """True if any dropout is above 0."""
         return False
 
-    @property
-    def idle_settings(self) -> tuple[str, ...]:
-        """Names of settings that have no effect with the others; a note lists those that were changed."""
-        return ()
-
     def problems(self) -> Iterator[Problem]:
         """Yield problems of this section alone."""
         yield from ()
@@ -71,11 +90,6 @@ class ObjectiveSection(Section):
 
     name: str
     """Name of a registered objective."""
-
-    @property
-    def idle_settings(self) -> tuple[str, ...]:
-        """Names of settings that have no effect with the others; a note lists those that were changed."""
-        return ()
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the rows."""
@@ -166,11 +180,6 @@ class DataSection(Section):
     def passes(self) -> int:
         """Passes over a dataset per epoch of its sample index."""
         return 1
-
-    @property
-    def idle_settings(self) -> tuple[str, ...]:
-        """Names of settings that have no effect with the others; a note lists those that were changed."""
-        return ()
 
     def problems(self, model: ModelSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the model."""

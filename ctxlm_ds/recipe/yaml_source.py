@@ -13,7 +13,7 @@ import yaml
 
 from ctxlm_ds.errors import ConfigError
 
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 MAX_CHARACTERS = 250_000
 MAX_VALUES = 20_000
 MAX_DEPTH = 20
@@ -27,11 +27,7 @@ class _RecipeLoader(yaml.SafeLoader):
     num_values = 0
 
     def count_value(self, depth: int) -> None:
-        """Count one value.
-
-        Raises:
-            ValueError: too many values, or too deeply nested.
-        """
+        """Count one value; ValueError if there are too many, or they are too deeply nested."""
         self.num_values += 1
         if self.num_values > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES:,} values (aliases are counted each time they are used)")
@@ -75,18 +71,14 @@ class YamlSource:
 
     data: Any
     """Nested dict, list, str, int, float, bool and None."""
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[SettingPath, int] = field(default_factory=dict)
     """Line (from 1) of every key and item, by its path."""
-    problems: list[tuple[Path, int, str]] = field(default_factory=list)
-    """Path, line and reason of every key that cannot be read."""
+    problems: list[tuple[SettingPath, int, str]] = field(default_factory=list)
+    """SettingPath, line and reason of every key that cannot be read."""
 
 
 def read_yaml(text: str, name: str) -> YamlSource:
-    """Read one YAML document.
-
-    Args:
-        text: the document.
-        name: name in messages (the path of a file, or an option).
+    """Read one YAML document; messages have the `name` of its file or option.
 
     Raises:
         ConfigError: the text is not YAML, too long, or too deeply nested; the message has the line and column.
@@ -112,7 +104,7 @@ def read_yaml(text: str, name: str) -> YamlSource:
     return source
 
 
-def _plain(loader: _RecipeLoader, node: yaml.Node, path: Path, source: YamlSource, above: frozenset[int]) -> Any:
+def _plain(loader: _RecipeLoader, node: yaml.Node, path: SettingPath, source: YamlSource, above: frozenset[int]) -> Any:
     loader.count_value(len(above))
     if id(node) in above:
         source.problems.append((path, node.start_mark.line + 1, "an anchor that contains itself"))
@@ -137,7 +129,7 @@ def _plain(loader: _RecipeLoader, node: yaml.Node, path: Path, source: YamlSourc
 
 
 def _plain_mapping(
-    loader: _RecipeLoader, node: yaml.MappingNode, path: Path, source: YamlSource, above: frozenset[int]
+    loader: _RecipeLoader, node: yaml.MappingNode, path: SettingPath, source: YamlSource, above: frozenset[int]
 ) -> dict[str, Any]:
     own_keys = {id(key) for key, _ in node.value}
     loader.flatten_mapping(node)

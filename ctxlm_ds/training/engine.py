@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -49,7 +48,6 @@ from ctxlm_ds.training.optimizer import (
     use_full_vectors,
 )
 from ctxlm_ds.training.runtime import check_precision, deepspeed_adam, device_type, load_async_io, model_parallel_unit
-from ctxlm_ds.training.stage_timing import measured_costs
 from ctxlm_ds.training.state import Anomaly, StepResult
 from ctxlm_ds.training.update import Update, Updater, clip_gradients, loss_scaler
 
@@ -93,12 +91,7 @@ class Engine:
                 f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
                 "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
             )
-
-        def prepare_nvme() -> None:
-            if prepare_folders(deepspeed_config):
-                load_async_io()
-
-        topology.run_together(prepare_nvme)
+        topology.run_together(lambda: load_async_io() if prepare_folders(deepspeed_config) else None)
         self.parallel = parallel_context(config, topology)
         self.objective = objective
         self.terms = objective.terms
@@ -132,18 +125,12 @@ class Engine:
             return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
         from ctxlm_ds.training.pipeline import PipelineStage
 
-        def measure() -> list[float]:
-            rows, words = self.config.training.micro_batch_size, self.config.model.vocab_size or 1
-            columns = self.objective.fields(self.config.data)
-            fields = Batch.example(columns, rows, np.random.default_rng(0), words).fields
-            return measured_costs(self.config, descriptions, fields, self.topology)
-
-        self.stage_bounds = plan_stages(self.config.parallel, descriptions, self._shapes, measure)
-        counts = ", ".join(map(str, blocks_per_stage(descriptions, self.stage_bounds)))
-        logger.info("pipeline: %s transformer layers on stages 0 to %d", counts, len(self.stage_bounds) - 2)
+        bounds = plan_stages(self.config.parallel, descriptions, self._shapes)
+        counts = ", ".join(map(str, blocks_per_stage(descriptions, bounds)))
+        logger.info("pipeline: %s transformer layers on stages 0 to %d", counts, len(bounds) - 2)
         with without_known_prints():
             dtype = DTYPES[self.config.training.precision]
-            return PipelineStage(descriptions, outputs, self.stage_bounds, self.topology, streams, dtype)
+            return PipelineStage(descriptions, outputs, bounds, self.topology, streams, dtype)
 
     def _build_optimizer(self, deepspeed_config: dict[str, Any]) -> tuple[torch.optim.Optimizer | None, str]:
         if self.config.optimizer.name == "from_ds_config":

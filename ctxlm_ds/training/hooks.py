@@ -76,8 +76,6 @@ class RunEnd:
     tokens: int
     total_seconds: float
     """Time in training steps over all restarts."""
-    elapsed_seconds: float
-    """Wall time of this start."""
     completed: bool = True
     """False if the same command would resume the run (a signal, the wall-time limit)."""
     failed: bool = False

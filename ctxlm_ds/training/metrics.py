@@ -10,14 +10,11 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.process.line_file import LineFile
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -134,18 +131,14 @@ class TensorBoardWriter(IntervalHook):
     def __init__(self, directory: str | Path, interval_steps: int = 1) -> None:
         super().__init__(interval_steps)
         self.directory = Path(directory)
-        self._writer: SummaryWriter | None = None
 
     def on_run_start(self, start: RunStart) -> None:
-        self.on_rollback(start.step)
+        self._open(start.step)
 
     def on_rollback(self, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         super().on_rollback(step)
-        self._close()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._writer = SummaryWriter(str(self.directory), purge_step=step + 1, flush_secs=30)
+        self._writer.close()
+        self._open(step)
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
         figures = step_figures(metrics, tokens_per_second, step_seconds)
@@ -154,18 +147,16 @@ class TensorBoardWriter(IntervalHook):
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._add(figures, step)
-        if self._writer is not None:
-            self._writer.flush()
+        self._writer.flush()
 
     def on_run_end(self, end: RunEnd) -> None:
-        self._close()
+        self._writer.close()
 
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def _open(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self.directory), purge_step=step + 1, flush_secs=30)
 
     def _add(self, figures: Mapping[str, float], step: int) -> None:
-        if self._writer is not None:
-            for name, value in figures.items():
-                self._writer.add_scalar(name, value, step)
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)

@@ -41,28 +41,16 @@ BIT_CAST = {
 tensor, and gloo sends no booleans. Integers cross as int64."""
 
 
-class _Spec(LayerSpec):
-    """DeepSpeed's specification of a layer that occurs once."""
-
-    def __init__(self, description: LayerDescription) -> None:
-        super().__init__(nn.Module)
-        self.description = description
-
-    def build(self, log: bool = False) -> nn.Module:
-        return self.description.build()
-
-
-class _TiedSpec(TiedLayerSpec):
-    """DeepSpeed's specification of a layer whose parameters several stages share."""
-
-    def __init__(self, description: LayerDescription) -> None:
+def _spec(description: LayerDescription) -> LayerSpec:
+    """Return DeepSpeed's specification of a layer, tied if several stages may share its parameters."""
+    if description.tie_key is None:
+        spec = LayerSpec(nn.Module)
+    else:
         with torch.device("meta"):
             names = [name for name, _ in description.build().named_parameters()]
-        super().__init__(_module_key(description), nn.Module, tied_weight_attr=names)
-        self.description = description
-
-    def build(self, log: bool = False) -> nn.Module:
-        return self.description.build()
+        spec = TiedLayerSpec(_module_key(description), nn.Module, tied_weight_attr=names)
+    spec.build = lambda log=False: description.build()
+    return spec
 
 
 def _module_key(description: LayerDescription) -> str:
@@ -96,7 +84,7 @@ class PipelineStage(PipelineModule):
         self._streams = streams
         streams.num_layers = len(descriptions)
         self._dtype = dtype
-        specs = [_TiedSpec(d) if d.tie_key else _Spec(d) for d in descriptions]
+        specs = list(map(_spec, descriptions))
         super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
         flow = Flow(descriptions, outputs)
         self.inputs = flow.inputs
@@ -132,15 +120,12 @@ class PipelineStage(PipelineModule):
 
     def full_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return this stage's parameters under their full names, each once."""
-        named: dict[str, nn.Parameter] = {}
-        seen: set[int] = set()
-        for index, _, module in self._steps:
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            for name, parameter in module.named_parameters():
-                named.setdefault(f"{self._prefixes[index]}.{name}", parameter)
-        return list(named.items())
+        named = (
+            (f"{self._prefixes[index]}.{name}", parameter)
+            for index, _, module in self._steps
+            for name, parameter in module.named_parameters()
+        )
+        return list(dict(named).items())
 
 
 def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:

@@ -126,23 +126,16 @@ def deepspeed_adam(offloaded: bool) -> AdamFactory:
         KernelError: the op cannot be built or does not exist for this device.
     """
     try:
-        if offloaded:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam
-            from deepspeed.ops.op_builder import CPUAdamBuilder
+        from deepspeed.ops import adam, op_builder
 
-            CPUAdamBuilder().load(verbose=False)
-            return DeepSpeedCPUAdam
-        from deepspeed.ops.adam import FusedAdam
-        from deepspeed.ops.op_builder import FusedAdamBuilder
-
-        FusedAdamBuilder().load(verbose=False)
+        (op_builder.CPUAdamBuilder if offloaded else op_builder.FusedAdamBuilder)().load(verbose=False)
     except Exception as error:
         # A missing compiler, CUDA toolkit or header raises many kinds of exception, mostly plain ones.
         kind, remedy = ("CPU", "reference") if offloaded else ("fused", "auto or torch")
         raise KernelError(
             f"DeepSpeed's {kind} Adam cannot be built here ({error}); set kernels.optimizer: {remedy}"
         ) from error
-    return FusedAdam
+    return adam.DeepSpeedCPUAdam if offloaded else adam.FusedAdam
 
 
 def load_async_io() -> None:

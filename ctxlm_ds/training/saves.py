@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from ctxlm_ds.console import format_duration
@@ -118,13 +119,13 @@ class Saves:
         """
         self._now_step = state.step
         if self.saver.pending and not self._busy:
-            self._in_phase(lambda: self._attempt(self.saver.advance, limited=True))
-        if self._begun_step == state.step:
-            return
-        if state.step % self._config.interval_steps == 0 or self._late:
-            self._in_phase(lambda: self._begin(state, is_due=True))
-        elif self._retry_due(state.step) and not self.saver.pending:
-            self._in_phase(lambda: self._begin(state, is_due=False))
+            with self._saving():
+                self._attempt(self.saver.advance, limited=True)
+        is_due = state.step % self._config.interval_steps == 0 or self._late
+        is_retry = self._retry_due(state.step) and not self.saver.pending
+        if self._begun_step != state.step and (is_due or is_retry):
+            with self._saving():
+                self._begin(state, is_due)
 
     def last(self, state: TrainState) -> None:
         """Write a checkpoint of this state, complete on return, with retries.
@@ -132,12 +133,29 @@ class Saves:
         Raises:
             CheckpointError: it could not be written; the message names the last good checkpoint.
         """
-        self._in_phase(lambda: self._last(state))
+        with self._saving():
+            self._finish(limited=False)
+            if self._saved_step == state.step:
+                return
+            self._is_due = True
+            self._begun_step = state.step
+            for pause_s in (*LAST_SAVE_PAUSES_S, None):
+                self._tell_phase("saving")
+                try:
+                    self.saver.save(state)
+                    return self._succeeded()
+                except CheckpointError as error:
+                    if pause_s is None:
+                        self._failed(error, limited=False)
+                        raise CheckpointError(f"{error}. {self._how_to_resume()}") from error
+                    logger.warning("%s. Trying again in %.0f s", error, pause_s)
+                    time.sleep(pause_s)
 
     def settle(self) -> None:
         """Wait until no save is pending; one that fails is a warning."""
         if self.saver.pending:
-            self._in_phase(lambda: self._finish(limited=False))
+            with self._saving():
+                self._finish(limited=False)
 
     def rolled_back(self, step: int) -> None:
         """Continue from the checkpoint of `step`, to which the run went back."""
@@ -211,24 +229,6 @@ class Saves:
                 f"{reason}. {count} (checkpoint.max_failed_saves {limit}): training stops. {self._how_to_resume()}"
             ) from error
 
-    def _last(self, state: TrainState) -> None:
-        self._finish(limited=False)
-        if self._saved_step == state.step:
-            return
-        self._is_due = True
-        self._begun_step = state.step
-        for pause_s in (*LAST_SAVE_PAUSES_S, None):
-            self._tell_phase("saving")
-            try:
-                self.saver.save(state)
-                return self._succeeded()
-            except CheckpointError as error:
-                if pause_s is None:
-                    self._failed(error, limited=False)
-                    raise CheckpointError(f"{error}. {self._how_to_resume()}") from error
-                logger.warning("%s. Trying again in %.0f s", error, pause_s)
-                time.sleep(pause_s)
-
     def _how_to_resume(self) -> str:
         good = self.saver.last_good()
         return f"The last good checkpoint is {good}; the same command resumes from it" if good else "There is none yet"
@@ -238,7 +238,8 @@ class Saves:
         pause_steps = max(1, self._config.interval_steps // RETRIES_PER_INTERVAL)
         return self._failed_step != NO_STEP and (self._retry or step - self._failed_step >= pause_steps)
 
-    def _in_phase(self, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
         self._tell_phase("saving")
-        action()
+        yield
         self._tell_phase("training")

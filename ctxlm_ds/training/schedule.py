@@ -35,7 +35,9 @@ class LearningRateSchedule:
             return self.peak
         final = self.config.final_learning_rate
         if self.config.name == "inverse_sqrt":
-            return max(final, self.peak * self._inverse_sqrt(position))
+            # 1 at the end of the warmup, then the inverse root of the step (Vaswani 2017).
+            timescale = self.warmup_steps or INVERSE_SQRT_TIMESCALE_STEPS
+            return max(final, self.peak * math.sqrt(timescale / (position - self.warmup_steps + timescale)))
         return final + (self.peak - final) * self._remaining(position)
 
     def _remaining(self, position: int) -> float:
@@ -53,8 +55,3 @@ class LearningRateSchedule:
         if name == "cosine":
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         return (1.0 - progress) ** (self.config.power if name == "polynomial" else 1.0)
-
-    def _inverse_sqrt(self, position: int) -> float:
-        """Return 1 at the end of the warmup, then the inverse root of the step (Vaswani 2017)."""
-        timescale = self.warmup_steps or INVERSE_SQRT_TIMESCALE_STEPS
-        return math.sqrt(timescale / (position - self.warmup_steps + timescale))

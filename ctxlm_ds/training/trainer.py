@@ -49,8 +49,8 @@ class Trainer:
     _stopped_by_signal: bool = False
     _check_every: int = 1
     """Micro-batches between two agreements within a step; the same on every rank."""
-    _step_seconds: float = 0.0
-    _step_micro_batches: int = 1
+    _micro_batch_s: float = 0.0
+    """Time per micro-batch of the last step; 0 before the first, and on a pipeline's middle stage, which reads none."""
 
     def begin(self) -> None:
         """Prepare for the first step; run() calls this."""
@@ -82,9 +82,8 @@ class Trainer:
         if error is not None:
             # This rank may end alone.
             self.saves.saver.abandon()
-        elapsed_s, completed = time.monotonic() - self._started_s, self._limit_reached() is not None
-        state, failed = self.state, error is not None
-        end = RunEnd(reason, state.step, state.tokens, state.seconds, elapsed_s, completed, failed)
+        state, completed, failed = self.state, self._limit_reached() is not None, error is not None
+        end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed)
         self.hooks.call("on_run_end", end)
         return end
 
@@ -140,8 +139,8 @@ class Trainer:
         if self.recovery.must_go_back(self.state, step, result):
             self._go_back(step, result)
             return None
-        seconds = self._step_seconds = time.monotonic() - started_s
-        self._step_micro_batches = len(step.micro_batches)
+        seconds = time.monotonic() - started_s
+        self._micro_batch_s = seconds / len(step.micro_batches) if step.micro_batches else 0.0
         self.state.step += 1
         self.state.rows_consumed += step.rows_consumed
         self.state.tokens += result.num_tokens
@@ -191,9 +190,7 @@ class Trainer:
         """Return why to stop if any rank has a signal or is past the wall-time limit; all ranks agree on it."""
         limit_hours = self.config.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
-        # A pipeline's middle stage reads no micro-batches.
-        micro_batch_s = self._step_seconds / self._step_micro_batches if self._step_micro_batches else 0.0
-        own = [float(self.stop_signal.number), float(late), micro_batch_s, *self.saves.flags()]
+        own = [float(self.stop_signal.number), float(late), self._micro_batch_s, *self.saves.flags()]
         signal_number, late_rank, micro_batch_s, *saves = self.topology.all_reduce_max(own)
         self.saves.agree(saves)
         if micro_batch_s:
@@ -205,7 +202,7 @@ class Trainer:
 
     def _interrupted(self, index: int) -> bool:
         """Return True, on all ranks together, if a rank has been asked to stop; before some micro-batches only."""
-        asked_after_last_step = index == 0 and self._step_seconds > 0.0
+        asked_after_last_step = index == 0 and self._micro_batch_s > 0.0
         if index % self._check_every or asked_after_last_step:
             return False
         return bool(self.topology.all_reduce_max([float(self.stop_signal.number)])[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +65,8 @@ class Updater:
             return Update(applied, norm)
         exhausted = _is_exhausted(loss_scaler(self._zero))
         if refuse:
-            with _invalid_norm(self._zero) as refusal:
-                self._step()
+            norm = self._refuse()
             assert self._zero.overflow, "DeepSpeed applied an update that was to be refused"
-            norm = refusal.norm
         else:
             self._step()
             norm = float(self._zero._global_grad_norm)
@@ -77,6 +75,29 @@ class Updater:
             _drop_offloaded_gradients(self._zero)
         overflowed = not (math.isfinite(norm) if refuse else applied)
         return Update(applied, norm, exhausted and overflowed)
+
+    def _refuse(self) -> float:
+        """Take a step in which DeepSpeed sees an infinite norm; return the true one, infinite after an fp16 overflow.
+
+        The loss scaler is updated only if the true norm is infinite.
+        """
+        zero, true_norm = self._zero, math.inf
+        name, measure, invalid = _norm_of(zero)
+        true_update_scale = getattr(zero, "_update_scale", None)
+
+        def measure_and_refuse() -> Any:
+            nonlocal true_norm
+            norm = float(measure()) / float(getattr(zero, "loss_scale", 1.0))
+            true_norm = norm if norm >= 0.0 else math.inf
+            return invalid
+
+        def update_scale(overflow: bool = False) -> None:
+            if true_update_scale is not None and not math.isfinite(true_norm):
+                true_update_scale(overflow)
+
+        with _replaced(zero, name, measure_and_refuse), _replaced(zero, "_update_scale", update_scale):
+            self._step()
+        return true_norm
 
 
 def loss_scaler(zero: Any) -> Any | None:
@@ -97,35 +118,6 @@ def _is_exhausted(scaler: Any | None) -> bool:
     if scaler is None or scaler.cur_scale > scaler.min_scale:
         return False
     return scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
-
-
-@dataclass
-class _Refusal:
-    norm: float = math.inf
-    """The true norm; infinite also if DeepSpeed found an overflow before it computed the norm."""
-
-
-@contextmanager
-def _invalid_norm(zero: Any) -> Iterator[_Refusal]:
-    """Make DeepSpeed's step see an infinite norm; update the loss scaler only if the norm really is."""
-    refusal = _Refusal()
-    name, measure, invalid = _norm_of(zero)
-    true_update_scale = getattr(zero, "_update_scale", None)
-
-    def measure_and_refuse() -> Any:
-        norm = float(measure()) / float(getattr(zero, "loss_scale", 1.0))
-        refusal.norm = norm if norm >= 0.0 else math.inf
-        return invalid
-
-    def update_scale(overflow: bool = False) -> None:
-        if true_update_scale is not None and not math.isfinite(refusal.norm):
-            true_update_scale(overflow)
-
-    with ExitStack() as replaced:
-        replaced.enter_context(_replaced(zero, name, measure_and_refuse))
-        if true_update_scale is not None:
-            replaced.enter_context(_replaced(zero, "_update_scale", update_scale))
-        yield refusal
 
 
 def _norm_of(zero: Any) -> tuple[str, Callable[[], Any], Any]:

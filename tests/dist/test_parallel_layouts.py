@@ -146,8 +146,8 @@ def test_hidden_dropout_does_not_depend_on_the_layout(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "parallel",
-    [{"pipeline_layers": [1, 3]}, {"pipeline_partition": "uniform"}, {"pipeline_partition": "time"}],
-    ids=["by hand", "uniform", "by time"],
+    [{"pipeline_layers": [1, 3]}, {"pipeline_partition": "uniform"}],
+    ids=["by hand", "uniform"],
 )
 def test_where_a_pipeline_is_cut_changes_nothing(
     parallel: dict[str, Any], references: dict[str, dict[str, Any]]

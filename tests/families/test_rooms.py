@@ -88,12 +88,6 @@ def test_bf16_in_a_pipeline(name: str) -> None:
     assert wanted["losses"] == pytest.approx(plain_run(name)["losses"], rel=3e-2)
 
 
-@pytest.mark.parametrize("name", ["encoder_decoder", "distillation", "lanes"])
-def test_layers_of_every_kind_can_be_timed_to_cut_the_pipeline(name: str) -> None:
-    runs = run_case(train, 2, name, PIPE_2, True, "time", timeout_s=120)
-    assert_alike(runs[0], plain_run(name))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS["half_used"], ids=str)
 def test_copies_of_a_tied_module_stay_equal_if_a_stage_does_not_use_all_of_it(layout: Layout) -> None:
     tables: dict[str, dict[str, torch.Tensor]] = {}

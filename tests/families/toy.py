@@ -12,8 +12,7 @@ from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.parallel.parameters import Normal, ParameterFacts, declare
-from ctxlm_ds.recipe.section import PositiveInt
-from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.recipe.sections import ModelSection, PositiveInt
 
 
 class ToySection(ModelSection):

@@ -273,13 +273,9 @@ def frozen_of(engine: Engine) -> dict[str, Tensor]:
     return {name: whole_value(parameter) for name, parameter in engine._frozen.items()}
 
 
-def train(
-    rank: int, world_size: int, name: str, layout: Layout, recompute: bool = False, partition: str = "parameters"
-) -> dict[str, Any]:
+def train(rank: int, world_size: int, name: str, layout: Layout, recompute: bool = False) -> dict[str, Any]:
     """Losses, norms and the first step's gradients of the whole model, and what this rank holds."""
     config = config_of(name, layout, recompute)
-    parallel = config.parallel.model_copy(update={"pipeline_partition": partition})
-    config = config.model_copy(update={"parallel": parallel})
     engine = build_engine(name, config, layout)
     before = frozen_of(engine)
     FORWARDS.clear()

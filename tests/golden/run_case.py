@@ -34,7 +34,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.pretrain import main as pretrain
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.run_builder import load_run_tokenizer, resolve
+from ctxlm_ds.run_builder import resolve
 from tests.dist.runner import run_ranks
 from tests.golden.cases import DATASETS, DIGESTED_STEPS, TOKENIZERS, Case
 from tests.golden.corpus import write_corpus
@@ -154,8 +154,7 @@ def _as_command(folder: Path, command: Callable[[], object]) -> None:
 def _digest_stream(rank: int, world_size: int, folder: Path, stream: str) -> list[list[dict[str, str]]]:
     os.chdir(folder)
     config = RunConfig.model_validate(Case(stream, stream, "fp32", 0).recipe())
-    tokenizer = load_run_tokenizer(config)
-    config = resolve(config, tokenizer)
+    config, tokenizer = resolve(config)
     objective = build_objective(config.objective, tokenizer)
     steps = iter(TrainLoader(build_run_rows(config, tokenizer, objective).train, objective, config))
     return [[_digest_batch(batch) for batch in next(steps).micro_batches] for _ in range(DIGESTED_STEPS)]

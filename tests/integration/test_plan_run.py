@@ -80,8 +80,8 @@ def test_a_slower_network_costs_time() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--config", "bert-base"], ["--gpu is missing"]),
-        (["--gpu", "H100"], ["--config is missing"]),
+        (["--config", "bert-base"], ["required: --gpu", "A100-80"]),
+        (["--gpu", "H100"], ["required: --config", "RECIPE"]),
         (["--config", "bert-base", "--gpu", "A10"], ["did you mean A100-40 or A100-80"]),
         (["--config", "bert-bse", "--gpu", "H100"], ["did you mean bert-base?"]),
         (["--config", "bert-base", "--gpu", "V100-32"], ["has no bf16", "training.precision=fp16"]),

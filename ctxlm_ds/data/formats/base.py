@@ -14,8 +14,7 @@ from pydantic import Field
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import SmallInt
-from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, SmallInt
 
 if TYPE_CHECKING:
     import numpy as np

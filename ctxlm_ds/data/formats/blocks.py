@@ -6,8 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
-from ctxlm_ds.recipe.section import SmallInt
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, SmallInt
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset

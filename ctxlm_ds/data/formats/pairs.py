@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection, SequenceTemplate
-from ctxlm_ds.recipe.section import Probability
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, Probability
 from ctxlm_ds.registry import load_object
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 from ctxlm_ds.data.hygiene.cleaning import RULES
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import dotted
-from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
-from ctxlm_ds.recipe.section import NonNegativeInt, PositiveInt, Probability, Section
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, explain_error, raise_problems, show_value
+from ctxlm_ds.recipe.sections import NonNegativeInt, PositiveInt, Probability, Section
 from ctxlm_ds.recipe.yaml_source import YamlSource, read_yaml, write_yaml
 
 CORPUS_DIR = Path(__file__).resolve().parents[2] / "corpora"
@@ -233,14 +233,9 @@ def _checked(yaml: YamlSource, where: str) -> CorpusRecipe:
 def _problem(details: ErrorDetails, lines: Mapping[tuple[str | int, ...], int], where: str) -> Problem:
     path = details["loc"]
     line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
-    if details["type"] == "extra_forbidden":
-        sections: dict[Any, type[Section]] = {"sources": CorpusSource, "expected": Expectation, "filters": FilterConfig}
-        section = next((sections[part] for part in reversed(path[:-1]) if part in sections), CorpusRecipe)
-        text = f"unknown setting{did_you_mean(str(path[-1]), section.model_fields)}"
-    elif details["type"] == "missing":
-        text = "missing"
-    else:
-        text = f"{show_value(details['input'])}: {details['msg'].removeprefix('Value error, ')}"
+    sections: dict[Any, type[Section]] = {"sources": CorpusSource, "expected": Expectation, "filters": FilterConfig}
+    section = next((sections[part] for part in reversed(path[:-1]) if part in sections), CorpusRecipe)
+    text = explain_error(details, section.model_fields)
     return Problem(dotted(path) or where, text, where=f"{where}:{line}" if line else where)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.section import SmallInt
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, SmallInt
 from ctxlm_ds.registry import FORMATS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ctxlm_ds.families.base import Family, TransformerSection, tiny_transformer
-from ctxlm_ds.recipe.section import PositiveFloat
+from ctxlm_ds.recipe.sections import PositiveFloat
 
 
 class GptSection(TransformerSection):

@@ -56,7 +56,7 @@ def test_a_wrong_description_is_told_whole(tmp_path: Path) -> None:
         find_gpu(write(tmp_path / "own.yaml", text))
     message = str(caught.value)
     for words in (
-        "memory_gb: unknown; did you mean memory_gib?",
+        "memory_gb: unknown setting; did you mean memory_gib?",
         "memory_gib: missing",
         'memory_gb_per_s: "fast": Input should be a valid number',
         "matrix_efficiency: 2: Input should be less than or equal to 1",

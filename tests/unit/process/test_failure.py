@@ -209,7 +209,7 @@ def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CTXLM_LOG_FILE", "/logs/77.log")
     hook = HistoryHook(tmp_path, RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0))
     hook.on_run_start(RunStart(20, 100, RunConfig()))
-    hook.on_run_end(RunEnd("stopped by signal SIGTERM", 30, 5, 1.0, 1.0, completed=False))
+    hook.on_run_end(RunEnd("stopped by signal SIGTERM", 30, 5, 1.0, completed=False))
     with pytest.raises(ValueError, match="bad"):
         fail(hook)
     start, stop, end = read_history(tmp_path)
@@ -226,4 +226,4 @@ def fail(hook: HistoryHook) -> None:
     try:
         raise ValueError("bad")
     finally:
-        hook.on_run_end(RunEnd("an error", 31, 5, 1.0, 1.0, completed=True, failed=True))
+        hook.on_run_end(RunEnd("an error", 31, 5, 1.0, completed=True, failed=True))

@@ -173,6 +173,9 @@ def test_a_config_saved_by_the_version_before_is_read(tmp_path: Path, name: str)
     assert load_saved_config(path) == config
     write(path, yaml.safe_dump(saved))
     assert load_saved_config(path) == config
+    saved["parallel"]["pipeline_partition"] = "time"
+    write(path, yaml.safe_dump(saved))
+    assert load_saved_config(path) == config
     saved["model"]["hiden_size"] = 3
     write(path, yaml.safe_dump(saved))
     with pytest.raises(ConfigError, match="did you mean model.hidden_size"):

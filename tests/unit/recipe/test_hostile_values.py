@@ -37,7 +37,7 @@ def refusal(path: Path, text: str, *overrides: str) -> str:
         ('name: "a\\0b"', "name: 'a\\x00b': control characters"),
         ('name: "\\ud800"', "control characters and bytes that are not UTF-8"),
         ('"\\ud800": 1', "control characters"),
-        ("name: \ud800", "not UTF-8 text"),
+        ("name: \ud800", "cannot be read as UTF-8"),
         (f"name: {'x' * 300}", "too long for a file system"),
         (f"name: {'x' * 150}", "at most 100"),
         (f"data: {{train: [{'x' * 300}]}}", "too long for a file system"),

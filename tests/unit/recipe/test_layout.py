@@ -130,6 +130,6 @@ def test_data_parallel_size() -> None:
 
 
 def test_settings_without_effect_in_this_layout() -> None:
-    idle = unused_settings(config_of(parallel={"pipeline_partition": "time"}))
+    idle = unused_settings(config_of(parallel={"pipeline_partition": "uniform"}))
     assert [line.split(":")[0] for line in idle] == ["parallel.pipeline_partition"]
-    assert not unused_settings(config_of(parallel={"pipeline_parallel_size": 2, "pipeline_partition": "time"}))
+    assert not unused_settings(config_of(parallel={"pipeline_parallel_size": 2, "pipeline_partition": "uniform"}))

@@ -224,7 +224,7 @@ def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:
 
 def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_bytes(b"name: \xff\xfe\n")
-    with pytest.raises(ConfigError, match="not UTF-8 text"):
+    with pytest.raises(ConfigError, match="cannot be read as UTF-8"):
         load_config(tmp_path / "r.yaml")
 
 

@@ -49,7 +49,7 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
     figures = {"eval/wiki/loss": 3.21, "eval/wiki/masked_lm_accuracy": 0.5}
     for hook in hooks:
         hook.on_evaluation(5, figures)
-        hook.on_run_end(RunEnd("training.max_steps (5) reached", 5, 500, 2.5, 3.0))
+        hook.on_run_end(RunEnd("training.max_steps (5) reached", 5, 500, 2.5))
     lines = log.getvalue().splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith("step ") and "|" in line] == [
         "step 1/5", "step 2/5", "step 4/5", "step 5/5",
@@ -99,7 +99,7 @@ for step in range(1, 41):
         hook.on_evaluation(step, {"eval/wiki/loss": 1.25})
 if __import__("sys").argv[1] == "fail":
     raise SystemExit("broken off")
-hook.on_run_end(RunEnd("done", 40, 2560, 0.8, 0.9))
+hook.on_run_end(RunEnd("done", 40, 2560, 0.8))
 logger.info("after the end")
 """
 

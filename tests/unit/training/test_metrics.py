@@ -31,7 +31,7 @@ def start(step: int, last_step: int = 100) -> RunStart:
 
 
 def end(step: int, completed: bool = True) -> RunEnd:
-    return RunEnd("done", step, 100 * step, 0.5 * step, 0.5 * step, completed)
+    return RunEnd("done", step, 100 * step, 0.5 * step, completed)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
