@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
+from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.recipe.schema import RunConfig
 
 SPECIALS = {"pad_id": 0, "unk_id": 1, "cls_id": 2, "sep_id": 3, "mask_id": 4}
@@ -173,3 +175,15 @@ def run_config(**sections: dict[str, Any]) -> RunConfig:
     for section, values in sections.items():
         settings[section] = settings.get(section, {}) | values
     return RunConfig.model_validate(settings)
+
+
+def sample_of(index: SampleIndex, number: int) -> Sample:
+    """Return a sample before corruption."""
+    return index.reader.read(np.array([number])).sample(0)
+
+
+def example_of(index: SampleIndex, number: int) -> Example:
+    """Return a stored example."""
+    unpacked = copy(index)
+    unpacked.is_packed = False
+    return RowSource([unpacked]).examples(np.array([number]))[0].example(0)

@@ -28,9 +28,6 @@ def compare_preprocess(
 
     The library only encodes: it gets the texts of the key "text" in memory, with as many threads as we have workers.
     Call this before anything starts the library's threads.
-
-    Raises:
-        DataError, TokenizerError: as `preprocess`.
     """
     workers = workers or len(os.sched_getaffinity(0))
     os.environ["RAYON_NUM_THREADS"] = str(workers)
@@ -60,11 +57,7 @@ def compare_preprocess(
 
 
 def compare_merge(prefixes: Sequence[str], output_dir: str, rounds: int) -> list[str]:
-    """Compare bytes of .bin and .idx per second of merging and of copying, on the disk of `output_dir`.
-
-    Raises:
-        DataError: as `merge_datasets`.
-    """
+    """Compare bytes of .bin and .idx per second of merging and of copying, on the disk of `output_dir`."""
     files = [dataset_file(prefix, extension) for prefix in prefixes for extension in ("bin", "idx")]
     num_bytes = sum(path.stat().st_size for path in files)
     logging.getLogger("ctxlm_ds").setLevel(logging.WARNING)

@@ -32,8 +32,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
     The collator gets the same sequences in memory. Both make micro-batches of the recipe's size. The table ends with
     our rows per second of processor time (one worker process on one core), and those that one GPU trains BERT-base on.
 
-    Raises:
-        ConfigError, DataError, TokenizerError: the recipe masks no tokens, or names no usable data or tokenizer.
+    Raises ConfigError if the recipe masks no tokens.
     """
     from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 

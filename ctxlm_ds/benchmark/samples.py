@@ -8,7 +8,8 @@ B and a random next segment and shortens them, which Megatron does when it reads
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +36,7 @@ TEMPLATE = SequenceTemplate(cls_id=2, sep_id=3, pad_id=0, double_separator=False
 
 
 def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
-    """Yield the lines of a table per format: one thread, then all cores if a format uses several.
-
-    Raises:
-        ConfigError: megatron-core is not installed.
-    """
+    """Yield the lines of a table per format: one thread, then all cores if a format uses several."""
     try:
         from megatron.core.datasets import helpers_cpp
     except ImportError as error:
@@ -53,17 +50,19 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
     threads = sorted({1, len(os.sched_getaffinity(0))})
     for sample_format, counts in (("segment_pair", threads), ("doc_sentences", threads), ("full_sentences", [1])):
         for workers in counts:
-            ours = partial(_sentences_done, table, sample_format, workers)
+            ours = partial(_run_through, partial(_records, table, sample_format, workers), table.num_sentences)
             lines = compare(ours, lambda: len(mapping()) and len(lengths), rounds, "sentences/s", "build_mapping")
-            yield from _titled(f"{sample_format}, {counted(workers, 'thread')}", lines)
+            yield f"{sample_format}, {counted(workers, 'thread')}"
+            yield from (f"  {line}" for line in lines)
     sizes = np.add.reduceat(lengths, bounds[:-1], dtype=np.int32)
     order = np.arange(documents, dtype=np.int32)
     num_tokens = int(sizes.sum(dtype=np.int64))
     blocks = partial(helpers_cpp.build_sample_idx_int32, sizes, order, SEQ_LENGTH, 1, num_tokens, False, 1)
-    lines = compare(
-        partial(_documents_done, sizes), lambda: len(blocks()) and documents, rounds, "documents/s", "build_sample_idx"
-    )
-    yield from _titled("blocks, reset_at_documents false, 1 thread", lines)
+    ends = np.array([0, num_tokens])
+    ours = partial(_run_through, lambda: block_pieces(ends, SEQ_LENGTH, 1), documents)
+    lines = compare(ours, lambda: len(blocks()) and documents, rounds, "documents/s", "build_sample_idx")
+    yield "blocks, reset_at_documents false, 1 thread"
+    yield from (f"  {line}" for line in lines)
 
 
 def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -82,23 +81,18 @@ def table_of(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> SentenceT
     return SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
 
 
-def _sentences_done(table: SentenceTable, sample_format: str, workers: int) -> int:
+def _run_through(make: Callable[[], Iterable[object]], count: int) -> int:
+    deque(make(), maxlen=0)
+    return count
+
+
+def _records(table: SentenceTable, sample_format: str, workers: int) -> Iterable[object]:
     settings = SampleSettings(
         sample_format=sample_format, seq_length=SEQ_LENGTH, num_duplicates=1, seed=1, packing=False,
         max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": SHORT_SEQ_PROB},
     )  # fmt: skip
     nothing: Any = SimpleNamespace(prefix="made up")
-    for _ in FORMATS.get(sample_format)().records(table, Making(nothing, (0, 0), settings, TEMPLATE, workers), 0):
-        pass
-    return table.num_sentences
-
-
-def _documents_done(sizes: NDArray[np.int32]) -> int:
-    for _ in block_pieces(np.array([0, sizes.sum(dtype=np.int64)]), SEQ_LENGTH, 1):
-        pass
-    return len(sizes)
-
-
-def _titled(title: str, lines: list[str]) -> Iterator[str]:
-    yield title
-    yield from (f"  {line}" for line in lines)
+    records: Iterable[object] = FORMATS.get(sample_format)().records(
+        table, Making(nothing, (0, 0), settings, TEMPLATE, workers), 0
+    )
+    return records

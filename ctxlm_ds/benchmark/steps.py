@@ -27,10 +27,7 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> list[str]:
     """Compare steps (forward, backward, AdamW) of our model and of transformers' with SDPA, on full random rows.
 
     Both have the same shape, data type, dropout and number of predictions. Ours computes the head on the predicted
-    positions only.
-
-    Raises:
-        ConfigError: the recipe has no model.vocab_size.
+    positions only. Raises ConfigError if the recipe has no model.vocab_size.
     """
     import transformers
 

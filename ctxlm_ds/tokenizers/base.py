@@ -73,7 +73,13 @@ class Tokenizer:
         self.facts = facts
         self._name = facts.source or "tokenizer"
         self.kind = facts.kind
-        ids = {role: self._role_id(role) for role in facts.special_tokens}
+        ids: dict[str, int] = {role: backend.token_to_id(token) for role, token in facts.special_tokens.items()}
+        for role, token_id in ids.items():
+            if token_id is None:
+                raise TokenizerError(
+                    f"{self._name}: the {role} token {facts.special_tokens[role]!r} is not in the vocabulary; "
+                    "name one that is in tokenizer_config.json"
+                )
         self.pad_id, self.unk_id, self.cls_id, self.sep_id = (ids[role] for role in DECODER_ROLES)
         self._mask_id = ids.get("mask")
         special = {token_id: token for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -81,16 +87,6 @@ class Tokenizer:
         """Ids that are not text."""
         self.special_names = re.compile("|".join(re.escape(token.content) for token in special.values()) or r"(?!)")
         """Pattern of the names of special tokens; one that never matches if there are none."""
-
-    def _role_id(self, role: str) -> int:
-        token = self.facts.special_tokens[role]
-        token_id = self.backend.token_to_id(token)
-        if token_id is None:
-            raise TokenizerError(
-                f"{self._name}: the {role} token {token!r} is not in the vocabulary; "
-                "name one that is in tokenizer_config.json"
-            )
-        return int(token_id)
 
     @property
     def has_mask(self) -> bool:

@@ -39,16 +39,13 @@ class _Pairs:
             if count > 0:
                 self._words[slot].add(word)
 
-    def best(self, occurrences: NDArray[np.int64], min_frequency: int) -> tuple[int, int] | None:
-        """Return the pair with the best score; None if all are rarer than `min_frequency`."""
+    def take_best(self, occurrences: NDArray[np.int64], min_frequency: int) -> tuple[tuple[int, int], set[int]] | None:
+        """Return the pair with the best score and the words that contain it, or did; None if all pairs are rarer."""
         slot = _best_slot(self._table[: len(self._words)], occurrences, max(1, min_frequency))
-        return None if slot < 0 else (int(self._table[slot, 0]), int(self._table[slot, 1]))
-
-    def take_words(self, pair: tuple[int, int]) -> set[int]:
-        """Return the words that contain a pair, or did, and forget them."""
-        slot = self._slots[pair]
+        if slot < 0:
+            return None
         words, self._words[slot] = self._words[slot], set()
-        return words
+        return (int(self._table[slot, 0]), int(self._table[slot, 1])), words
 
 
 _compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -93,11 +90,12 @@ def learn_merges(word_counts: dict[str, int], first: Sequence[str], vocab_size: 
     for word, count in enumerate(counts):
         np.add.at(occurrences, symbols[word], count)
         pairs.change(symbols[word], count, word)
-    while len(names) < vocab_size and (best := pairs.best(occurrences, min_frequency)) is not None:
+    while len(names) < vocab_size and (found := pairs.take_best(occurrences, min_frequency)) is not None:
+        best, words = found
         name = names[best[0]] + names[best[1]].removeprefix(MARK)
         number = numbers.setdefault(name, len(names))
         names += [name] if number == len(names) else []
-        for word in pairs.take_words(best):
+        for word in words:
             before, after = symbols[word], _merged(symbols[word], best, number)
             if len(after) < len(before):
                 pairs.change(before, -counts[word], word)

@@ -19,14 +19,7 @@ from ctxlm_ds.tokenizers.load import TRAINING_FILE
 
 _NEVER_KEPT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file", "backend", "is_local")
 _OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model")
-_PLAIN_TOKEN = {
-    "content": "",
-    "single_word": False,
-    "lstrip": False,
-    "rstrip": False,
-    "normalized": False,
-    "special": True,
-}
+_FALSE_BY_DEFAULT = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, replace: bool = True) -> None:
@@ -41,7 +34,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, replace: bool = True) 
     added = {str(token.pop("id")): token for token in content["added_tokens"]}
     config["added_tokens_decoder"] = added
     if tokenizer.has_mask:
-        mask = added.get(str(tokenizer.mask_id), _PLAIN_TOKEN | {"content": special["mask_token"]})
+        plain = {"content": special["mask_token"], **_FALSE_BY_DEFAULT, "special": True}
+        mask = added.get(str(tokenizer.mask_id), plain)
         config["mask_token"] = {"__type": "AddedToken", **mask}
         special["mask_token"] = mask
     config.setdefault("model_max_length", 512)

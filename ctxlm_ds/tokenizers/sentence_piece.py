@@ -218,7 +218,7 @@ def _build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
         # As in the released models, <mask> includes the space before it.
         tokens.append(AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True))
     backend.add_special_tokens(tokens)
-    _add_template(backend, settings)
+    backend.post_processor = _template(backend, settings)
     return backend
 
 
@@ -265,17 +265,13 @@ def _add_layers(backend: Any, proto: Any, settings: SentencePieceSettings) -> No
         backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
 
 
-def _add_template(backend: Any, settings: SentencePieceSettings) -> None:
+def _template(backend: Any, settings: SentencePieceSettings) -> Any:
     from tokenizers import processors
 
-    end = "</s>"
+    single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
     if settings.extra_ids:
-        single, pair, named = f"$A {end}", f"$A {end} $B {end}", [end]
+        single, pair = "$A </s>", "$A </s> $B </s>"
     elif settings.language_codes:
-        code = settings.language_codes[0]
-        single, pair, named = f"$A {end} {code}", f"$A $B {end} {code}", [end, code]
-    else:
-        single, pair, named = f"<s> $A {end}", f"<s> $A {end} {end} $B {end}", ["<s>", end]
-    backend.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in named]
-    )
+        single, pair = (f"{texts} </s> {settings.language_codes[0]}" for texts in ("$A", "$A $B"))
+    special = [(token, backend.token_to_id(token)) for token in single.split() if token != "$A"]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)

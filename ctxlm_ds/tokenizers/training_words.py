@@ -71,13 +71,8 @@ def learn_from_counts(
     """Return the vocabulary and the merges of counted words.
 
     The library gives ids to symbols in the order of a hash table, and cuts the alphabet in that order. So the caller
-    names them all.
-
-    Args:
-        counts: occurrences of each word.
-        symbols: the first tokens, with every symbol that the words begin with.
-        alphabet: characters of the words; others are left out.
-        settings: further settings of the library's trainer.
+    names all `symbols` that the words begin with, as the first tokens, and the `alphabet`: other characters are left
+    out. `settings` are further ones of the library's trainer.
     """
     from tokenizers import pre_tokenizers, trainers
 

@@ -67,13 +67,11 @@ def _flatten(ids: Sequence[Sequence[int]]) -> FlatIds:
 
 
 class _Words(dict[str, bytes]):
-    """Ids (int32 bytes) by word, encoded at the first access."""
+    """Ids (int32 bytes) by word, encoded with the text before it at the first access."""
 
     def __init__(self, encode: Callable[[str], bytes], prefix: str) -> None:
         super().__init__()
-        self._encode = encode
-        self._prefix = prefix
-        """Text before each of these words."""
+        self._encode, self._prefix = encode, prefix
 
     def __missing__(self, word: str) -> bytes:
         ids = self[word] = self._encode(self._prefix + word)
@@ -86,13 +84,9 @@ class _WordCache(ABC):
     def __init__(
         self, tokenizer: Tokenizer, content: dict[str, Any], parts_of: re.Pattern[str], prefixes: Sequence[str]
     ) -> None:
-        """Create the cache.
+        """Create the tables, one for each of the texts before their words.
 
-        Args:
-            tokenizer: for texts with names of special tokens.
-            content: its tokenizer.json.
-            parts_of: cuts a word into parts that are tokenized independently.
-            prefixes: text before the words of each table.
+        `content` is the tokenizer's tokenizer.json; `parts_of` cuts a word into parts that are tokenized independently.
         """
         from tokenizers import Tokenizer as Backend
 
@@ -119,17 +113,14 @@ class _WordCache(ABC):
 
     def __call__(self, texts: Sequence[str]) -> FlatIds:
         has_name = self._tokenizer.special_names.search
-        encoded = [self._with_names(text) if has_name(text) else self._look_up(text) for text in texts]
+        encode = self._tokenizer.encode_batch
+        encoded = [array("i", encode([text])[0]).tobytes() if has_name(text) else self._look_up(text) for text in texts]
         if self._num_characters > MAX_CACHED_CHARACTERS:
             self._num_characters = 0
             for table in (self._parts, *self._tables):
                 table.clear()
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)) // np.dtype(np.int32).itemsize
         return np.frombuffer(b"".join(encoded), dtype=np.int32), lengths
-
-    def _with_names(self, text: str) -> bytes:
-        (ids,) = self._tokenizer.encode_batch([text])
-        return array("i", ids).tobytes()
 
     def _encode(self, word: str) -> bytes:
         self._num_characters += len(word)
@@ -138,12 +129,10 @@ class _WordCache(ABC):
     def _encode_part(self, part: str) -> bytes:
         ids = self._parts.get(part)
         if ids is None:
-            token = self._to_token(part)
-            if token is None:
-                (encoding,) = self._backend.encode_batch_fast([part], add_special_tokens=False)
-                found = encoding.ids
-            else:
+            if (token := self._to_token(part)) is not None:
                 found = [piece.id for piece in self._model.tokenize(token)]
+            else:
+                found = self._backend.encode_batch_fast([part], add_special_tokens=False)[0].ids
             ids = self._parts[part] = array("i", found).tobytes()
         return ids
 

@@ -32,7 +32,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool
-from tests.sample_data import run_config, write_dataset
+from tests.sample_data import run_config, sample_of, write_dataset
 from tests.text import make_documents
 
 NUM_DOCUMENTS = 600
@@ -114,7 +114,7 @@ def test_append_eod_changes_nothing(roberta: Route, sample_format: str) -> None:
     plain, ended = roberta.rows(config)[0].indexes[0], roberta.rows(config, roberta.ended)[0].indexes[0]
     assert len(plain.records) == len(ended.records)
     for number in range(len(plain.records)):
-        assert np.array_equal(plain.sample(number).input_ids, ended.sample(number).input_ids)
+        assert np.array_equal(sample_of(plain, number).input_ids, sample_of(ended, number).input_ids)
 
 
 def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
@@ -122,7 +122,8 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     index = roberta.rows(config, roberta.documents)[0].indexes[0]
     lengths = index.records["num_tokens"]
     assert (lengths[:-1] >= 63).all()  # 63 where a separator would have been the last token
-    ids = np.concatenate([index.sample(n).input_ids[~index.sample(n).special_mask] for n in range(len(index.records))])
+    samples = [sample_of(index, number) for number in range(len(index.records))]
+    ids = np.concatenate([sample.input_ids[~sample.special_mask] for sample in samples])
     text = roberta.tokenizer.decode(ids)
     first = json.loads((roberta.folder / "text" / "train.jsonl").read_text().splitlines()[0])["text"]
     assert text.startswith(first[:200])

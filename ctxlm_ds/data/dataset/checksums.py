@@ -79,8 +79,7 @@ def dataset_manifest(prefix: str | Path, digests: Mapping[str, str]) -> str:
 
 def write_manifest(prefix: str | Path, digests: Mapping[str, str]) -> Path:
     """Write `PREFIX.sha256` from digests by extension and return its path. Raises DataError if it exists."""
-    path = manifest_path(prefix)
-    if path.exists():
+    if (path := manifest_path(prefix)).exists():
         raise DataError(f"{path}: exists already; remove it if the files were changed on purpose")
     write_text(path, dataset_manifest(prefix, digests))
     return path

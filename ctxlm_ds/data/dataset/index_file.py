@@ -84,7 +84,11 @@ def read_index(path: Path) -> IndexArrays:
     expected = header.size + arrays_bytes + 8 * num_indices
     if size != expected:
         raise DataError(_wrong_size(path, size, expected, num_sequences, _FAIRSEQ_HEADER_BYTES[magic] + arrays_bytes))
-    dtype = _token_type(path, code)
+    if code not in DTYPES:
+        raise DataError(f"{path}: dtype code {code} is not one of 1 to 8; the file is damaged")
+    dtype = DTYPES[code]
+    if dtype.kind == "f":
+        raise DataError(f"{path}: holds {dtype.name} values, not token ids")
     if is_legacy and counts[0] != dtype.itemsize:
         raise DataError(f"{path}: tokens of {counts[0]} bytes, {dtype.name} has {dtype.itemsize}; the file is damaged")
     if num_indices == 0:
@@ -107,14 +111,6 @@ def read_index(path: Path) -> IndexArrays:
 def _view(mapped: NDArray[np.uint8], dtype: str, offset: int, count: int) -> NDArray[Any]:
     item = np.dtype(dtype)
     return mapped[offset : offset + count * item.itemsize].view(item)
-
-
-def _token_type(path: Path, code: int) -> np.dtype[Any]:
-    if code not in DTYPES:
-        raise DataError(f"{path}: dtype code {code} is not one of 1 to 8; the file is damaged")
-    if DTYPES[code].kind == "f":
-        raise DataError(f"{path}: holds {DTYPES[code].name} values, not token ids")
-    return DTYPES[code]
 
 
 def _wrong_size(path: Path, size: int, expected: int, num_sequences: int, fairseq: int) -> str:

@@ -23,20 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk
+from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, format_size
 from ctxlm_ds.data.dataset.checksums import check_digest
+from ctxlm_ds.data.dataset.locked_folder import LockedFolder
 from ctxlm_ds.data.dataset.merge_inputs import MergeInput, find_parts, open_parts
 from ctxlm_ds.data.dataset.metadata import METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts, refuse_existing
-from ctxlm_ds.data.preprocess.folder import PartialFolder
-from ctxlm_ds.data.preprocess.pool import stop_signals_interrupt
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
 
-FOLDER_SUFFIX = f"{PARTIAL_MARK}merge"
 _MAX_ERROR_LINES = 1000
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
 _OF_A_PART = (
@@ -61,15 +59,14 @@ class MergeResult:
 def merge_datasets(inputs: Sequence[str], output_prefix: str | Path, overwrite: bool = False) -> MergeResult:
     """Join datasets (prefixes, or folders of them) in the order given.
 
-    Raises:
-        DataError: parts do not belong together, one is missing or damaged, the output exists and was made of something
-            else, another process writes it, or the disk is full; what was written is removed first.
+    Raises DataError if the parts do not belong together, one is missing or damaged, the output exists and was made of
+    something else, another process writes it, or the disk is full; what was written is removed first.
     """
     start_s = time.monotonic()
     output = str(output_prefix)
     parts = open_parts(find_parts(inputs, output))
     complete = not overwrite and _is_complete(output, parts)
-    folder = PartialFolder(output, suffix=FOLDER_SUFFIX)
+    folder = LockedFolder(f"{output}{PARTIAL_MARK}merge")
     if not complete:
         refuse_existing(output, overwrite, _NOT_THESE)
         _write(output, parts, folder, overwrite)
@@ -91,16 +88,17 @@ def _is_complete(output: str, parts: Sequence[MergeInput]) -> bool:
     # Megatron's parts have no JSON to compare; the index has the length of every sequence of every part.
     document = sequence = 0
     for part in parts:
-        arrays, last = part.open().arrays, document + part.num_documents
-        lengths = present.arrays.lengths[sequence : sequence + part.num_sequences]
+        arrays = part.open().arrays
+        last = document + arrays.num_documents
+        lengths = present.arrays.lengths[sequence : sequence + arrays.num_sequences]
         documents = present.arrays.documents[document : last + 1]
         if not (np.array_equal(lengths, arrays.lengths) and np.array_equal(documents - sequence, arrays.documents)):
             return False
-        document, sequence = last, sequence + part.num_sequences
+        document, sequence = last, sequence + arrays.num_sequences
     return present.metadata is None and (document, sequence) == (present.num_documents, present.num_sequences)
 
 
-def _write(output: str, parts: Sequence[MergeInput], folder: PartialFolder, overwrite: bool) -> None:
+def _write(output: str, parts: Sequence[MergeInput], folder: LockedFolder, overwrite: bool) -> None:
     parent = Path(output).parent
     try:
         with folder, stop_signals_interrupt():

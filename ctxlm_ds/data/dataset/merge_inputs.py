@@ -43,8 +43,8 @@ class MergeInput:
     prefix: str
     proof: OpeningProof
     dtype: np.dtype[Any]
-    num_sequences: int
-    num_documents: int
+    num_bytes: int
+    """Size that .bin and .idx take while they are written."""
     bin_digests: tuple[tuple[Path, str], ...]
     """Recorded sha256 (hex) of .bin, each with the file that records it."""
     idx_digest: str
@@ -54,13 +54,8 @@ class MergeInput:
         """Open a dataset and keep what was found. Raises DataError if it is damaged."""
         found = IndexedDataset(prefix)
         digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
-        counts = (found.num_sequences, found.num_documents)
-        return cls(found.prefix, found.proof, found.dtype, *counts, digests, found.index_digest)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size that .bin and .idx take while they are written."""
-        return self.proof.num_tokens * self.dtype.itemsize + 16 * (self.num_sequences + self.num_documents)
+        num_bytes = found.tokens.nbytes + 16 * (found.num_sequences + found.num_documents)
+        return cls(found.prefix, found.proof, found.dtype, num_bytes, digests, found.index_digest)
 
     @property
     def metadata(self) -> dict[str, Any]:

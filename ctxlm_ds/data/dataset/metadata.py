@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import ConfigDict, NonNegativeInt, ValidationError, create_model
 
 from ctxlm_ds.data.dataset.checksums import check_digest, file_digest, manifest_path, read_manifest
 from ctxlm_ds.errors import DataError
@@ -17,39 +17,24 @@ METADATA_VERSION = 1
 _MAX_BYTES = 1 << 28
 
 
-class _Fields(BaseModel):
-    """Types of the fields that this project writes; any may be absent, other fields pass."""
-
-    model_config = ConfigDict(strict=True)
-
-    tokenizer_fingerprint: str | None = None
-    tokenizer_path: str | None = None
-    tokenizer_kind: str | None = None
-    sentence_prefix: str | None = None
-    json_key: str | None = None
-    build_key: str | None = None
-    source_signature: str | None = None
-    input_format: str | None = None
-    vocab_size: NonNegativeInt | None = None
-    eod_id: NonNegativeInt | None = None
-    empty_documents: NonNegativeInt | None = None
-    bad_records: NonNegativeInt | None = None
-    input_bytes: NonNegativeInt | None = None
-    characters: NonNegativeInt | None = None
-    build_version: NonNegativeInt | None = None
-    sentence_splitter: NonNegativeInt | None = None
-    split_sentences: bool | None = None
-    keep_newlines: bool | None = None
-    append_eod: bool | None = None
-    split_special_tokens: bool | None = None
-    inputs: list[str] | None = None
-    sources: list[str] | None = None
-    json_keys: list[str] | None = None
-    parts: list[dict[str, Any]] | None = None
-    cleaning: list[dict[str, Any]] | None = None
-    shard: list[NonNegativeInt] | None = None
-    """[number, count]"""
-    sha256: dict[str, str] | None = None
+_FIELDS: dict[Any, tuple[str, ...]] = {
+    str: (
+        "tokenizer_fingerprint", "tokenizer_path", "tokenizer_kind", "sentence_prefix", "json_key", "build_key",
+        "source_signature", "input_format",
+    ),
+    NonNegativeInt: (
+        "vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters", "build_version",
+        "sentence_splitter",
+    ),
+    bool: ("split_sentences", "keep_newlines", "append_eod", "split_special_tokens"),
+    list[str]: ("inputs", "sources", "json_keys"),
+    list[dict[str, Any]]: ("parts", "cleaning"),
+    list[NonNegativeInt]: ("shard",),
+    dict[str, str]: ("sha256",),
+}  # fmt: skip
+"""Fields that this project writes, by type; any may be absent, other fields pass. A shard is [number, count]."""
+_OPTIONAL: dict[str, Any] = {name: (kind | None, None) for kind, names in _FIELDS.items() for name in names}
+_Metadata: Any = create_model("_Metadata", __config__=ConfigDict(strict=True), **_OPTIONAL)
 
 
 def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str, Any] | None:
@@ -92,12 +77,12 @@ def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str
 def _check_types(path: Path, metadata: dict[str, Any]) -> None:
     remedy = "the file is damaged, restore it"
     try:
-        fields = _Fields.model_validate(metadata)
+        fields = _Metadata.model_validate(metadata)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = str(first["loc"][0])
         raise DataError(f"{path}: {key} is {str(metadata[key])[:60]!r} ({first['msg']}); {remedy}") from error
     if fields.shard and not (len(fields.shard) == 2 and fields.shard[0] < fields.shard[1]):
         raise DataError(f"{path}: shard is {str(fields.shard)[:60]}, not [number, count]; {remedy}")
-    if None not in (fields.vocab_size, fields.eod_id) and fields.eod_id >= fields.vocab_size:  # type: ignore[operator]
+    if None not in (fields.vocab_size, fields.eod_id) and fields.eod_id >= fields.vocab_size:
         raise DataError(f"{path}: eod_id {fields.eod_id} is outside the vocabulary of {fields.vocab_size}; {remedy}")

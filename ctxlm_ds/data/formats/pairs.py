@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection, SequenceTemplate
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection, Probability
 from ctxlm_ds.registry import load_object
 
@@ -51,10 +52,19 @@ class PairFormat(RowFormat):
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         from ctxlm_ds.data.formats.loops.pairs import PairSettings, make_pairs
         from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
-        from ctxlm_ds.data.index.sentence_table import require_pairs_possible
         from ctxlm_ds.data.numba_random import stream_key
 
-        require_pairs_possible(table, making.dataset.prefix, self.name)
+        name = f"{making.dataset.prefix}: data.sample_format {self.name}"
+        if not table.is_split:
+            raise DataError(
+                f"{name} needs sentences, but each sequence of this dataset is a document; preprocess it again with "
+                "--split-sentences, or use full_sentences or doc_sentences"
+            )
+        if table.num_documents < 2:
+            raise DataError(
+                f"{name} draws the random next segment from another document, but there is only 1; separate the "
+                "documents (one per line or blank-line delimited), or use full_sentences"
+            )
         settings = PairSettings(
             room=self.room(making),
             specials=self.section.special_tokens(making.template.double_separator),

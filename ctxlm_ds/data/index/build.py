@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import Making, SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
+from ctxlm_ds.data.index.build_once import build_once
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, SampleReader
 from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source, SourcePart, sample_settings
 from ctxlm_ds.data.index.sentence_table import is_split
 from ctxlm_ds.data.index.static import PREDICTION_BYTES, id_dtype, write_masked_copies
-from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
+from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, open_array, verify_files, write_meta
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
@@ -55,9 +56,8 @@ class IndexPlace:
     def of(cls, part: Source, tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> IndexPlace:
         """Return the place of a source's index under a recipe.
 
-        Raises:
-            DataError: the dataset is missing, damaged or made for another tokenizer or other rows, or does not have
-                these documents.
+        Raises DataError if the dataset is missing, damaged, made for another tokenizer or other rows, or lacks these
+        documents.
         """
         part = part if isinstance(part, SourcePart) else SourcePart(str(part))
         dataset = IndexedDataset(part.prefix)
@@ -74,21 +74,15 @@ class IndexPlace:
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
         return cls(dataset, documents, settings, directory, key)
 
-    @property
-    def is_built(self) -> bool:
-        return (self.directory / META_NAME).exists()
-
     def open(self, tokenizer: Tokenizer) -> SampleIndex:
-        """Open the index (SampleIndex says what is checked)."""
+        """Open the index."""
         return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key)
 
 
 def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSection) -> None:
-    """Refuse a dataset of another tokenizer or with sentences for other rows, as far as recorded (not by Megatron).
+    """Raise DataError for a dataset of another tokenizer, or whose sentences have the space before them for other rows.
 
-    Raises:
-        DataError: another tokenizer made it, or sentences begin with a space that belongs there only if rows join them,
-            or lack it.
+    Megatron's datasets record neither.
     """
     metadata = dataset.metadata or {}
     made_with, space = metadata.get("tokenizer_fingerprint"), metadata.get("sentence_prefix")
@@ -169,8 +163,7 @@ def _write_index(
 def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
     """Refuse to begin an index that cannot fit on the disk of `folder`: its least size, by the tokens to be covered.
 
-    Raises:
-        DataError: the disk has less room.
+    Raises DataError if the disk has less room.
     """
     settings, bounds = place.settings, place.dataset.document_indices[list(place.documents)]
     first, after = place.dataset.first_tokens(bounds).tolist()
@@ -192,8 +185,7 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
     """Write samples.npy and, if samples share rows, the rows; return the counts for meta.json."""
     settings = place.settings
     sample_format: SampleFormat = FORMATS.get(settings.sample_format)()
-    template = SequenceTemplate.of(tokenizer)
-    made = sample_format.make(Making(place.dataset, place.documents, settings, template, workers))
+    made = sample_format.make(Making(place.dataset, place.documents, settings, SequenceTemplate.of(tokenizer), workers))
     num_tokens = 0
     with ExitStack() as stack:
         file = stack.enter_context(NpyAppender(directory / "samples.npy", SAMPLE_DTYPE))
@@ -213,7 +205,7 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
         "documents": made.documents,
         "sentences": made.sentences,
         "samples": file.count,
-        "rows": file.count if rows is None else rows.num_rows,
+        "rows": file.count if rows is None else rows.starts.count - 1,
         "tokens": num_tokens,
     }
 
@@ -222,21 +214,17 @@ class _RowsFiles:
     """row_starts.npy and row_samples.npy while they are written."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self._starts = stack.enter_context(NpyAppender(directory / "row_starts.npy", np.int64))
+        self.starts = stack.enter_context(NpyAppender(directory / "row_starts.npy", np.int64))
         self._samples = stack.enter_context(NpyAppender(directory / "row_samples.npy", np.int64))
         self._last = 0
-        self._starts.append(np.zeros(1, dtype=np.int64))
+        self.starts.append(np.zeros(1, dtype=np.int64))
 
     def append(self, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Append [n] sample ids, row after row, and [r] how many samples each row has that ends among them."""
         ends = self._last + np.cumsum(counts)
         self._last = int(ends[-1]) if len(ends) else self._last
-        self._starts.append(ends)
+        self.starts.append(ends)
         self._samples.append(numbers)
-
-    @property
-    def num_rows(self) -> int:
-        return self._starts.count - 1
 
 
 @contextmanager
@@ -247,13 +235,10 @@ def excerpt(
 
     They are those of the complete index if that is built, otherwise of the first documents only, from an index in a
     temporary folder.
-
-    Raises:
-        DataError: the dataset does not fit the tokenizer or the sample format.
     """
     place = IndexPlace.of(prefix, tokenizer, config)
     total = place.dataset.num_documents
-    if place.is_built:
+    if (place.directory / META_NAME).exists():
         yield RowSource([place.open(tokenizer)]), f"rows of all {total:,} documents, from {place.directory}"
         return
     count = min(total, max(FEWEST_DOCUMENTS, DOCUMENTS_PER_ROW * rows_wanted))

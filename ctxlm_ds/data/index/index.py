@@ -14,7 +14,6 @@ index is never used for anything else. data/stream orders the rows, objectives c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import REMEDY, open_array, read_meta
-from ctxlm_ds.data.sample import Example, Examples, Sample, Samples, empty_examples, empty_samples, starts_of
+from ctxlm_ds.data.sample import Examples, Samples, empty_examples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS
 
@@ -37,7 +36,10 @@ LONGEST_SAMPLE = 1 << 16
 
 
 class SampleReader:
-    """Samples by number: the tokens of their records, framed by the sample format."""
+    """Samples by number: the tokens of their records, framed by the sample format.
+
+    Every method raises DataError if the index or the dataset is damaged.
+    """
 
     def __init__(
         self, records: NDArray[Any], dataset: IndexedDataset, template: SequenceTemplate, sample_format: SampleFormat
@@ -49,11 +51,7 @@ class SampleReader:
         self._fill = sample_format.reader(dataset, template)
 
     def read(self, numbers: NDArray[np.int64]) -> Samples:
-        """Return samples `numbers`, keyed by their number alone.
-
-        Raises:
-            DataError: the index or the dataset is damaged (as from every method).
-        """
+        """Return samples `numbers`, keyed by their number alone."""
         samples = empty_samples(self.lengths(numbers))
         self.fill(samples, np.arange(len(numbers)), numbers)
         samples.keys[:, 0] = numbers
@@ -65,10 +63,6 @@ class SampleReader:
         lengths = self.records["num_tokens"][numbers].astype(np.int64) + self.format.shifted
         self._require((lengths > 0) & (lengths <= LONGEST_SAMPLE), numbers)
         return lengths
-
-    def second_starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the [c] positions from which token types are 1 (the sample's length if there is no B)."""
-        return self.format.second_starts(self.records, numbers, self.lengths(numbers))
 
     def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
@@ -101,7 +95,6 @@ class SampleIndex:
         settings = self.meta["settings"]
         self.is_static = settings["static_masking"] is not None
         self.is_packed = bool(settings["packing"])
-        self.template = template
         self.records = open_array(directory, "samples")
         self.random_key = int(self.meta["key"][:16], 16)
         """Distinguishes this index's samples from another's in the keys of their masks."""
@@ -128,30 +121,16 @@ class SampleIndex:
             raise DataError(f"{self.directory}: row_starts.npy is damaged; {REMEDY}")
         return self._row_samples[ranges(starts, counts)], counts
 
-    def sample(self, number: int) -> Sample:
-        """Return sample `number` before corruption."""
-        return self.reader.read(np.array([number])).sample(0)
 
-    def example(self, number: int) -> Example:
-        """Return stored example `number` (static masking only)."""
-        numbers = np.array([number])
-        share = _Share(self, np.zeros(1, dtype=np.int64), numbers)
-        return _stored_examples([share], self.reader.lengths(numbers)).example(0)
-
-
-@dataclass(frozen=True)
-class _Share:
-    """The samples of one index in a micro-batch."""
-
-    index: SampleIndex
-    slots: NDArray[np.int64]
-    """[c] places among the micro-batch's sequences."""
-    numbers: NDArray[np.int64]
-    """[c] numbers of the samples at these places."""
+_Share = tuple[SampleIndex, NDArray[np.int64], NDArray[np.int64]]
+"""An index, [c] places among a micro-batch's sequences, and [c] numbers of the index's samples at these places."""
 
 
 class RowSource:
-    """The rows of several indexes, one after another, as one row space."""
+    """The rows of several indexes, one after another, as one row space.
+
+    Reading raises DataError if an index or a dataset is damaged.
+    """
 
     def __init__(self, indexes: Sequence[SampleIndex]) -> None:
         self.indexes = list(indexes)
@@ -168,28 +147,28 @@ class RowSource:
         return sources, np.where(sources < 0, -1, rows - self._starts[sources])
 
     def samples(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """Return the samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin.
-
-        Raises:
-            DataError: an index or a dataset is damaged.
-        """
+        """Return the samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin."""
         shares, lengths, row_starts = self._shares(rows)
         samples = empty_samples(lengths)
         samples.keys[:, 1] = np.repeat(epochs, np.diff(row_starts))
-        for share in shares:
-            share.index.reader.fill(samples, share.slots, share.numbers)
-            samples.keys[share.slots, 0] = share.numbers
-            samples.keys[share.slots, 2] = share.index.random_key
+        for index, slots, numbers in shares:
+            index.reader.fill(samples, slots, numbers)
+            samples.keys[slots, 0] = numbers
+            samples.keys[slots, 2] = index.random_key
         return samples, row_starts
 
     def examples(self, rows: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
-        """Return the stored examples of `rows` [b] (-1: none), and [b + 1] where each row's begin.
-
-        Raises:
-            DataError: an index is damaged.
-        """
+        """Return the stored examples of `rows` [b] (-1: none), and [b + 1] where each row's begin."""
         shares, lengths, row_starts = self._shares(rows)
-        return _stored_examples(shares, lengths), row_starts
+        prediction_counts = np.empty(len(lengths), dtype=np.int64)
+        for index, slots, numbers in shares:
+            prediction_counts[slots] = index.copies.prediction_counts(numbers, lengths[slots])
+        examples = empty_examples(lengths, prediction_counts)
+        for index, slots, numbers in shares:
+            index.copies.fill(examples, slots, numbers)
+            examples.second_starts[slots] = index.format.second_starts(index.records, numbers, lengths[slots])
+            examples.sequence_labels[slots] = index.records["is_random"][numbers]
+        return examples, row_starts
 
     def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64], NDArray[np.int64]]:
         """Return the samples of each index in `rows` [b], [c] their lengths, and [b + 1] first sequence of each row."""
@@ -206,7 +185,7 @@ class RowSource:
         for index, places, numbers in found:
             slots = ranges(row_starts[places], counts[places])
             lengths[slots] = index.reader.lengths(numbers)
-            shares.append(_Share(index, slots, numbers))
+            shares.append((index, slots, numbers))
         return shares, lengths, row_starts
 
 
@@ -215,16 +194,3 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - ends + counts, counts) + np.arange(total)
-
-
-def _stored_examples(shares: Sequence[_Share], lengths: NDArray[np.int64]) -> Examples:
-    prediction_counts = np.empty(len(lengths), dtype=np.int64)
-    for share in shares:
-        copies = share.index.copies
-        prediction_counts[share.slots] = copies.prediction_counts(share.numbers, lengths[share.slots])
-    examples = empty_examples(lengths, prediction_counts)
-    for share in shares:
-        share.index.copies.fill(examples, share.slots, share.numbers)
-        examples.second_starts[share.slots] = share.index.reader.second_starts(share.numbers)
-        examples.sequence_labels[share.slots] = share.index.records["is_random"][share.numbers]
-    return examples

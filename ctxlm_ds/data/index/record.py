@@ -21,14 +21,7 @@ INDEX_VERSION = 3
 HELD_OUT_SEED = 0
 RECORDS_AT_ONCE = 1 << 16
 SAMPLE_DTYPE = np.dtype(
-    [
-        ("a_start", "<i8"),
-        ("a_end", "<i8"),
-        ("b_start", "<i8"),
-        ("b_end", "<i8"),
-        ("num_tokens", "<i4"),
-        ("is_random", "i1"),
-    ]
+    [*((name, "<i8") for name in ("a_start", "a_end", "b_start", "b_end")), ("num_tokens", "<i4"), ("is_random", "i1")]
 )
 """Token ranges of A and B (B is empty if the format has one text), length with special tokens, and the label of the
 sequence (NO_LABEL if the format has none)."""

@@ -86,11 +86,7 @@ def sentence_at(table: SentenceTable, token: int) -> int:
 
 
 def sentence_table(dataset: IndexedDataset, sep_id: int, documents: tuple[int, int] | None = None) -> SentenceTable:
-    """Read the sentences of a dataset, or of its documents [first, after the last).
-
-    Raises:
-        DataError: the dataset holds no text.
-    """
+    """Read the sentences of a dataset, or of its documents [first, after the last). Raises DataError without text."""
     first, after = documents or (0, dataset.num_documents)
     bounds = np.array(dataset.arrays.documents[first : after + 1], dtype=np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
@@ -126,12 +122,8 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 def _take_filled(source: Any, filled: Any, filled_documents: Any, document_ends: Any) -> tuple[int, int]:
     """Copy the places of the sentences and documents that are not empty into arrays that are not; return their numbers.
 
-    Args:
-        source: starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
-            end-of-document token.
-        filled: [sentences] UNALIGNED, the sentences' starts.
-        filled_documents: [documents + 1] first sentence of each document.
-        document_ends: [documents] the token after each document's last.
+    `source` is starts [N], shift, document bounds [D + 1], the token after the last, and 1 if documents end with an
+    end-of-document token. The arrays are those of a SentenceTable, `filled` its offsets.
     """
     starts, shift, bounds, stop, eod = source
     sentences = documents = 0
@@ -179,21 +171,3 @@ def ends_with_eod(dataset: IndexedDataset, sep_id: int) -> bool:
     spread = np.unique(np.linspace(0, len(filled) - 1, DOCUMENTS_LOOKED_AT).astype(np.int64))
     last_tokens = dataset.tokens[dataset.first_tokens(bounds[filled[spread] + 1]) - 1]
     return bool((last_tokens == sep_id).all())
-
-
-def require_pairs_possible(table: SentenceTable, prefix: object, sample_format: str) -> None:
-    """Refuse datasets from which no sentence pair can be drawn.
-
-    Raises:
-        DataError: the dataset is not split into sentences, or has a single document.
-    """
-    if not table.is_split:
-        raise DataError(
-            f"{prefix}: data.sample_format {sample_format} needs sentences, but each sequence of this dataset is "
-            "a document; preprocess it again with --split-sentences, or use full_sentences or doc_sentences"
-        )
-    if table.num_documents < 2:
-        raise DataError(
-            f"{prefix}: data.sample_format {sample_format} draws the random next segment from another document, but "
-            "there is only 1; separate the documents (one per line or blank-line delimited), or use full_sentences"
-        )

@@ -47,20 +47,15 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 
 def write_masked_copies(directory: Path, reader: SampleReader, objective: Objective, config: RunConfig) -> None:
     """Corrupt every sample once and write the five files."""
-    dtypes: dict[str, Any] = {
-        "masked_ids": id_dtype(reader.vocab_size),
-        "masked_offsets": np.int64,
-        "prediction_positions": np.int32,
-        "prediction_labels": id_dtype(reader.vocab_size),
-        "prediction_offsets": np.int64,
-    }
-    key = stream_key(config.training.seed, PURPOSE)
+    ids, key = id_dtype(reader.vocab_size), stream_key(config.training.seed, PURPOSE)
+    dtypes: tuple[Any, ...] = (ids, np.int64, np.int32, ids, np.int64)
     with ExitStack() as stack:
         files = {
-            name: stack.enter_context(NpyAppender(directory / f"{name}.npy", dtype)) for name, dtype in dtypes.items()
+            name: stack.enter_context(NpyAppender(directory / f"{name}.npy", dtype))
+            for name, dtype in zip(StoredCopies._fields, dtypes, strict=True)
         }
-        files["masked_offsets"].append(np.zeros(1, dtype=np.int64))
-        files["prediction_offsets"].append(np.zeros(1, dtype=np.int64))
+        for name in ("masked_offsets", "prediction_offsets"):
+            files[name].append(np.zeros(1, dtype=np.int64))
         for begin in range(0, len(reader.records), SAMPLES_AT_ONCE):
             samples = reader.read(np.arange(begin, min(begin + SAMPLES_AT_ONCE, len(reader.records))))
             budgets = objective.budgets(samples.lengths, config.data)
@@ -83,7 +78,7 @@ class StoredCopies(NamedTuple):
 
 
 class MaskedCopies:
-    """The stored examples of an index."""
+    """The stored examples of an index; reading raises DataError if the files are damaged."""
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
         self._directory = directory
@@ -91,11 +86,7 @@ class MaskedCopies:
         self._stored = StoredCopies(*(open_array(directory, name) for name in StoredCopies._fields))
 
     def prediction_counts(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the [c] predictions of examples `numbers`, whose sequences have `lengths` [c].
-
-        Raises:
-            DataError: the files are damaged.
-        """
+        """Return the [c] predictions of examples `numbers`, whose sequences have `lengths` [c]."""
         offsets = self._stored.prediction_offsets
         counts = offsets[numbers + 1] - offsets[numbers]
         wrong = np.flatnonzero((counts < 0) | (counts > lengths))
@@ -107,9 +98,6 @@ class MaskedCopies:
         """Write examples `numbers` [c] into the places `slots` [c] of `examples`, which has their lengths.
 
         Second starts and labels of sequences are not stored here.
-
-        Raises:
-            DataError: the files are damaged.
         """
         damaged = copy_examples(examples, slots, self._stored, numbers, self._vocab_size)
         if damaged != INTACT:

@@ -98,20 +98,3 @@ def _exit_with_parent() -> None:
 
 def _call_worker(item: Any) -> Any:
     return _worker_state["function"](item)
-
-
-@contextmanager
-def stop_signals_interrupt() -> Iterator[None]:
-    """Make SIGTERM end the block like Ctrl-C, so that unfinished files are removed (main thread only)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -25,6 +25,7 @@ from tests.sample_data import (
     numbered_documents,
     random_documents,
     run_config,
+    sample_of,
     samples_of_row,
     write_dataset,
 )
@@ -99,7 +100,8 @@ def test_rows_of_documents_that_do_not_see_each_other(tmp_path: Path) -> None:
     """Tokens are numbered from 5 on, EOD is 3: documents 5 6 7 E | 8 9 E | 10 11 12 13 14 15 E."""
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2], [6]]), False, EOD)
     index = build_sample_index(prefix, TOKENIZER, config_of(8))
-    assert [[index.sample(n).input_ids.tolist() for n in samples_of_row(index, row)] for row in range(len(index))] == [
+    rows = [samples_of_row(index, row) for row in range(len(index))]
+    assert [[sample_of(index, number).input_ids.tolist() for number in row] for row in rows] == [
         [[5, 6, 7, EOD], [8, 9, EOD], [10, 11, 12, 13]],
         [[13, 14, 15, EOD]],
     ]
@@ -122,7 +124,7 @@ def test_without_reset_rows_are_megatrons_blocks(tmp_path: Path) -> None:
     config = config_of(16, reset=False)
     index = build_sample_index(prefix, TOKENIZER, config)
     assert not index.is_packed
-    blocks = [index.sample(number).input_ids.tolist() for number in range(len(index))]
+    blocks = [sample_of(index, number).input_ids.tolist() for number in range(len(index))]
     assert blocks == [stream[start : start + 17] for start in range(0, len(stream) - 1, 16)]
     batches = one_epoch(prefix, config)
     for batch in batches:

@@ -23,6 +23,7 @@ from tests.sample_data import (
     numbered_documents,
     random_documents,
     run_config,
+    sample_of,
     write_dataset,
 )
 from tests.unit.data.formats import fairseq_reference as fairseq
@@ -56,7 +57,7 @@ def real_rows(corpus: Path, name: str, config: Any) -> list[list[int]]:
 
 
 def rows_of(index: SampleIndex) -> list[list[int]]:
-    return [index.sample(number).input_ids.tolist() for number in range(len(index))]
+    return [sample_of(index, number).input_ids.tolist() for number in range(len(index))]
 
 
 def expected_rows(documents: Any, encode: Any, ids: tuple[int, int], length: int, mode: str) -> list[list[int]]:
@@ -101,7 +102,7 @@ def test_rows_of_invented_documents_are_fairseqs(
     index = build_sample_index(prefix, FAKE, config_of(sample_format, length))
     assert rows_of(index) == fake_rows(documents, length, MODES[sample_format])
     for number in range(len(index)):
-        sample = index.sample(number)
+        sample = sample_of(index, number)
         assert sample.special_mask.tolist() == [token in (CLS, SEP) for token in sample.input_ids]
 
 

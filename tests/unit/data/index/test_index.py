@@ -26,10 +26,12 @@ from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import (
     FakeTokenizer,
     build_sample_index,
+    example_of,
     locate,
     numbered_documents,
     random_documents,
     run_config,
+    sample_of,
     samples_of_row,
     write_dataset,
 )
@@ -44,7 +46,7 @@ def config_of(sample_format: str, seq_length: int = 64, **data: object) -> RunCo
 
 
 def ids_of(index: SampleIndex) -> list[list[int]]:
-    return [index.sample(number).input_ids.tolist() for number in range(len(index.records))]
+    return [sample_of(index, number).input_ids.tolist() for number in range(len(index.records))]
 
 
 def forget_record(prefix: Path) -> None:
@@ -59,7 +61,7 @@ def test_pairs_are_framed_for_both_families(tmp_path: Path) -> None:
     for tokenizer, middle in ((BERT, [SEP]), (ROBERTA, [SEP, SEP])):
         index = build_sample_index(prefix, tokenizer, config_of("segment_pair"))
         for number in range(len(index.records)):
-            sample = index.sample(number)
+            sample = sample_of(index, number)
             record = index.records[number]
             ids = sample.input_ids.tolist()
             a = list(range(5 + record["a_start"], 5 + record["a_end"]))
@@ -76,7 +78,7 @@ def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) 
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2, 2], [4]]))
     index = build_sample_index(prefix, ROBERTA, config_of("full_sentences", 12, separate_sentences=False))
     assert ids_of(index) == [[CLS, 5, 6, 7, SEP, 8, 9, 10, 11, SEP], [CLS, 12, 13, 14, 15, SEP]]
-    sample = index.sample(0)
+    sample = sample_of(index, 0)
     assert np.flatnonzero(sample.special_mask).tolist() == [0, 4, 9]
     assert sample.token_type_ids.sum() == 0 and sample.sequence_label == NO_LABEL
 
@@ -200,7 +202,7 @@ def test_packed_rows(tmp_path: Path) -> None:
     assert sorted(sum(rows, [])) == list(range(len(index.records)))
     assert len(index) < 0.7 * len(index.records)
     for row in range(len(index)):
-        samples = [index.sample(number) for number in rows[row]]
+        samples = [sample_of(index, number) for number in rows[row]]
         assert len(samples) <= 4
         assert sum(len(sample.input_ids) for sample in samples) <= 64
 
@@ -220,7 +222,7 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
     masks = set()
     for row in range(len(index)):
         for number in samples_of_row(index, row):
-            sample, example = index.sample(number), index.example(number)
+            sample, example = sample_of(index, number), example_of(index, number)
             restored = example.input_ids.copy()
             restored[example.prediction_positions] = example.prediction_labels
             assert np.array_equal(restored, sample.input_ids)
@@ -230,7 +232,7 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
             masks.add((len(sample.input_ids), tuple(example.prediction_positions.tolist())))
     assert len(masks) > 0.5 * len(index.records)
     again = IndexPlace.of(prefix, BERT, config).open(BERT)
-    assert np.array_equal(again.example(5).input_ids, index.example(5).input_ids)
+    assert np.array_equal(example_of(again, 5).input_ids, example_of(index, 5).input_ids)
 
 
 def test_rows_of_several_datasets_are_one_space(tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ def test_static_masks_differ_between_samples_of_one_length(tmp_path: Path) -> No
     prefix = write_dataset(tmp_path / "d", documents)
     config = run_config(data={"sample_format": "sentence_pair"}, objective={"masking": "static"})
     index = build_sample_index(prefix, BERT, config, build_objective(config.objective, BERT))
-    examples = [index.example(number) for number in range(len(index.records))]
+    examples = [example_of(index, number) for number in range(len(index.records))]
     for length in {len(example.input_ids) for example in examples}:
         masks = [tuple(e.prediction_positions.tolist()) for e in examples if len(e.input_ids) == length]
         assert len(set(masks)) == len(masks)

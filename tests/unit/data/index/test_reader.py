@@ -19,9 +19,11 @@ from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import (
     FakeTokenizer,
     build_sample_index,
+    example_of,
     locate,
     random_documents,
     run_config,
+    sample_of,
     samples_of_row,
     write_dataset,
 )
@@ -48,7 +50,7 @@ def sources(folder: Path, config: RunConfig) -> RowSource:
 
 
 def assert_same(samples: Samples, number: int, index: SampleIndex, sample_number: int) -> None:
-    ours, alone = samples.sample(number), index.sample(sample_number)
+    ours, alone = samples.sample(number), sample_of(index, sample_number)
     for name in ("input_ids", "token_type_ids", "special_mask"):
         assert np.array_equal(getattr(ours, name), getattr(alone, name)), name
     assert ours.sequence_label == alone.sequence_label
@@ -91,7 +93,7 @@ def test_static_copies_of_several_sources(tmp_path: Path) -> None:
         for slot, number in zip(
             range(row_starts[place], row_starts[place + 1]), samples_of_row(index, local), strict=True
         ):
-            ours, alone = examples.example(slot), index.example(number)
+            ours, alone = examples.example(slot), example_of(index, number)
             for name in ("input_ids", "token_type_ids", "prediction_positions", "prediction_labels"):
                 assert np.array_equal(getattr(ours, name), getattr(alone, name)), name
             assert ours.sequence_label == alone.sequence_label
@@ -120,7 +122,7 @@ def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Pa
             del records
             opened = IndexPlace.of(prefix, TOKENIZER, config_of(sample_format)).open(TOKENIZER)
             try:
-                sample = opened.sample(3)
+                sample = sample_of(opened, 3)
             except DataError as error:
                 assert "sample 3 of its index does not fit the dataset" in str(error)
                 refused += 1
@@ -156,7 +158,7 @@ def test_damaged_masked_copies_are_named(tmp_path: Path, name: str) -> None:
     values[:] = np.iinfo(values.dtype).max
     del values
     with pytest.raises(DataError, match=r"the masked copy of sample 5 is damaged; delete the folder"):
-        IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER).example(5)
+        example_of(IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER), 5)
 
 
 def test_damaged_rows_are_named(tmp_path: Path) -> None:

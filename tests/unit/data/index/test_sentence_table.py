@@ -26,6 +26,7 @@ from tests.sample_data import (
     ends_of,
     random_documents,
     run_config,
+    sample_of,
     starts_of,
     table_of,
     write_dataset,
@@ -73,7 +74,7 @@ def test_table_is_what_a_plain_reading_finds(
 
 
 def tokens_of(index: SampleIndex) -> list[list[int]]:
-    return [index.sample(number).input_ids.tolist() for number in range(len(index.records))]
+    return [sample_of(index, number).input_ids.tolist() for number in range(len(index.records))]
 
 
 @pytest.mark.parametrize("sample_format", [*FORMATS, "blocks"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def _kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module.IndexedDatasetWriter, "save", counted(writer_module.IndexedDatasetWriter.save))
     monkeypatch.setattr(folder_module, "write_text", counted(folder_module.write_text))
     monkeypatch.setattr(writer_module, "publish", counted(writer_module.publish))
-    monkeypatch.setattr(folder_module.shutil, "rmtree", lambda *arguments, **named: None)
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **named: None)
 
 
 @pytest.mark.parametrize("step", [0, 3, 20, *range(-8, 0)])
