@@ -91,10 +91,8 @@ class Run:
     def __init__(self, config: RunConfig, deepspeed_config: str | Path | Mapping[str, Any] | None = None) -> None:
         """Check the recipe; `with` starts the run.
 
-        Args:
-            config: from load_recipe.
-            deepspeed_config: DeepSpeed's settings, a path of its JSON, or a name in ds_configs/; None takes those of
-                the recipe.
+        `deepspeed_config` is DeepSpeed's settings, a path of its JSON, or a name in ds_configs/; None takes the
+        recipe's.
 
         Raises:
             ConfigError: the recipe does not fit the number of ranks, or the DeepSpeed settings do not fit the recipe.

@@ -14,8 +14,7 @@ from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.build import describe_model
-from ctxlm_ds.parallel.placement import Split, shard_of
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard, Split, shard_of
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.checkpoints import outputs_of, random_weights
@@ -23,6 +22,14 @@ from tests.checkpoints import outputs_of, random_weights
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 STEP = 40
 Values = dict[str, dict[str, torch.Tensor]]
+
+
+def local_shape(shard: Shard) -> tuple[int, ...]:
+    """Shape of the tensor that holds the shard; it has the parameter's dimensions if it has all columns."""
+    if len(shard.shape) == 0:
+        return ()
+    all_columns = shard.num_columns == shard.matrix_shape[1]
+    return (shard.num_rows, *(shard.shape[1:] if all_columns else (shard.num_columns,)))
 
 
 @dataclass(frozen=True)

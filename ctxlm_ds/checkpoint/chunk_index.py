@@ -18,7 +18,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard
 
 INDEX_NAME = "index.json"
 WEIGHT_KIND = "weight"

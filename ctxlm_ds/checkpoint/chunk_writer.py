@@ -16,7 +16,7 @@ from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, Parameter
 from ctxlm_ds.checkpoint.manifest import FileEntry
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor, TensorFileWriter
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard
 
 if TYPE_CHECKING:
     import torch

@@ -26,7 +26,7 @@ from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.process.cgroups import CGROUP_ROOT, OWN_CGROUPS, memory_left, read_text
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment

@@ -23,7 +23,7 @@ from ctxlm_ds.checkpoint.chunk_index import (
 )
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.shards import Rectangle, Shard
+from ctxlm_ds.parallel.placement import Rectangle, Shard
 from ctxlm_ds.untrusted_json import read_json_object
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 In: the batch script's environment and the arguments of ctxlm_ds.pretrain. Out: FOLDER/hostfile, `n1 slots=8` per line;
 FOLDER/deepspeed_env, the variables of every rank: those named below and the user's ~/.deepspeed_env and
 ./.deepspeed_env; the arguments on stdout, each behind a NUL byte, quoted for the shell of the other nodes. Needs the
-standard library only. Not here: starting the launcher (slurm/deepspeed_hostfile.sbatch).
+standard library only.
 
 DeepSpeed writes variables and arguments into the command line of pdsh, which `ps` and its log show: secrets are never
 carried. It puts double quotes around some of them, in which the remote shell still expands `$(...)`.
@@ -18,7 +18,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctxlm_ds.errors import ConfigError, CtxlmError
+from ctxlm_ds.console import run_command
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 
 CARRIED = (
@@ -44,11 +45,7 @@ def hostfile_lines(environ: Mapping[str, str]) -> list[str]:
 
 
 def environment_lines(environ: Mapping[str, str], files: Sequence[Path]) -> list[str]:
-    """Return `KEY=VALUE` lines; those of the user's files come last and win.
-
-    Raises:
-        ConfigError: a file carries a secret.
-    """
+    """Return `KEY=VALUE` lines; those of the user's files win. Raises ConfigError if a file carries a secret."""
     carried = [name for name in sorted(environ) if name in CARRIED or name.startswith(CARRIED_PREFIXES)]
     kept = [name for name in carried if "\n" not in environ[name] and not SECRETS.search(name)]
     lines = [f"{name}={_escaped(environ[name])}" for name in kept]
@@ -77,20 +74,13 @@ def _escaped(text: str, quotes: str = '"') -> str:
 
 def main() -> None:
     """Entry point."""
-    if len(sys.argv) < 2:
-        sys.stderr.write("usage: python -m ctxlm_ds.cluster.hostfile FOLDER [ARGUMENT ...]\n")
-        sys.exit(2)
     folder = Path(sys.argv[1])
-    try:
-        hosts = hostfile_lines(os.environ)
-        variables = environment_lines(os.environ, [Path.home() / ENV_FILE, Path(ENV_FILE)])
-    except CtxlmError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+    hosts = hostfile_lines(os.environ)
+    variables = environment_lines(os.environ, [Path.home() / ENV_FILE, Path(ENV_FILE)])
     (folder / "hostfile").write_text("\n".join(hosts) + "\n", encoding="utf-8")
     (folder / "deepspeed_env").write_text("\n".join(variables) + "\n", encoding="utf-8")
     sys.stdout.write("".join(f"{word}\0" for word in quoted_words(sys.argv[2:])))
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

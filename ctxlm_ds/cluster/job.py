@@ -1,8 +1,7 @@
 """The supervisor of a pretraining job: starts the ranks by srun, and restarts or requeues them.
 
 `python -m ctxlm_ds.cluster.job -- RECIPE [options of ctxlm_ds.pretrain]` in a batch script (slurm/pretrain.sbatch).
-In: the job's environment. Out: the job's exit status, the readable log on stdout, FAILURE, REQUEUE and GIVE_UP events.
-Not here: the decision table (restart_policy.py), a start of the ranks (rank_start.py).
+Out: the job's exit status, the readable log on stdout, FAILURE, REQUEUE and GIVE_UP events.
 """
 
 from __future__ import annotations
@@ -14,14 +13,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctxlm_ds.cluster import start_records
-from ctxlm_ds.cluster.job_context import JobContext, log, read_context, show
+from ctxlm_ds.cluster.job_context import JobContext, JobSignals, log, read_context, show
 from ctxlm_ds.cluster.rank_failures import report
 from ctxlm_ds.cluster.rank_start import RankStart, RankStarter
-from ctxlm_ds.cluster.restart_policy import Action, Outcome, Situation, decide
+from ctxlm_ds.cluster.restart_policy import Action, Outcome, decide
 from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
-from ctxlm_ds.cluster.signals import LEAST_TIME_S, JobSignals, still_ours, time_left_s
-from ctxlm_ds.cluster.slurm_commands import DISABLED, Job, broken_nodes, requeue, show_job
+from ctxlm_ds.cluster.slurm_commands import (
+    DISABLED,
+    LEAST_TIME_S,
+    Job,
+    broken_nodes,
+    requeue,
+    show_job,
+    still_ours,
+    time_left_s,
+)
 from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
@@ -60,28 +67,27 @@ def supervise(context: JobContext, signals: JobSignals) -> int:
         log(f"job {successors.submit()} waits to follow this one")
     while True:
         start = starter.start()
-        action = decide(look(context, signals, start, starter.nodes))
+        action = next_action(context, signals, start, starter.nodes)
         if action is not Action.RESTART:
             return endings.end(action, start, starter.exclude)
         endings.restart(start)
         pause(context, signals, start)
 
 
-def look(context: JobContext, signals: JobSignals, start: RankStart, nodes: Sequence[str]) -> Situation:
-    """Collect the facts for the decision; `nodes` are those that the ranks need."""
+def next_action(context: JobContext, signals: JobSignals, start: RankStart, nodes: Sequence[str]) -> Action:
+    """Collect the facts and decide; `nodes` are those that the ranks need."""
     job = show_job(context.job_id)
     run_dir, record = context.run_dir, start.record
     # This start is not on record yet.
     this_one = record.checkpoint_step == start_records.newest_checkpoint(run_dir)
     fruitless = len(start_records.fruitless_starts(run_dir, record)) + this_one
-    return Situation(
-        outcome=start.ended.outcome,
+    return decide(
+        start.ended.outcome,
         still_ours=job.restarts <= context.restarts and still_ours(job),
         time_is_up=bool(signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
         broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(nodes)),
-        fruitless_starts=fruitless,
-        max_restarts=context.settings.max_restarts,
         may_continue=context.settings.restart != "off",
+        gives_up=fruitless >= context.settings.max_restarts,
     )
 
 
@@ -95,11 +101,7 @@ def pause(context: JobContext, signals: JobSignals, start: RankStart) -> None:
 
 
 def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) -> None:
-    """Make sure that a newly submitted job may have the run; one that was put back, or follows another, may.
-
-    Raises:
-        ConfigError: another job has it; the message names the job.
-    """
+    """Refuse (ConfigError) a newly submitted job whose run another job has; one that was put back, or follows, may."""
     run_dir = context.run_dir
     # A complete run may be extended by another job (a second phase).
     if context.restarts or context.chain != context.job_id or is_completed(run_dir):
@@ -129,11 +131,7 @@ class Endings:
         self._report(start)
 
     def end(self, action: Action, start: RankStart, exclude: tuple[str, ...] = ()) -> int:
-        """Carry out every action but a restart; return the job's exit status.
-
-        Raises:
-            ClusterError: Slurm neither requeues the job nor accepts a successor.
-        """
+        """Carry out every action but a restart; return the exit status. Raises ClusterError if Slurm refuses it."""
         if action is Action.CONTINUE_LATER:
             return self._continue_later(start, exclude)
         if action is Action.LEAVE:
@@ -164,7 +162,6 @@ class Endings:
         return 0
 
     def _put_back(self, exclude: tuple[str, ...]) -> str:
-        """Requeue the job or submit a successor, as the settings and the cluster allow; return what was done."""
         mode, job_id = self._context.settings.restart, self._context.job_id
         if mode != "successor":
             try:

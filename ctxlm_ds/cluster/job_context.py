@@ -1,7 +1,7 @@
-"""A job's ids, nodes, tasks, run and settings, and the lines of its log.
+"""A job's ids, nodes, tasks, run and settings, the signals that it gets, and the lines of its log.
 
-In: the batch script's environment and arguments. Out: JobContext, show(), log(). The recipe check needs pydantic and
-PyYAML: if the ranks have a container, `python -m ctxlm_ds.cluster.job_context` runs it there.
+In: the batch script's environment and arguments. Out: the job. The recipe check needs pydantic and PyYAML: if the
+ranks have a container, `python -m ctxlm_ds.cluster.job_context` runs it there.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from ctxlm_ds.cluster.settings import JobSettings, read_settings
 from ctxlm_ds.cluster.srun import wrap_in_container
-from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
+from ctxlm_ds.console import run_command
+from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+EARLY_VARIABLE = "CTXLM_NOTICE"
 MARK = "ctxlm-run-folder "
 TIMEOUT_S = 600.0
 
@@ -39,37 +44,54 @@ def log(text: str) -> None:
     show(f"{time.strftime('%H:%M:%S')} job: {text}")
 
 
+class JobSignals:
+    """The signals that the job has got. Install it before anything slow: until then they are lost."""
+
+    def __init__(self) -> None:
+        self.name = "a signal at the job's beginning" if os.environ.pop(EARLY_VARIABLE, "") else ""
+        """The signal that came last; empty if none came."""
+        self.count = 1 if self.name else 0
+
+    def __bool__(self) -> bool:
+        return bool(self.count)
+
+    def install(self) -> JobSignals:
+        """Handle the signals from now on (main thread only)."""
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
+        return self
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but no longer than until a signal comes."""
+        end_s, count = time.monotonic() + seconds, self.count
+        while time.monotonic() < end_s and self.count == count:
+            time.sleep(min(0.1, seconds))
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        self.count += 1
+
+
 @dataclass(frozen=True)
 class JobContext:
     """One job, from the batch script to its end."""
 
     job_id: str
-    chain: str
-    """Id of the first job in a line of successors."""
-    restarts: int
-    """How often Slurm had requeued the job when it began this time."""
+    chain: str  # id of the first job in a line of successors
+    restarts: int  # how often Slurm had requeued the job when it began this time
     node_list: str
-    tasks: Mapping[str, int]
-    """Ranks of each node, in the allocation's order."""
-    task_words: tuple[str, ...]
-    """srun's options to start so many."""
-    arguments: tuple[str, ...]
-    """Those of the batch script."""
-    words: tuple[str, ...]
-    """Those of ctxlm_ds.pretrain."""
-    run_dir: Path
-    """Absolute, or relative to the working directory, as in the recipe."""
+    tasks: Mapping[str, int]  # ranks of each node, in the allocation's order
+    task_words: tuple[str, ...]  # srun's options to start so many
+    arguments: tuple[str, ...]  # those of the batch script
+    words: tuple[str, ...]  # those of ctxlm_ds.pretrain
+    run_dir: Path  # absolute, or relative to the working directory, as in the recipe
     max_steps: int
     settings: JobSettings
     environ: Mapping[str, str]
 
 
 def read_context(arguments: Sequence[str]) -> JobContext:
-    """Read the job's environment and check the recipe.
-
-    Raises:
-        ConfigError: no recipe, a wrong one, or this is no batch job.
-    """
+    """Read the job's environment and check the recipe. Raises ConfigError without a job or a correct recipe."""
     environ = dict(os.environ)
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_JOB_NODELIST"):
         raise ConfigError("this is no Slurm job; submit it with: sbatch slurm/pretrain.sbatch RECIPE.yaml")
@@ -110,10 +132,8 @@ def pretrain_words(arguments: Sequence[str]) -> tuple[str, ...]:
 def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the ranks of each node and srun's options for them.
 
-    They are the job's tasks, or one per GPU if the job has one task per node.
-
-    Raises:
-        ConfigError: there are more GPUs than tasks, and too few CPUs to start one for each.
+    They are the job's tasks, or one per GPU if the job has one task per node. Raises ConfigError if it has too few CPUs
+    for that.
     """
     nodes = expand_hostlist(environ["SLURM_JOB_NODELIST"])
     counts = expand_tasks(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
@@ -178,14 +198,10 @@ def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
 
 def main() -> None:
     """Print the answer for WORLD_SIZE WORDS... as one marked line."""
-    try:
-        check_installed()
-        found = read_recipe(sys.argv[2:], int(sys.argv[1]))
-    except CtxlmError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(EXIT_USER_ERROR)
+    check_installed()
+    found = read_recipe(sys.argv[2:], int(sys.argv[1]))
     sys.stdout.write(MARK + json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

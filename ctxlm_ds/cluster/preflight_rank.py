@@ -1,7 +1,7 @@
 """One task of a preflight: `srun python -m ctxlm_ds.cluster.preflight_rank RUN_DIR TOKEN`.
 
 Out: the task's record as lines of its output, each replacing the last (by Slurm's connection, which works if storage or
-network fails). Not here: comparisons (preflight.py).
+network fails).
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ def look_at_gpus(min_free: float, faults: list[str]) -> str:
 
 
 def _ask(command: str, limit_s: float) -> str:
-    """Return a program's output; empty if it is not installed."""
     try:
         done = subprocess.run(command.split(), capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:

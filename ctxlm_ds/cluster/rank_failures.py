@@ -32,16 +32,13 @@ KILLED = "Killed"
 class RankFailure:
     """The failure of one rank, or of a node."""
 
-    rank: int | None
-    """None if the node itself failed."""
+    rank: int | None  # None if the node itself failed
     host: str
-    exit_status: int | None
-    """None if a signal ended it."""
+    exit_status: int | None  # None if a signal ended it
     error: str
     message: str
     traceback: str | None = None
-    consequence: bool = False
-    """True if it follows from another rank's failure."""
+    consequence: bool = False  # True if it follows from another rank's failure
     signal: int | None = None
 
     @property
@@ -60,10 +57,8 @@ class RankFailure:
 def gather_failures(folder: Path, slurm_lines: Sequence[str], held: Mapping[int, Sequence[str]]) -> list[RankFailure]:
     """Return all failing ranks of a start, the first cause first.
 
-    Args:
-        folder: of the start, with the ranks' records.
-        slurm_lines: of srun and slurmstepd, in order.
-        held: last lines of ranks by rank, for those whose records could not be written.
+    They are in the records of its folder, and in the lines of srun and slurmstepd; `held` has the last lines of ranks
+    whose records could not be written.
     """
     by_rank: dict[int | None, RankFailure] = {}
     for record in read_failures(folder):
@@ -92,7 +87,7 @@ def _order(failure: RankFailure) -> int:
     return 0 if failure.signal in _PEERS_CANNOT_CAUSE else 2
 
 
-def read_srun_lines(lines: Sequence[str], held: Mapping[int, Sequence[str]] | None = None) -> list[RankFailure]:
+def read_srun_lines(lines: Sequence[str], held: Mapping[int, Sequence[str]]) -> list[RankFailure]:
     """Return the ranks that srun reports as failed, in its order."""
     found: dict[int, RankFailure] = {}
     step_ended = False
@@ -102,8 +97,7 @@ def read_srun_lines(lines: Sequence[str], held: Mapping[int, Sequence[str]] | No
             step_ended = step_ended or any(sign in line for sign in _STEP_ENDS)
             continue
         for rank in map(int, expand_numbers(match[2])):
-            said = (held or {}).get(rank, ())
-            found.setdefault(rank, _reported(rank, match[1], match[3], said, step_ended))
+            found.setdefault(rank, _reported(rank, match[1], match[3], held.get(rank, ()), step_ended))
     return list(found.values())
 
 
@@ -134,7 +128,6 @@ def report(failures: Sequence[RankFailure], folder: Path) -> list[str]:
 
 
 def _others(failures: Sequence[RankFailure]) -> list[str]:
-    """Return a line for each rank, or one for many ranks with the same message."""
     groups: dict[str, list[RankFailure]] = {}
     for failure in failures:
         groups.setdefault(re.sub(r"\d+", "#", failure.what), []).append(failure)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -32,20 +31,14 @@ def job_log() -> str | None:
 
 
 class LogFilter:
-    """Sorts lines; a context manager that counts repeated lines at its end.
-
-    Args:
-        raw_path: gets every line, unless the disk is full.
-        show: prints a line of the readable log.
-    """
+    """Writes every line to `raw_path`, unless the disk is full, and calls `show` with those of the readable log."""
 
     def __init__(self, raw_path: Path, show: Callable[[str], None]) -> None:
         self._show = show
         self._raw: IO[str] | None = None
         self._lock = threading.Lock()
         self._in_frames: dict[int, bool] = {}
-        self._seen: Counter[str] = Counter()
-        self._first_of: dict[str, str] = {}
+        self._seen: set[str] = set()
         self.slurm_lines: list[str] = []
         """Lines of srun and slurmstepd, in order."""
         self.held: dict[int, list[str]] = {}
@@ -63,9 +56,6 @@ class LogFilter:
             raw, self._raw = self._raw, None
             if raw is not None:
                 raw.close()
-        for key, count in self._seen.items():
-            if count > 1:
-                self._show(f"the same, or with other numbers, {count - 1} more times: {self._first_of[key][:160]}")
 
     def line(self, text: str) -> None:
         """Take one line of srun's output."""
@@ -104,20 +94,14 @@ class LogFilter:
             self._hold(rank, said)
         elif rank == 0:
             self._show(said)
-        elif tagged is not None:
-            self._show_once(tagged[2], said)
+        elif tagged is not None and (message := _NUMBERS.sub("#", tagged[2])) not in self._seen:
+            self._seen.add(message)
+            self._show(said)
 
     def _hold(self, rank: int, said: str) -> None:
         lines = self.held.setdefault(rank, [])
         if len(lines) < MOST_HELD_LINES:
             lines.append(said)
-
-    def _show_once(self, message: str, said: str) -> None:
-        key = _NUMBERS.sub("#", message)
-        self._seen[key] += 1
-        if self._seen[key] == 1:
-            self._first_of[key] = message
-            self._show(said)
 
     def _in_traceback(self, rank: int, said: str) -> bool:
         """Return whether a line belongs to a traceback, or to one that is linked to it."""

@@ -1,8 +1,8 @@
 """One start of the ranks, from its folder to the outcome.
 
-In: a JobContext. Out: RankStart. Before the first start the nodes are checked and the data is copied to their disks, if
+Before the first start the nodes are checked and the data is copied to their disks, if
 slurm/env.sh asks for it (CTXLM_PREFLIGHT, CTXLM_STAGE_DIR). The outcome follows from what the ranks left in the run
-directory; srun's status comes last. Not here: what follows from it (job.py).
+directory; srun's status comes last.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ctxlm_ds.cluster import start_records
-from ctxlm_ds.cluster.job_context import JobContext, log, show
+from ctxlm_ds.cluster.job_context import JobContext, JobSignals, log, show
 from ctxlm_ds.cluster.preflight import run_preflight
 from ctxlm_ds.cluster.rank_failures import RankFailure, gather_failures
 from ctxlm_ds.cluster.rank_output import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.run_files import read_job_id
-from ctxlm_ds.cluster.signals import JobSignals, stop_delay_s
-from ctxlm_ds.cluster.slurm_commands import cancel_steps, node_address, show_job
+from ctxlm_ds.cluster.slurm_commands import cancel_steps, node_address, show_job, stop_delay_s
 from ctxlm_ds.cluster.srun import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.start_records import StartRecord, newest_checkpoint
@@ -41,8 +40,7 @@ class RankStart:
 
     record: StartRecord
     ended: Ended
-    failures: tuple[RankFailure, ...] = ()
-    """The first cause first."""
+    failures: tuple[RankFailure, ...] = ()  # the first cause first
 
 
 class RankStarter:
@@ -67,12 +65,7 @@ class RankStarter:
         return self._prepared.exclude if self._prepared is not None else ()
 
     def start(self) -> RankStart:
-        """Run the ranks to their end and judge it.
-
-        Raises:
-            ClusterError: srun is missing.
-            OSError: the run directory cannot be written.
-        """
+        """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
         context, signals = self._context, self._signals
         name = f"job-{context.job_id}-{context.restarts}-{self._tries}"
         record = start_records.begin(context.run_dir, name, context.chain, context.job_id, context.node_list)
@@ -109,7 +102,6 @@ class RankStarter:
         return RankStart(record, ended, tuple(failures))
 
     def _watch(self, step: SrunStep) -> int:
-        """Wait for srun's end and return its status; let the ranks stop when the job is asked to."""
         passed_on = 0
         while (status := step.wait(POLL_S)) is None:
             if self._signals.count == passed_on:

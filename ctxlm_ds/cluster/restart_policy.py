@@ -34,15 +34,11 @@ class Ended:
 class Prepared:
     """Results of the checks before the ranks, for all starts in this allocation."""
 
-    ended: Ended | None = None
-    """Set if the ranks do not start at all."""
-    exclude: tuple[str, ...] = ()
-    """Nodes to avoid when the job is put back."""
-    left_out: tuple[str, ...] = ()
-    """Nodes of this allocation that the ranks do not use."""
+    ended: Ended | None = None  # set if the ranks do not start at all
+    exclude: tuple[str, ...] = ()  # nodes to avoid when the job is put back
+    left_out: tuple[str, ...] = ()  # nodes of this allocation that the ranks do not use
     srun_words: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    """`a.b=c` for --set."""
+    settings: tuple[str, ...] = ()  # `a.b=c` for --set
 
 
 class Action(Enum):
@@ -56,33 +52,27 @@ class Action(Enum):
     CONTINUE_LATER = "put the job back into the queue"
 
 
-@dataclass(frozen=True)
-class Situation:
-    """The facts that the decision depends on."""
+def decide(
+    outcome: Outcome, *, still_ours: bool, time_is_up: bool, broken_nodes: bool, may_continue: bool, gives_up: bool
+) -> Action:
+    """Return the action of the first row that fits.
 
-    outcome: Outcome
-    still_ours: bool
-    """False if the job has been cancelled or requeued already."""
-    time_is_up: bool
-    """The job itself was asked to stop (ahead of its limit, preemption), or too little time is left."""
-    broken_nodes: bool
-    fruitless_starts: int
-    max_restarts: int
-    may_continue: bool
-    """CTXLM_RESTART is not off."""
-
-
-def decide(situation: Situation) -> Action:
-    """Return the action of the first row that fits."""
-    outcome = situation.outcome
+    Args:
+        outcome: of the start.
+        still_ours: the job has been neither cancelled nor requeued.
+        time_is_up: the job itself was asked to stop (ahead of its limit, preemption), or too little time is left.
+        broken_nodes: a node of the ranks is down.
+        may_continue: CTXLM_RESTART is not off.
+        gives_up: too many starts in a row made no progress.
+    """
     if outcome in (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD):
         return Action.DONE
-    if not situation.still_ours:
+    if not still_ours:
         return Action.LEAVE
-    if outcome in (Outcome.USER_ERROR, Outcome.TRAINING_ERROR) or not situation.may_continue:
+    if outcome in (Outcome.USER_ERROR, Outcome.TRAINING_ERROR) or not may_continue:
         return Action.STOP
-    if situation.fruitless_starts >= situation.max_restarts:
+    if gives_up:
         return Action.GIVE_UP
-    if outcome is Outcome.STOPPED or situation.time_is_up or situation.broken_nodes:
+    if outcome is Outcome.STOPPED or time_is_up or broken_nodes:
         return Action.CONTINUE_LATER
     return Action.RESTART

@@ -1,11 +1,11 @@
 """Files of a run directory, read for its status: the last metrics, the recipe's limits, the starts and their ends.
 
-In: paths. Out: plain values; OSError or ValueError for a file that cannot be read. Needs neither torch nor numpy, and
-writes nothing.
+A file that cannot be read is an OSError or a ValueError. Needs neither torch nor numpy, and writes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,20 +16,17 @@ from typing import Any
 
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
-from ctxlm_ds.cluster.start_records import CANCELLED, END_FILE, START_FILE, StartRecord, read_start_record
+from ctxlm_ds.cluster.start_records import CANCELLED, END_FILE, START_FILE
 from ctxlm_ds.process import run_history as history
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FailureRecord, read_failures, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME
+from ctxlm_ds.process.stacks import ALL_STACKS_NAME
 from ctxlm_ds.untrusted_json import open_regular
 
 METRICS_NAME = "metrics.jsonl"
 CONFIG_NAME = "config.yaml"
-STACKS_NAME = "stacks.txt"
-TAIL_BYTES = 1 << 16
-MOST_TAIL_BYTES = 1 << 22
-LATEST_UNIX_S = 1e18
+TAIL_BYTES = 1 << 19
 RUN_FILES = (history.HISTORY_NAME, METRICS_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
-SHOWN_CHARACTERS = 200
 NO_WORD = "ended without a record (killed, or its node was lost)"
 
 
@@ -40,10 +37,8 @@ class Start:
     time_unix_s: float
     step: int
     last_step: int | None
-    attempt: str
     log: str | None
-    ended: str
-    """Why the start ended; for the last start, why it did if it has ended."""
+    ended: str  # why the start ended; for the last start, why it did if it has ended
 
 
 def is_run(folder: Path) -> bool:
@@ -51,33 +46,22 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in RUN_FILES)
 
 
-def read_last_lines(run_dir: Path, count: int) -> list[dict[str, Any]]:
-    """Read the last training lines of metrics.jsonl, oldest first, from its end: it may have many gigabytes.
+def read_last_step(run_dir: Path) -> dict[str, Any] | None:
+    """Read the last training line of metrics.jsonl from its end: it may have many gigabytes.
 
-    Raises:
-        ValueError: the file has no such line, and is not empty.
+    Lines of evaluations and torn lines are passed over. Raises ValueError if there is none, and the file is not empty.
     """
     with open_regular(run_dir / METRICS_NAME) as handle:
         size = os.fstat(handle.fileno()).st_size
-        for tail_bytes in (TAIL_BYTES, MOST_TAIL_BYTES):
-            handle.seek(max(0, size - tail_bytes))
-            lines = handle.read(tail_bytes).split(b"\n")
-            found = [values for line in lines if (values := _training_line(line)) is not None]
-            if len(found) >= count or tail_bytes >= size:
-                break
-    if size and not found:
+        handle.seek(max(0, size - TAIL_BYTES))
+        for line in reversed(handle.read(TAIL_BYTES).split(b"\n")):
+            with contextlib.suppress(ValueError, RecursionError):
+                values = json.loads(line)
+                if isinstance(values, dict) and isinstance(values.get("step"), int) and "loss" in values:
+                    return values
+    if size:
         raise ValueError("no training line")
-    return found[-count:]
-
-
-def _training_line(line: bytes) -> dict[str, Any] | None:
-    """Parse the line of a training step; None for an evaluation, and for a torn or damaged line."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    complete = isinstance(values, dict) and isinstance(values.get("step"), int) and "loss" in values
-    return values if complete else None
+    return None
 
 
 def read_training_settings(run_dir: Path) -> dict[str, Any]:
@@ -87,7 +71,7 @@ def read_training_settings(run_dir: Path) -> dict[str, Any]:
     except ImportError:
         return {}
     with open_regular(run_dir / CONFIG_NAME) as handle:
-        text = handle.read(MOST_TAIL_BYTES)
+        text = handle.read(TAIL_BYTES)
     try:
         # PyYAML's parser in C, if it has one, is ten times as fast.
         return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["training"])
@@ -103,11 +87,6 @@ def modified_unix_s(path: Path) -> float:
         return 0.0
 
 
-def attempt_failures(run_dir: Path, attempt: str) -> list[FailureRecord]:
-    """Read the failure records of one start, the likely cause first."""
-    return read_failures(run_dir / ATTEMPTS_DIR / attempt)
-
-
 def newest_attempt(run_dir: Path) -> str | None:
     """Return the start whose folder changed last."""
     try:
@@ -115,16 +94,6 @@ def newest_attempt(run_dir: Path) -> str | None:
     except OSError:
         return None
     return max(folders, key=modified_unix_s).name if folders else None
-
-
-def newest_begun(run_dir: Path) -> StartRecord | None:
-    """Read the record that a job wrote when it began the newest start; None for a start by hand or a damaged record."""
-    name = newest_attempt(run_dir)
-    found = read_start_record(run_dir / ATTEMPTS_DIR / name / START_FILE) if name is not None else None
-    if found is None or found.name != name or not isinstance(found.time_unix_s, (int, float)):
-        return None
-    texts = isinstance(found.job_id, str) and isinstance(found.log, (str, type(None)))
-    return found if texts and 0 <= found.time_unix_s < LATEST_UNIX_S else None
 
 
 def read_job_id(path: Path) -> str | None:
@@ -149,18 +118,17 @@ def list_starts(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[Start]:
 
 
 def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> Start:
-    """Build a start from its event and those before the next one's, which came at `next_s`."""
     first = events[0]
     attempt = str(first.get("attempt") or history.DEFAULT_ATTEMPT)
+    folder = run_dir / ATTEMPTS_DIR / attempt
     # Starts by hand share a folder.
-    records = [one for one in attempt_failures(run_dir, attempt) if seconds(first) <= one.time_unix_s < next_s]
+    records = [one for one in read_failures(folder) if seconds(first) <= one.time_unix_s < next_s]
     return Start(
         time_unix_s=seconds(first),
         step=first["step"] if isinstance(first.get("step"), int) else 0,
         last_step=first["last_step"] if isinstance(first.get("last_step"), int) else None,
-        attempt=attempt,
-        log=str(first["log"]) if first.get("log") else _output(run_dir, attempt),
-        ended=_describe_end(run_dir / ATTEMPTS_DIR / attempt, records, events[1:]),
+        log=str(first["log"]) if first.get("log") else None,
+        ended=_describe_end(folder, records, events[1:]),
     )
 
 
@@ -174,11 +142,11 @@ def _describe_end(folder: Path, records: Sequence[FailureRecord], after: Sequenc
     tail = "; the job gave up" if gave_up else "; requeued" if requeued else "; cancelled" if cancelled else ""
     end = next((event for event in after if event["event"] == history.END), None)
     if noted:
-        return one_line(str(noted[0].get("why") or "failed")) + tail
+        return shortened(str(noted[0].get("why") or "failed")) + tail
     if records and (end is None or end.get("failed")):
-        stacks = f" ({folder / STACKS_NAME})" if records[0].error == "Hang" else ""
+        stacks = f" ({folder / ALL_STACKS_NAME})" if records[0].error == "Hang" else ""
         return describe_failure(records[0]) + stacks + tail
-    return (NO_WORD if end is None else one_line(str(end.get("reason")))) + tail
+    return (NO_WORD if end is None else shortened(str(end.get("reason")))) + tail
 
 
 def is_cancelled_in_order(event: dict[str, Any]) -> bool:
@@ -186,29 +154,12 @@ def is_cancelled_in_order(event: dict[str, Any]) -> bool:
     return event["event"] == history.FAILURE and event.get("how") == CANCELLED and event.get("exit_status") == 0
 
 
-def newest_log(run_dir: Path, last: Start | None, begun: StartRecord | None) -> str | None:
-    """Return the log of the newest start: the last one, or `begun`, which may not have reached training."""
-    if begun is None or (last is not None and (last.attempt == begun.name or last.time_unix_s > begun.time_unix_s)):
-        return last.log if last is not None else None
-    return begun.log or _output(run_dir, begun.name)
-
-
-def _output(run_dir: Path, attempt: str) -> str | None:
-    path = run_dir / ATTEMPTS_DIR / attempt / "output.log"
-    return str(path) if path.is_file() else None
-
-
 def describe_failure(record: FailureRecord) -> str:
     """Describe a failure by rank, host and error in one line."""
-    return one_line(f"rank {record.rank} on {record.host}: {record.error}: {record.message}")
+    return shortened(f"rank {record.rank} on {record.host}: {record.error}: {record.message}")
 
 
 def seconds(event: dict[str, Any]) -> float:
     """Return the time of an event."""
     value = event.get("time_unix_s")
     return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def one_line(text: str) -> str:
-    """Shorten an error's message to one line."""
-    return shortened(text, SHOWN_CHARACTERS)

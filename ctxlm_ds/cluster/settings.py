@@ -33,18 +33,14 @@ RESTART_MODES = ("auto", "requeue", "successor", "off")
 class JobSettings:
     """How a job starts its ranks, and what it does when they end early."""
 
-    restart: str = "auto"
-    """auto (requeue, or a successor if that is disabled), requeue, successor, off."""
-    max_restarts: int = 4
-    """Starts in a row that leave no new checkpoint before the job gives up."""
+    restart: str = "auto"  # auto (requeue, or a successor if that is disabled), requeue, successor, off
+    max_restarts: int = 4  # starts in a row that leave no new checkpoint before the job gives up
     restart_delay_s: float = 10.0
     """Pause before a restart in this allocation, four times longer with each start without progress."""
     srun_options: tuple[str, ...] = ()
-    container: str = ""
-    """Image for apptainer."""
+    container: str = ""  # image for apptainer
     container_options: tuple[str, ...] = ()
-    pyxis: str = ""
-    """Image for srun --container-image."""
+    pyxis: str = ""  # image for srun --container-image
     pyxis_options: tuple[str, ...] = ()
     container_python: str = "python3"
 

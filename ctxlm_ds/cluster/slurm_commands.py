@@ -1,13 +1,13 @@
 """Slurm's commands: run, parsed, and explained if they fail.
 
-Out: Job (as Slurm shows it), the states of nodes, requeue, submit, cancel; the nodes that a run avoids
-(RUN/excluded_nodes.json), in the words of scontrol, sbatch and srun. Not here: when to do which (job.py).
+Not here: when to do which (job.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import subprocess
 import time
@@ -26,6 +26,13 @@ DISABLED = "disabled"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
 # Their values may look like fields: a command's arguments, for example.
 _WHOLE_LINES = ("Command", "WorkDir", "Comment", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
+# With less time left another start in this allocation is not worthwhile.
+LEAST_TIME_S = 90.0
+# If the limit is shorter than --signal's time, Slurm sends the notice at the job's very beginning.
+SHORT_LIMIT_S = 600.0
+TOO_EARLY = 0.75
+LATE_ENOUGH = 0.25
+ENDED_BY_SLURM = ("TimeLimit", "NodeDown")
 # sinfo's states of a node that runs nothing. The flag * means that it does not answer.
 _BROKEN = ("down", "unk", "inval", "err", "boot", "pow")
 
@@ -58,17 +65,47 @@ class Job:
         return "" if value in ("(null)", "N/A", "None", "UNLIMITED") else value
 
 
-def call(words: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+def still_ours(job: Job) -> bool:
+    """Return False if the job was cancelled: it does not run, and neither its time, a node nor a preemption ended it.
+
+    This says nothing about a job that has been requeued since.
+    """
+    return job.state == "RUNNING" or job.given("Reason") in ENDED_BY_SLURM or bool(job.given("PreemptTime"))
+
+
+def time_left_s(job: Job, now_s: float) -> float:
+    """Return the seconds until Slurm ends the job; infinite without a limit."""
+    return _unix_s(job.given("EndTime"), math.inf) - now_s
+
+
+def stop_delay_s(job: Job, now_s: float) -> float:
+    """Return how long to wait before a notice reaches the ranks; non-zero only if a short job got it at its start."""
+    end_s = _unix_s(job.given("EndTime"), math.inf)
+    limit_s = end_s - _unix_s(job.given("StartTime"), now_s)
+    left_s = end_s - now_s
+    if limit_s > SHORT_LIMIT_S or left_s <= TOO_EARLY * limit_s:
+        return 0.0
+    return left_s - LATE_ENOUGH * limit_s
+
+
+def _unix_s(text: str, default: float) -> float:
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return default
+
+
+def call(words: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """Run a command of Slurm and return its output. Raises ClusterError if it is missing, fails or does not answer."""
     try:
         done = subprocess.run(
-            list(words), capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False,
+            list(words), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
             env=None if environ is None else dict(environ),
         )  # fmt: skip
     except FileNotFoundError:
         raise ClusterError(f"{words[0]}: not found; Slurm's commands must be in PATH on the compute nodes") from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{' '.join(words)}: no answer within {TIMEOUT_S:.0f} s") from None
+        raise ClusterError(f"{' '.join(words)}: no answer within {timeout_s:.0f} s") from None
     if done.returncode != 0:
         message = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise ClusterError(f"{' '.join(words)}: status {done.returncode}: {message}")
@@ -165,8 +202,7 @@ def remember_excluded(run_dir: Path, bad: Mapping[str, str], attempt: str) -> No
 def requeue(job_id: str, exclude: Iterable[str]) -> None:
     """Put a running job back into the queue, to run without these nodes; Slurm then ends its processes.
 
-    Raises:
-        ClusterError: refused; the message contains DISABLED if this job or cluster allows no requeue.
+    Raises ClusterError if it is refused, with DISABLED in the message if this job or cluster allows no requeue.
     """
     nodes = ",".join(sorted(set(exclude)))
     insist(["sh", "-c", _REQUEUE, "requeue", job_id, nodes] if nodes else ["scontrol", "requeue", job_id])

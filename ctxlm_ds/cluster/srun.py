@@ -1,8 +1,4 @@
-"""One srun of the ranks: its command and environment, its output, signals for it.
-
-Out: a step; run_on_nodes() for steps before the ranks. Not here: the meaning of its output (rank_output.py,
-rank_failures.py), whether to start another (job.py).
-"""
+"""One srun of the ranks, or of a step before them: its command and environment, its output, signals for it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,6 @@ def _size_and_time(path: Path) -> tuple[int, int] | None:
 
 
 def _run(words: Sequence[str], folder: Path | None = None, stdin: str = "") -> str:
-    """Run a command; return what it said if it failed, else nothing."""
     done = subprocess.run(words, cwd=folder, input=stdin, capture_output=True, text=True, check=False)
     return f"{words[0]}: {' '.join((done.stdout or done.stderr).split())}" if done.returncode else ""
 

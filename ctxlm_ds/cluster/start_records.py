@@ -32,11 +32,9 @@ class StartRecord:
     """Id of the first job in a line of successors; the count of fruitless starts goes back to its first start."""
     job_id: str
     time_unix_s: float
-    checkpoint_step: int | None
-    """Newest checkpoint at the beginning; None if there was none."""
+    checkpoint_step: int | None  # newest checkpoint at the beginning; None if there was none
     nodes: str
-    log: str | None = None
-    """The job's readable log, known before the ranks' START event."""
+    log: str | None = None  # the job's readable log, known before the ranks' START event
 
     def describe(self) -> str:
         """Describe the checkpoint that the start begins at."""

@@ -1,13 +1,10 @@
 """The state of runs, from their run directories and, if there is one, Slurm's queue.
 
-In: run directories. Out: a RunStatus each. It never raises for a damaged run: the field in question says so.
-Needs neither torch nor numpy (a login node). Not here: how it is shown (status_view.py), the files (run_files.py).
+It never raises for a damaged run: the field in question says so. Needs neither torch nor numpy (a login node).
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,24 +15,21 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.cluster import run_files as files
 from ctxlm_ds.cluster.run_files import CONFIG_NAME, METRICS_NAME, NO_WORD, Start, seconds
-from ctxlm_ds.cluster.start_records import StartRecord
+from ctxlm_ds.cluster.slurm_commands import call
+from ctxlm_ds.cluster.start_records import START_FILE
 from ctxlm_ds.cluster.successor import RECORD_NAME
-from ctxlm_ds.console import format_duration
-from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process import run_history as history
 from ctxlm_ds.process.lock_record import LockRecord, ObservedLock, look_at_lock, this_process
-from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, START, read_history
+from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, START, read_failures, read_history, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S
 
 T = TypeVar("T")
 SQUEUE_TIMEOUT_S = 5.0
-STALE_S = 2 * STALE_AFTER_S
-"""Age at which a heartbeat is stale; clocks of nodes may differ a little."""
-SPEED_LINES = 20
+STALE_S = 2 * STALE_AFTER_S  # age at which a heartbeat is stale; clocks of nodes may differ a little
 LARGEST = 1e18
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "STOPPED")
-ACTIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SIGNALING", "STAGE_OUT")
-"""Slurm's states."""
+ACTIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SIGNALING", "STAGE_OUT")  # Slurm's states
 COURSE = (START, END, FAILURE, REQUEUE, GIVE_UP)
 
 
@@ -46,8 +40,7 @@ class RunStatus:
     run: str
     state: str = "never started"
     """running, starting, restarting, queued, stopped, completed, failed, stale, never started, no such folder."""
-    why: str | None = None
-    """Reason for that state, if there is one."""
+    why: str | None = None  # reason for that state, if there is one
     step: int | None = None
     max_steps: int | None = None
     loss: float | None = None
@@ -57,15 +50,13 @@ class RunStatus:
     checkpoint_age_s: float | None = None
     checkpoint_problem: str | None = None
     restarts: int = 0
-    ends: list[str] = field(default_factory=list)
-    """Ends of the starts before the present one, oldest first."""
+    ends: list[str] = field(default_factory=list)  # ends of the starts before the present one, oldest first
     skips: int = 0
     rollbacks: int = 0
     failed_saves: int = 0
     job_id: str | None = None
     log: str | None = None
-    damaged: dict[str, str] = field(default_factory=dict)
-    """Files that could not be read, and why."""
+    damaged: dict[str, str] = field(default_factory=dict)  # files that could not be read, and why
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,6 @@ class _Run:
     starts: list[Start]
     holder: LockRecord | None
     lock_age_s: float
-    begun: StartRecord | None
     job_ids: tuple[str, ...]
     """Jobs that the records name: of the lock, of the last event, the successor, of the newest start."""
 
@@ -97,15 +87,12 @@ def read_statuses(run_dirs: Sequence[Path], queue: Mapping[str, str] | None = No
 def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the states of the jobs that squeue knows, by id; empty if there is no Slurm or it does not answer."""
     wanted = sorted(set(job_ids))
-    if not wanted or shutil.which("squeue") is None:
-        return {}
-    words = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r", "--jobs=" + ",".join(wanted)]
+    words = ["squeue", "--noheader", "--states=all", "--format=%i %T", "--jobs=" + ",".join(wanted)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        rows = [line.split() for line in call(words, timeout_s=SQUEUE_TIMEOUT_S).splitlines()] if wanted else []
+    except ClusterError:
         return {}
-    rows = (line.split("|") for line in done.stdout.splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 3}
+    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
@@ -119,9 +106,10 @@ def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
     starts = files.list_starts(run_dir, events)
     lock = _read(status, LOCK_NAME, lambda: _whole_lock(run_dir))
     holder = lock.record if lock is not None else None
-    begun = files.newest_begun(run_dir)
+    attempt = files.newest_attempt(run_dir) or ""
+    own = files.read_job_id(run_dir / history.ATTEMPTS_DIR / attempt / START_FILE)
     last_job = next((str(event["job_id"]) for event in reversed(events) if event.get("job_id")), None)
-    held, own = (found.job_id if found is not None else None for found in (holder, begun))
+    held = holder.job_id if holder is not None else None
     status.job_id = held or last_job or own
     kinds = [event["event"] for event in events]
     status.skips, status.rollbacks = kinds.count(history.SKIP), kinds.count(history.ROLLBACK)
@@ -130,7 +118,7 @@ def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
     _add_progress(status, run_dir, starts[-1] if starts else None)
     known = (held, last_job, files.read_job_id(run_dir / RECORD_NAME), own)
     age_s = lock.age_s if lock is not None else 0.0
-    return _Run(run_dir, events, starts, holder, age_s, begun, tuple(filter(None, known)))
+    return _Run(run_dir, events, starts, holder, age_s, tuple(filter(None, known)))
 
 
 def _read(status: RunStatus, name: str, read: Callable[[], T]) -> T | None:
@@ -169,26 +157,14 @@ def _add_checkpoint(status: RunStatus, run_dir: Path) -> None:
 
 
 def _add_progress(status: RunStatus, run_dir: Path, start: Start | None) -> None:
-    """Fill in step, loss, speed and the time left."""
     settings = _read(status, CONFIG_NAME, lambda: files.read_training_settings(run_dir)) or {}
     status.max_steps = _whole(start.last_step if start is not None else None) or _whole(settings.get("max_steps"))
-    lines = _read(status, METRICS_NAME, lambda: files.read_last_lines(run_dir, SPEED_LINES))
-    if not lines:
+    last = _read(status, METRICS_NAME, lambda: files.read_last_step(run_dir))
+    if last is None:
         return
-    last = lines[-1]
     status.step, status.loss = last["step"], _number(last.get("loss"))
-    status.tokens_per_second = _speed(lines)
+    status.tokens_per_second = _number(last.get("tokens_per_second"))
     status.eta_s = _time_left(status, last, settings, start, files.modified_unix_s(run_dir / METRICS_NAME))
-
-
-def _speed(lines: Sequence[dict[str, Any]]) -> float | None:
-    """Return tokens per second over these lines, which may be of several starts: their clock leaves out the gaps."""
-    first, last = lines[0], lines[-1]
-    begin_tokens, begin_s = _number(first.get("tokens")), _number(first.get("total_seconds"))
-    tokens, end_s = _number(last.get("tokens")), _number(last.get("total_seconds"))
-    if None not in (begin_tokens, begin_s, tokens, end_s) and end_s > begin_s:  # type: ignore[operator]
-        return (tokens - begin_tokens) / (end_s - begin_s)  # type: ignore[operator]
-    return _number(last.get("tokens_per_second"))
 
 
 def _time_left(
@@ -208,12 +184,9 @@ def _time_left(
 
 
 def _judge(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> None:
-    """Fill in the state, its reason, and what depends on it."""
     status.state, status.why = _state(status, run, queue)
     starts, runs = run.starts, status.state == "running"
-    # A second job that waits in vain for the run's lock has a newer log.
-    begun = None if runs else run.begun
-    status.log = files.newest_log(run.run_dir, starts[-1] if starts else None, begun)
+    status.log = starts[-1].log if starts else None
     status.ends = [start.ended for start in (starts[:-1] if runs else starts)]
     status.restarts = max(0, len(starts) - (status.state not in ("starting", "restarting")))
     if not runs:
@@ -221,7 +194,6 @@ def _judge(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> None:
 
 
 def _state(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the state and its reason."""
     course = [event for event in run.events if event["event"] in COURSE]
     last = course[-1] if course else None
     holder, ended = run.holder, False
@@ -242,7 +214,7 @@ def _state(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> tuple[str,
         silence = f"no heartbeat of {holder.describe()} for {run.lock_age_s / 60:.0f} minutes"
         return "stale", f"{holder.describe()} has ended and recorded no reason" if ended else silence
     if last is None:
-        return ("never started", _only_begun(run.begun)) if status.checkpoint_step is None else ("stopped", None)
+        return "never started" if status.checkpoint_step is None else "stopped", None
     return _state_after(last, run.starts[-1].ended if run.starts else NO_WORD)
 
 
@@ -265,9 +237,9 @@ def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, s
 def _failed_before_its_start(run_dir: Path, last: dict[str, Any] | None) -> tuple[str, str] | None:
     """Return an end without an event: a wrong recipe, a damaged checkpoint, a killed rank without a job around it."""
     attempt = files.newest_attempt(run_dir)
-    records = files.attempt_failures(run_dir, attempt) if attempt is not None else []
+    found = read_failures(run_dir / history.ATTEMPTS_DIR / attempt) if attempt is not None else []
     # The refusal of a second job is no failure of the run.
-    records = [record for record in records if record.error != "RunLockedError"]
+    records = [record for record in found if record.error != "RunLockedError"]
     if not records or (last is not None and seconds(last) >= records[0].time_unix_s):
         return None
     return "failed", files.describe_failure(records[0])
@@ -281,17 +253,8 @@ def _state_after(last: dict[str, Any], ended: str) -> tuple[str, str | None]:
         # Without Slurm it is unknown whether the job still waits.
         return "queued", f"{last.get('how') or 'requeued'}: {last.get('why')}"
     if files.is_cancelled_in_order(last):
-        return "stopped", f"cancelled: {files.one_line(str(last.get('why')))}"
-    return "failed", files.one_line(str(last["why"])) if last.get("why") else ended
-
-
-def _only_begun(begun: StartRecord | None) -> str | None:
-    """Describe a run whose ranks have left nothing."""
-    if begun is None:
-        return None
-    age = format_duration(time.time() - begun.time_unix_s)
-    where = "; see its log" if begun.log is not None else ""
-    return f"job {begun.job_id} began a start {age} ago, and its ranks have left nothing{where}"
+        return "stopped", f"cancelled: {shortened(str(last.get('why')))}"
+    return "failed", shortened(str(last["why"])) if last.get("why") else ended
 
 
 def _number(value: Any) -> float | None:

@@ -142,12 +142,8 @@ def successor_options(job: Job, environ: Mapping[str, str]) -> list[str]:
 
 def successor_environment(environ: Mapping[str, str], chain: str) -> dict[str, str]:
     """Return the environment without the variables of this job."""
-    kept = {
-        key: value
-        for key, value in environ.items()
-        if not key.startswith(("SLURM_", "SLURMD_", "SRUN_")) or key == "SLURM_CONF"
-    }
-    return {**kept, CHAIN_VARIABLE: chain}
+    of_job = {key for key in environ if key.startswith(("SLURM_", "SLURMD_", "SRUN_")) and key != "SLURM_CONF"}
+    return {**{key: value for key, value in environ.items() if key not in of_job}, CHAIN_VARIABLE: chain}
 
 
 def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
@@ -163,25 +159,18 @@ def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
     return str(copy)
 
 
-def move_dependants(old_id: str, new_id: str) -> list[str]:
-    """Let every pending job of this user that waits for one job wait for another; return the jobs that were changed.
+def move_dependants(old_id: str, new_id: str) -> None:
+    """Let every pending job of this user that waits for one job wait for another.
 
     A job that ends or starts meanwhile is passed over. Raises ClusterError if Slurm does not answer.
     """
-    form = SEPARATOR.join(("%A", "%E"))
-    words = ["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", f"--format={form}"]
-    moved = []
+    words = ["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", f"--format=%A{SEPARATOR}%E"]
     for line in dict.fromkeys(insist(words).splitlines()):
         job_id, _, dependency = line.strip().partition(SEPARATOR)
         changed = moved_dependency(dependency, old_id, new_id)
-        if changed is None or job_id == new_id:
-            continue
-        try:
-            insist(["scontrol", "update", f"jobid={job_id}", f"dependency={changed}"])
-        except ClusterError:
-            continue
-        moved.append(job_id)
-    return moved
+        if changed is not None and job_id != new_id:
+            with contextlib.suppress(ClusterError):
+                insist(["scontrol", "update", f"jobid={job_id}", f"dependency={changed}"])
 
 
 def moved_dependency(dependency: str, old_id: str, new_id: str) -> str | None:

@@ -33,12 +33,9 @@ class Sample:
     sample's first.
     """
 
-    input_ids: NDArray[np.int32]
-    """[n]"""
-    token_type_ids: NDArray[np.int32]
-    """[n], 0 for [CLS] A [SEP], 1 for B [SEP]."""
-    special_mask: NDArray[np.bool_]
-    """[n], True at a special token that the sample format inserted (CLS, SEP, separators)."""
+    input_ids: NDArray[np.int32]  # [n]
+    token_type_ids: NDArray[np.int32]  # [n], 0 for [CLS] A [SEP], 1 for B [SEP]
+    special_mask: NDArray[np.bool_]  # [n], True at a token that the sample format inserted (CLS, SEP, separators)
     sequence_label: int
     """Label of the sequence, such as whether B follows A; NO_LABEL if the sample format has none."""
 
@@ -47,32 +44,22 @@ class Sample:
 class Example:
     """One input sequence after corruption."""
 
-    input_ids: NDArray[np.int32]
-    """[n]"""
-    token_type_ids: NDArray[np.int32]
-    """[n]"""
-    prediction_positions: NDArray[np.int32]
-    """[k], ascending."""
-    prediction_labels: NDArray[np.int32]
-    """[k], the original ids."""
+    input_ids: NDArray[np.int32]  # [n]
+    token_type_ids: NDArray[np.int32]  # [n]
+    prediction_positions: NDArray[np.int32]  # [k], ascending
+    prediction_labels: NDArray[np.int32]  # [k], the original ids
     sequence_label: int
 
 
 class Samples(NamedTuple):
     """The sequences of a micro-batch before corruption (see Sample)."""
 
-    input_ids: NDArray[np.int32]
-    """[t]"""
-    special_mask: NDArray[np.bool_]
-    """[t]"""
-    starts: NDArray[np.int64]
-    """[c + 1]"""
-    second_starts: NDArray[np.int64]
-    """[c], position in the sequence from which token types are 1, its length if none is."""
-    sequence_labels: NDArray[np.int8]
-    """[c]"""
-    keys: NDArray[np.uint64]
-    """[c, 3], the integers that key a sequence's random words: sample number, epoch, index."""
+    input_ids: NDArray[np.int32]  # [t]
+    special_mask: NDArray[np.bool_]  # [t]
+    starts: NDArray[np.int64]  # [c + 1]
+    second_starts: NDArray[np.int64]  # [c], position in the sequence from which token types are 1, its length if none
+    sequence_labels: NDArray[np.int8]  # [c]
+    keys: NDArray[np.uint64]  # [c, 3], the key of a sequence's random words: sample number, epoch, index
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -89,20 +76,13 @@ class Samples(NamedTuple):
 class Examples(NamedTuple):
     """The sequences of a micro-batch after corruption (see Example)."""
 
-    input_ids: NDArray[np.int32]
-    """[t]"""
-    starts: NDArray[np.int64]
-    """[c + 1]"""
-    second_starts: NDArray[np.int64]
-    """[c], as in Samples."""
-    sequence_labels: NDArray[np.int8]
-    """[c]"""
-    prediction_positions: NDArray[np.int32]
-    """[q], within the sequence, ascending in each."""
-    prediction_labels: NDArray[np.int32]
-    """[q]"""
-    prediction_starts: NDArray[np.int64]
-    """[c + 1], sequence i has predictions prediction_starts[i] to prediction_starts[i + 1]."""
+    input_ids: NDArray[np.int32]  # [t]
+    starts: NDArray[np.int64]  # [c + 1]
+    second_starts: NDArray[np.int64]  # [c], as in Samples
+    sequence_labels: NDArray[np.int8]  # [c]
+    prediction_positions: NDArray[np.int32]  # [q], within the sequence, ascending in each
+    prediction_labels: NDArray[np.int32]  # [q]
+    prediction_starts: NDArray[np.int64]  # [c + 1], sequence i has predictions starts[i] to starts[i + 1]
 
     def example(self, number: int) -> Example:
         """Return sequence `number`."""

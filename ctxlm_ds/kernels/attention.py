@@ -47,8 +47,13 @@ class AttentionSpec:
     scale: float | None = None
     """Factor of the products of queries and keys; None is 1 / sqrt(head_size)."""
 
+    @property
+    def ordered(self) -> bool:
+        """True if visibility depends on the places of query and key."""
+        return self.causal or self.window is not None
+
     def __post_init__(self) -> None:
-        if self.cross and (self.causal or self.window is not None):
+        if self.cross and self.ordered:
             raise ValueError("cross attention is neither causal nor windowed: its two sequences share no positions")
         if self.window is not None and self.window < 1:
             raise ValueError(f"an attention window is at least 1 position wide, not {self.window}")
@@ -93,6 +98,12 @@ def first_sequence_mask(key_ids: Tensor) -> Tensor:
     return (key_ids == key_ids[:, :1])[:, None, None, :]
 
 
+def visible_keys(spec: AttentionSpec, sequences: Sequences) -> Tensor:
+    """Return [b, 1, s, t] bool, True if the query sees the key."""
+    mask = same_sequence_mask(sequences)
+    return mask & place_mask(spec, mask.shape[-1], mask.device) if spec.ordered else mask
+
+
 def place_mask(spec: AttentionSpec, length: int, device: torch.device) -> Tensor:
     """Return [s, s] bool, True if the key's place in the row is one that the query sees."""
     mask = torch.ones(length, length, dtype=torch.bool, device=device)
@@ -118,21 +129,10 @@ class ReferenceAttention:
         scores = query @ key.transpose(-1, -2) * scale
         if bias is not None:
             scores = scores + bias
-        scores = scores.masked_fill(~self._visible(sequences, scores.shape[-1]), float("-inf"))
+        scores = scores.masked_fill(~visible_keys(self.spec, sequences), float("-inf"))
         softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
         probabilities = torch.softmax(scores, dim=-1, dtype=softmax_dtype).to(value.dtype)
         return (F.dropout(probabilities, p) @ value).transpose(1, 2)
-
-    def _visible(self, sequences: Sequences, length: int) -> Tensor:
-        """Return [b, 1, s, t] bool."""
-        visible = same_sequence_mask(sequences)
-        places = torch.arange(length, device=visible.device)
-        distance = places[:, None] - places
-        if self.spec.causal:
-            visible = visible & (distance >= 0)
-        if self.spec.window is not None:
-            visible = visible & (distance.abs() <= self.spec.window)
-        return visible
 
 
 @dataclass(frozen=True)
@@ -169,15 +169,11 @@ class SdpaAttention:
     def _mask(self, sequences: Sequences) -> Tensor:
         """Return a bool mask of visible keys: [b, 1, s, t], [b, 1, 1, t] or [s, s]."""
         spec, ids = self.spec, sequences.ids
-        ordered = spec.causal or spec.window is not None
-        if not spec.shares_rows and not ordered:
+        if not spec.shares_rows and not spec.ordered:
             return first_sequence_mask(ids if sequences.key_ids is None else sequences.key_ids)
-        if not ordered:
-            return same_sequence_mask(sequences)
-        places = place_mask(spec, ids.shape[1], ids.device)
         if spec.causal and not spec.shares_rows:
-            return places
-        return same_sequence_mask(sequences) & places
+            return place_mask(spec, ids.shape[1], ids.device)
+        return visible_keys(spec, sequences)
 
 
 def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
@@ -239,12 +235,13 @@ def why_varlen_cannot_run(need: Need) -> str | None:
     return None
 
 
-def _several_sequences(need: Need) -> bool:
-    return need.spec.shares_rows
-
-
 IMPLEMENTATIONS = (
-    Implementation("varlen", lambda need: VarlenAttention(need.spec), why_varlen_cannot_run, _several_sequences),
+    Implementation(
+        "varlen",
+        lambda need: VarlenAttention(need.spec),
+        why_varlen_cannot_run,
+        suits=lambda need: need.spec.shares_rows,
+    ),
     Implementation("sdpa", lambda need: SdpaAttention(need.spec, computes_in_float32(need))),
     Implementation("reference", lambda need: ReferenceAttention(need.spec)),
 )

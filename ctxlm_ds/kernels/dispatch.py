@@ -34,13 +34,7 @@ class KernelSet:
     def __init__(self, config: KernelsConfig, device_type: str, dtype: torch.dtype) -> None:
         """Choose the first implementation of each operation that suits and runs, or the one that the recipe names.
 
-        Args:
-            config: the recipe's `kernels` section.
-            device_type: torch's (`cpu`, `cuda`).
-            dtype: of the activations.
-
-        Raises:
-            KernelError: an implementation that the recipe names cannot run here; the message has the reason.
+        One that the recipe names and that cannot run here is a KernelError (for attention as well).
         """
         self._config, self._device_type, self._dtype = config, device_type, dtype
         self._chosen: dict[tuple[str, Hashable], tuple[str, Any]] = {}
@@ -50,11 +44,7 @@ class KernelSet:
         self.bias_gelu: BiasGeluKernel = self._kernel("bias_gelu")
 
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
-        """Return the implementation for a layer's attention.
-
-        Raises:
-            KernelError: the one that the recipe names cannot compute it here.
-        """
+        """Return the implementation for a layer's attention."""
         return self._kernel("attention", spec)
 
     @property
@@ -65,14 +55,14 @@ class KernelSet:
     @property
     def names(self) -> dict[str, str]:
         """Operation -> name of its implementation as in KernelsConfig, for operations that layers use."""
-        return {operation: name for operation in OPERATIONS if (name := self._name(operation))}
+        found: dict[str, set[str]] = {operation: set() for operation in OPERATIONS}
+        for (operation, _), (name, _) in self._chosen.items():
+            found[operation].add(name)
+        return {operation: " and ".join(sorted(names)) for operation, names in found.items() if names}
 
     def describe(self) -> str:
         """Return one line for the log, such as `attention sdpa, layer_norm torch, linear torch`."""
         return ", ".join(f"{operation} {name}" for operation, name in self.names.items())
-
-    def _name(self, operation: str) -> str:
-        return " and ".join(sorted({name for (key, _), (name, _) in self._chosen.items() if key == operation}))
 
     def _kernel(self, operation: str, spec: Hashable = None) -> Any:
         """Return the implementation for a spec, chosen once."""

@@ -7,7 +7,7 @@ splitmix64 (Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,12 +43,7 @@ def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
 
 
 def keyed_uniform(places: Tensor, key: Tensor) -> Tensor:
-    """Draw an fp32 number in (0, 1) for each place, of which any rank may hold any.
-
-    Args:
-        places: any shape, int64: numbers of the elements in the complete tensor.
-        key: as of keyed_dropout.
-    """
+    """Draw an fp32 number in (0, 1) for each of `places` (int64, numbers of elements in the complete tensor)."""
     return (_shift_right(_hash(places, key), 40).float() + 0.5) * 2.0**-24
 
 
@@ -89,9 +84,7 @@ def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor
     return _compiled()(x, p, key, first)
 
 
-@lru_cache
-def _compiled() -> Any:
-    return torch.compile(keyed_dropout, dynamic=False)
+_compiled = lru_cache(lambda: torch.compile(keyed_dropout, dynamic=False))
 
 
 IMPLEMENTATIONS = (

@@ -5,7 +5,7 @@ Shape letters: h width; `...` any leading dimensions. The spec of a Need is LAYE
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,18 +14,10 @@ from torch.nn import functional as F
 from ctxlm_ds.kernels.implementation import Implementation
 
 LAYER, RMS = "layer", "rms"
-
-
-class LayerNormKernel(Protocol):
-    """x [..., h], weight [h], bias [h] -> [..., h] in x's type."""
-
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor: ...
-
-
-class RmsNormKernel(Protocol):
-    """x [..., h], weight [h] -> [..., h] in x's type."""
-
-    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+LayerNormKernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""x [..., h], weight [h], bias [h], eps -> [..., h] in x's type."""
+RmsNormKernel = Callable[[Tensor, Tensor, float], Tensor]
+"""x [..., h], weight [h], eps -> [..., h] in x's type."""
 
 
 def reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -8,6 +8,7 @@ Shape letters: t tokens (b·s), n ranks, h width, i inputs, o outputs of a rank'
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ def _share(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]
     return _ShareParameters.apply(parallel, *parameters)
 
 
+@dataclass(frozen=True)
 class ColumnParallelProduct:
     """The product of a layer split by its outputs (a linear kernel), with communication during computation.
 
@@ -62,17 +64,11 @@ class ColumnParallelProduct:
     computed. Under sequence parallelism the gathered input is not kept but gathered again.
     """
 
-    def __init__(self, parallel: ParallelContext, in_float32: bool, split_tokens: bool) -> None:
-        """Set up the product.
-
-        Args:
-            parallel: this rank's share.
-            in_float32: compute as kernels/linear.py's float32.
-            split_tokens: x holds this rank's tokens only.
-        """
-        self.parallel = parallel
-        self.in_float32 = in_float32
-        self.split_tokens = split_tokens
+    parallel: ParallelContext
+    in_float32: bool
+    """Compute as kernels/linear.py's float32."""
+    split_tokens: bool
+    """x holds this rank's tokens only."""
 
     @torch.compiler.disable
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

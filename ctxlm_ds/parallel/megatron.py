@@ -35,7 +35,7 @@ def _config() -> ModelParallelConfig:
 
 
 class _PlainState(nn.Module):
-    """Removes the `_extra_state` that megatron-core's layers add to every state dict."""
+    """A module without the `_extra_state` that megatron-core's layers add to every state dict."""
 
     get_extra_state = nn.Module.get_extra_state
     set_extra_state = nn.Module.set_extra_state

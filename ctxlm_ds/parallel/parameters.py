@@ -70,18 +70,14 @@ def freeze(module: nn.Module) -> None:
 def collect_facts(model: nn.Module) -> dict[str, ParameterFacts]:
     """Return the facts of every parameter of a model by full name, in the order of `named_parameters`.
 
-    Raises:
-        ValueError: a parameter has no facts (an error in the family's code).
+    A parameter without facts is a ValueError (an error in the family's code).
     """
     found: dict[str, ParameterFacts] = {}
-    undeclared: list[str] = []
     for name, _ in model.named_parameters():
         prefix, _, leaf = name.rpartition(".")
-        facts = _own_facts(model.get_submodule(prefix)).get(leaf)
-        if facts is None:
-            undeclared.append(name)
-        else:
-            found[name] = facts
+        if leaf in (own := _own_facts(model.get_submodule(prefix))):
+            found[name] = own[leaf]
+    undeclared = [name for name, _ in model.named_parameters() if name not in found]
     if undeclared:
         raise ValueError(
             f"no facts are declared for {', '.join(undeclared)}: call parallel.parameters.declare() where the "

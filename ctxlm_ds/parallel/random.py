@@ -21,12 +21,11 @@ PLACES = 8
 
 
 class DropoutStreams:
-    """The keys of one rank's layers."""
+    """The keys of one rank's layers; `enabled` is True if the model drops anything."""
 
     def __init__(
         self, seed: int = 0, tensor_parallel_rank: int = 0, tensor_parallel_size: int = 1, enabled: bool = False
     ) -> None:
-        """Set up the keys of a run; `enabled` is True if the model drops anything."""
         self.seed = seed
         self.enabled = enabled
         self.num_layers = 0
@@ -48,7 +47,10 @@ class DropoutStreams:
         base = np.uint64(int.from_bytes(digest, "little"))
         with np.errstate(over="ignore"):
             places = np.arange(1, self.num_layers * PLACES + 1, dtype=np.uint64)
-            self._words = _mix(base + places * np.uint64(GAMMA)).reshape(self.num_layers, PLACES)
+            z = base + places * np.uint64(GAMMA)  # splitmix64
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
+        self._words = (z ^ (z >> np.uint64(31))).reshape(self.num_layers, PLACES)
         self._keys = torch.from_numpy(self._words.view(np.int64)).to(device, non_blocking=True)
 
     def layer(self, index: int) -> tuple[Tensor, np.ndarray] | None:
@@ -77,13 +79,6 @@ class DropoutStreams:
         if self._layer_keys is None or (self._size == 1 and torch.compiler.is_compiling()):
             return
         _seed_generators(int(self._layer_words[place]) + self._rank)
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    """Hash with splitmix64's finaliser."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
-    return z ^ (z >> np.uint64(31))
 
 
 @torch.compiler.disable

@@ -129,12 +129,9 @@ class Topology:
 
     def compute_on_rank_0(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 and return its picklable result, or raise its exception, on every rank."""
-        result: Any = None
-        error: Exception | None = None
-        if self.is_main:
-            result, error = _attempt(action)
-        result, shared = self.broadcast_object((result, _portable(error)))
-        _raise(error, shared)
+        result, own = _attempt(action) if self.is_main else (None, None)
+        result, shared = self.broadcast_object((result, _portable(own)))
+        _raise(own, shared)
         return cast("T", result)
 
     def run_together(self, action: Callable[[], T]) -> T:
@@ -155,11 +152,9 @@ class Topology:
         rank raises an exception of any rank.
         """
         turn = 0 if self.is_main else 1 if self.local_rank == 0 else 2
-        result: Any = None
+        result: T | None = None
         for now in range(3):
-            own: Exception | None = None
-            if now == turn:
-                result, own = _attempt(action)
+            result, own = _attempt(action) if now == turn else (result, None)
             self._raise_together(own)
         return cast("T", result)
 
@@ -203,12 +198,19 @@ def build_topology(
         )
     if alone:
         return Topology(local_rank=local_rank, local_world_size=local_world_size)
+    cpu_group = None
+    if world_size > 1:
+        is_gloo = dist.get_backend() == "gloo"
+        timeout = timedelta(seconds=cpu_timeout_s)
+        cpu_group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=timeout)
     data_parallel_size = world_size // model_size
     tensor_group = replica_group = None
     if tensor_parallel_size > 1:
         tensor_group, replica_group = _megatron_groups(tensor_parallel_size, pipeline_parallel_size)
     elif pipeline_parallel_size > 1:
-        replica_group = _stage_group(rank, data_parallel_size, world_size)
+        firsts = range(0, world_size, data_parallel_size)  # the ranks of a stage are consecutive
+        groups = [dist.new_group(range(first, first + data_parallel_size)) for first in firsts]
+        replica_group = groups[rank // data_parallel_size]
     return Topology(
         rank=rank,
         world_size=world_size,
@@ -220,7 +222,7 @@ def build_topology(
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_rank=rank // (tensor_parallel_size * data_parallel_size),
         pipeline_parallel_size=pipeline_parallel_size,
-        cpu_group=_cpu_group(cpu_timeout_s) if world_size > 1 else None,
+        cpu_group=cpu_group,
         tensor_group=tensor_group,
         replica_group=replica_group,
     )
@@ -242,14 +244,6 @@ def _megatron_groups(tensor_parallel_size: int, pipeline_parallel_size: int) -> 
             create_gloo_process_groups=False,
         )
     return parallel_state.get_tensor_model_parallel_group(), parallel_state.get_tensor_and_data_parallel_group()
-
-
-def _stage_group(rank: int, stage_size: int, world_size: int) -> dist.ProcessGroup:
-    """Make the group of each pipeline stage, whose ranks are consecutive; return this rank's group."""
-    import torch.distributed as dist
-
-    groups = [dist.new_group(range(first, first + stage_size)) for first in range(0, world_size, stage_size)]
-    return groups[rank // stage_size]
 
 
 def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -276,11 +270,3 @@ def _raise(own: Exception | None, shared: Exception | None) -> None:
     if shared is not None:
         mark_from_another_rank(shared)
         raise shared
-
-
-def _cpu_group(timeout_s: float) -> dist.ProcessGroup:
-    import torch.distributed as dist
-
-    if dist.get_backend() == "gloo":
-        return dist.group.WORLD
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))

@@ -33,11 +33,9 @@ class Layout:
     sequence_parallel: bool = False
 
     def __str__(self) -> str:
-        words = [f"dp {self.data}", f"tp {self.tensor}", f"pp {self.pipeline}", f"ZeRO {self.zero_stage}"]
-        words.append(f"micro-batch {self.micro_batch_size}")
-        words += ["recomputation"] if self.recompute else []
-        words += ["sequence parallelism"] if self.sequence_parallel else []
-        return ", ".join(words)
+        text = f"dp {self.data}, tp {self.tensor}, pp {self.pipeline}, ZeRO {self.zero_stage}"
+        text += f", micro-batch {self.micro_batch_size}{', recomputation' if self.recompute else ''}"
+        return text + (", sequence parallelism" if self.sequence_parallel else "")
 
     @property
     def world_size(self) -> int:
@@ -49,7 +47,6 @@ class Layout:
         return global_batch_size // (self.data * self.micro_batch_size)
 
     def _changes(self, config: RunConfig) -> dict[str, dict[str, Any]]:
-        """Return this layout's settings by section."""
         parallel: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,

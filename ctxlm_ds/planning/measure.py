@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -55,25 +55,17 @@ class LayerWork:
         """`fewer` was measured with `rows` rows, `more` with twice as many."""
         self.fields = fewer.fields
         self._fewer, self._more, self._rows = fewer, more, rows
-        self._known: dict[int, tuple[Work, list[Product]]] = {}
+        self.at, self.products = cache(self._at), cache(self._products)
 
-    def at(self, rows: int) -> Work:
-        """Return the work with `rows` rows."""
-        return self._of(rows)[0]
+    def _at(self, rows: int) -> Work:
+        return self._fewer.work.towards(self._more.work, rows - self._rows, self._rows)
 
-    def products(self, rows: int) -> list[Product]:
-        """Return the products of the forward pass with `rows` rows."""
-        return self._of(rows)[1]
-
-    def _of(self, rows: int) -> tuple[Work, list[Product]]:
-        if rows not in self._known:
-            work = self._fewer.work.towards(self._more.work, rows - self._rows, self._rows)
-            products = [
-                Product(flops * rows // self._rows, max(1, tokens * rows // self._rows), width)
-                for flops, tokens, width in self._fewer.products
-            ]
-            self._known[rows] = work, products
-        return self._known[rows]
+    def _products(self, rows: int) -> list[Product]:
+        """Return the products of the forward pass."""
+        return [
+            Product(flops * rows // self._rows, max(1, tokens * rows // self._rows), width)
+            for flops, tokens, width in self._fewer.products
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +195,9 @@ class _Run:
     """A run of all layers with one number of rows; a layer that computes like an earlier one is not run again."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        build: ModelBuild,
-        platform: Platform,
-        descriptions: Sequence[LayerDescription],
-        rows: int,
+        self, config: RunConfig, build: ModelBuild, platform: Platform, layers: Sequence[LayerDescription], rows: int
     ) -> None:
-        self._descriptions = descriptions
+        self._descriptions = layers
         self._parallel = build.parallel
         self._dtype = DTYPES[config.training.precision]
         objective = build_objective(config.objective)
@@ -221,7 +208,7 @@ class _Run:
         }
         self._meter = Meter(platform, build.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)
-        self._modules: dict[str, nn.Module] = {}
+        self._modules: dict[str | None, nn.Module] = {}
         self.layers: list[Trace] = []
         self.recomputed: list[Trace] = []
         self.sizes: list[dict[str, int]] = []
@@ -267,17 +254,13 @@ class _Run:
         return plain, again or plain
 
     def _module(self, description: LayerDescription) -> nn.Module:
-        key = description.tie_key or ""
-        module = self._modules.get(key)
-        if module is None:
+        key = description.tie_key
+        if key is None or key not in self._modules:
             with torch.device("meta"):
-                module = OnDevice(description.build().to(self._dtype), self._meter.device)
-            if key:
-                self._modules[key] = module
-        return module
+                self._modules[key] = OnDevice(description.build().to(self._dtype), self._meter.device)
+        return self._modules[key]
 
     def _run_loss(self) -> Trace:
-        """Run the loss terms on the model's outputs."""
         names = list(dict.fromkeys(name for term in self._terms for name in (*term.outputs, *term.labels)))
 
         def call(*given: Tensor) -> list[Tensor]:

@@ -19,13 +19,12 @@ from importlib import metadata
 from pathlib import Path
 
 from ctxlm_ds.process.cgroups import read_text
+from ctxlm_ds.process.lock_record import this_process
 
 logger = logging.getLogger("ctxlm_ds")
 
-RELEASE_S = 0.5
-"""torch closes the file a moment before it removes it."""
-COMPILERS_S = 900.0
-"""How long to wait for the compilers of a killed process."""
+RELEASE_S = 0.5  # torch closes the file a moment before it removes it
+COMPILERS_S = 900.0  # how long to wait for the compilers of a killed process
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The machine's first namespace, a constant of Linux (PROC_PID_INIT_INO)."""
 REMOTE_STALE_S = 900.0
@@ -99,17 +98,10 @@ def _old_enough(path: Path) -> bool:
     It must be old on shared storage, where it may be another host's, and in a container, which does not see its host's
     processes.
     """
-    if _sees_all_processes() and not _is_network_path(path):
+    if this_process().pid_namespace == FIRST_PID_NAMESPACE and not _is_network_path(path):
         return True
     try:
         return time.time() - path.stat().st_mtime > REMOTE_STALE_S
-    except OSError:
-        return False
-
-
-def _sees_all_processes() -> bool:
-    try:
-        return os.readlink("/proc/self/ns/pid") == FIRST_PID_NAMESPACE
     except OSError:
         return False
 

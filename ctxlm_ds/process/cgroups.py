@@ -1,7 +1,4 @@
-"""CPU cores and memory that the cgroups of this process (version 1 or 2) allow.
-
-In: /proc/self/cgroup and /sys/fs/cgroup. Out: cores, and bytes by the cgroup that limits them.
-"""
+"""CPU cores and memory that the cgroups of this process (version 1 or 2) allow."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ T = TypeVar("T")
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}
-"""Folders in which version 1 may mount a controller together with others."""
+SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}  # folders in which version 1 may mount a controller together with others
 
 
 def available_cores(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:

@@ -1,7 +1,6 @@
 """The end of a rank with an error: one clear message, an exit status, and a record for the job to read.
 
-In: an uncaught exception. Out: lines on stderr and RUN/attempts/ATTEMPT/rank-00003.json.
-Not here: a rank that hangs (watchdog.py) or is killed (guard.py).
+Out: lines on stderr and RUN/attempts/ATTEMPT/rank-00003.json. The guard records a rank that hangs or is killed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ RANK_0_WAIT_S = 10.0
 POLL_S = 0.1
 TEARDOWN_S = 60.0
 INTERRUPTED_TEARDOWN_S = 3.0
-SHOWN_CHARACTERS = 300
 
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 LOST_TYPES = ("ConnectionResetError", "BrokenPipeError")
@@ -75,7 +73,10 @@ class FailureReport:
         """Report an exception that ends the process, and return the exit status."""
         self._stop_signal.starting = False
         stopping = self._stop_signal.requested
-        _bound_teardown(INTERRUPTED_TEARDOWN_S if isinstance(error, KeyboardInterrupt) else TEARDOWN_S)
+        # Process groups may wait for peers that have ended. The file stays open: the timer writes there from C.
+        nowhere: Any = open(os.devnull, "w")  # noqa: SIM115
+        limit_s = INTERRUPTED_TEARDOWN_S if isinstance(error, KeyboardInterrupt) else TEARDOWN_S
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
         record = FailureRecord(
             time_unix_s=round(time.time(), 6),
             rank=self.rank,
@@ -139,7 +140,7 @@ class FailureReport:
             text = "interrupted"
         elif record.consequence:
             how = "stops with another rank" if is_from_another_rank(error) else "lost the others"
-            text = f"{tag}{how}: {shortened(f'{record.error}: {record.message}', SHOWN_CHARACTERS)}"
+            text = f"{tag}{how}: {shortened(f'{record.error}: {record.message}')}"
         else:
             lines = (record.traceback or record.message).rstrip().splitlines()
             text = "\n".join(f"{tag}{line}" for line in lines)
@@ -185,9 +186,3 @@ def _message(error: BaseException) -> str:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where} (on {socket.gethostname()})"
     return str(error)
-
-
-def _bound_teardown(seconds: float) -> None:
-    """Limit the interpreter's shutdown, in which process groups may wait for peers that have ended."""
-    nowhere: Any = open(os.devnull, "w")  # noqa: SIM115 (kept open: the timer writes there from C)
-    faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)

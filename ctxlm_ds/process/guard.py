@@ -34,7 +34,6 @@ from ctxlm_ds.process.run_history import FailureRecord, write_record
 from ctxlm_ds.process.stacks import (
     ALL_STACKS_NAME,
     MAIN_THREAD,
-    NO_ANSWER,
     STACKS_GLOB,
     describe_ranks,
     likely_culprits,
@@ -46,16 +45,11 @@ from ctxlm_ds.process.stacks import (
 )
 
 ANSWER_S = 1.0
-GRACE_S = 15.0
-"""How long a guard waits for the stacks of the other ranks."""
-JOINING_S = 5.0
-"""And then for the guard that joins them."""
-EVIDENCE_S = 30.0
-"""How long leaving evidence may take in all, because the run directory may be what hangs."""
-LAST_CHANCE_S = 5.0
-"""How long a rank may take to end itself."""
-SUSPICION = 0.25
-"""Share of its limit after which a rank follows another that has reached its."""
+GRACE_S = 15.0  # how long a guard waits for the stacks of the other ranks
+JOINING_S = 5.0  # and then for the guard that joins them
+EVIDENCE_S = 30.0  # how long leaving evidence may take in all, because the run directory may be what hangs
+LAST_CHANCE_S = 5.0  # how long a rank may take to end itself
+SUSPICION = 0.25  # share of its limit after which a rank follows another that has reached its
 DUMP_SIGNAL = signal.SIGUSR2
 FATAL = "Fatal Python error"
 MARK_VARIABLE = "CTXLM_RANK_MARK"
@@ -66,21 +60,16 @@ MARK_VARIABLE = "CTXLM_RANK_MARK"
 class GuardFacts:
     """What the guard must know of its rank."""
 
-    folder: str
-    """Evidence of this start."""
+    folder: str  # evidence of this start
     rank: int
     world_size: int
     pid: int
     main_thread: int
-    scratch: int
-    """Open file that faulthandler writes to on DUMP_SIGNAL and in a crash."""
-    began_unix_s: float
-    """Start of the rank's watchdog; older evidence is of another start."""
+    scratch: int  # open file that faulthandler writes to on DUMP_SIGNAL and in a crash
+    began_unix_s: float  # start of the rank's watchdog; older evidence is of another start
     poll_s: float
-    save_limit_s: float
-    """Longest time for a checkpoint that is written during training."""
-    mark: str = ""
-    """Value of MARK_VARIABLE."""
+    save_limit_s: float  # longest time for a checkpoint that is written during training
+    mark: str = ""  # value of MARK_VARIABLE
     deepspeed_command: int = 0
     """Process of the local `deepspeed` command if this guard must silence it at Ctrl-C, else 0."""
 
@@ -233,7 +222,8 @@ class Guard:
             os.kill(self._facts.pid, DUMP_SIGNAL)
         time.sleep(ANSWER_S)
         text = self._new_stacks()
-        kept = self._keep(stacks_name(self._facts.rank), facts if text else f"{facts}, {NO_ANSWER}", text)
+        facts += "" if text else ", none of its threads answers"
+        kept = self._keep(stacks_name(self._facts.rank), facts, text)
         deadline_s = time.monotonic() + (GRACE_S if kept else 0.0)
         while len(read_stacks(self._folder)) < world_size and time.monotonic() < deadline_s:
             time.sleep(self._facts.poll_s)

@@ -1,9 +1,5 @@
 """Which rank this process is, under any launcher, and what a process must set up before torch is imported.
 
-In: the environment. Out: RankInfo, the variables that torch.distributed and DeepSpeed read, a StopSignal. Not here:
-ties to the launcher (launcher.py), joining the process group (training/runtime.py), agreeing to stop over all ranks
-(training/trainer.py).
-
 gloo listens on the address of the host's name. Debian and Ubuntu write that name into /etc/hosts as 127.0.1.1, which
 other nodes cannot reach: the ranks would wait for each other until a time limit. NCCL looks at the interfaces
 themselves and needs no help.
@@ -28,7 +24,7 @@ from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_
 from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.launcher import die_with_launcher, interrupted, take_terminal
 from ctxlm_ds.process.library_noise import quiet_libraries
-from ctxlm_ds.process.slurm import is_srun_task, read_task
+from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -55,8 +51,7 @@ class RankInfo:
 def discover_ranks(environ: Mapping[str, str] | None = None) -> RankInfo:
     """Find this process's place from the variables of DeepSpeed, torchrun or srun; without any it is alone.
 
-    Raises:
-        ConfigError: variables are missing, are no numbers, or contradict each other.
+    Raises ConfigError if variables are missing, are no numbers, or contradict each other.
     """
     environ = os.environ if environ is None else environ
     if "RANK" in environ or "WORLD_SIZE" in environ:
@@ -71,7 +66,7 @@ def _from_launcher(environ: Mapping[str, str]) -> RankInfo:
     alone = world_size == 1
     if rank >= world_size:
         raise ConfigError(f"RANK is {rank} but WORLD_SIZE is {world_size}; unset both to run one process")
-    local_rank = _number(environ, "LOCAL_RANK", "0" if alone else None)
+    local_rank = _number(environ, "LOCAL_RANK", "0" if alone else "")
     address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
     if not address:
         raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
@@ -122,16 +117,9 @@ def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = Non
 
 
 def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: bool = False) -> int:
-    """Set up the process before it joins the others; torch is imported last.
+    """Set up the process before it joins the others; return the number of threads that torch, imported last, uses.
 
-    Args:
-        ranks: from discover_ranks().
-        deterministic: deterministic algorithms on the accelerator.
-        one_queue: launch CUDA kernels in one queue, so that a collective starts before the product next to it
-            (tensor parallelism).
-
-    Returns:
-        The number of threads that torch now uses.
+    With `one_queue` CUDA kernels start in one queue: a collective before the product next to it (tensor parallelism).
     """
     export_ranks(ranks)
     quiet_libraries()
@@ -240,16 +228,9 @@ class StopSignal:
                 os.write(2, f"{begin}{self.name}: saving a checkpoint and stopping{again}\n".encode())
 
 
-def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
-    value = environ.get(name) or default
-    if value is None:
-        raise ConfigError(
-            f"{name} is missing although RANK or WORLD_SIZE is set; start with deepspeed, torchrun or srun, or unset "
-            "RANK and WORLD_SIZE to run one process"
-        )
-    if not value.isdigit():
-        raise ConfigError(f"{name} is {value!r}, a number is expected")
-    return int(value)
+def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
+    remedy = "start with deepspeed, torchrun or srun, or unset RANK and WORLD_SIZE to run one process"
+    return read_number(environ, name, default, remedy)
 
 
 def _free_port() -> int:
@@ -261,15 +242,14 @@ def _free_port() -> int:
 def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str]) -> str | None:
     """Set GLOO_SOCKET_IFNAME if the host's name does not lead to an address that the others can reach.
 
-    Args:
-        hosts: names or addresses of all ranks' hosts.
-        environ: changed, unless it names an interface already.
-
-    Returns:
-        The interface that was set; None if there is no need, or no other host is known by name.
+    Returns the interface that was set; None if there is no need, or no other host is known by name.
     """
-    if len(hosts) < 2 or VARIABLE in environ or not _is_loopback(_own_address()):
+    if len(hosts) < 2 or VARIABLE in environ:
         return None
+    with contextlib.suppress(OSError):  # the host's name has no address
+        # Where gloo would listen.
+        if not _is_loopback(str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])):
+            return None
     for host in hosts:
         address = _address_towards(host)
         name = None if _is_loopback(address) else interface_of(address)
@@ -290,14 +270,6 @@ def interface_of(address: str) -> str | None:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
-
-
-def _own_address() -> str:
-    """Return the address gloo would listen on; empty if the host's name has none."""
-    try:
-        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return ""
 
 
 def _address_towards(host: str) -> str:

@@ -18,7 +18,6 @@ import ctypes
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -32,19 +31,16 @@ PR_SET_PDEATHSIG = 1
 WATCH_INTERVAL_S = 0.5
 SIBLINGS_S = 15.0
 NODE_LAUNCHER = "deepspeed.launcher.launch"
-interrupted = threading.Event()
-"""Ctrl-C has come: launchers that end now are no news."""
+interrupted = threading.Event()  # Ctrl-C has come: launchers that end now are no news
 
 
 def die_with_launcher(watch_grandparent: bool) -> None:
-    """Tie this process's life to its parent's (Linux).
+    """Tie this process's life to its parent's.
 
     SIGKILL, because a rank that waits in a collective for a dead peer handles no other signal, and because what it
     leaves behind is safe: checkpoints are complete or absent and the run's lock is taken over. With
     `watch_grandparent` the rank also ends when the `deepspeed` command above the parent ends.
     """
-    if not sys.platform.startswith("linux"):
-        return
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
@@ -59,9 +55,9 @@ def die_with_launcher(watch_grandparent: bool) -> None:
 
 def launcher_ties(parent: int) -> list[tuple[int, int]]:
     """Return the processes above a per-node launcher, each as (child, parent), that must stay what they are."""
-    above = parent_of(parent)
-    text = "" if above is None else command_line(above)
-    if above is None or not (_is_sshd(text) or "deepspeed" in text):
+    above = parent_of(parent) or 0
+    text = command_line(above)
+    if not (_is_sshd(text) or "deepspeed" in text):
         return []
     ties = [(parent, above)]
     # A shell that sshd started stays in between if it does not replace itself. A command that was started over ssh by
@@ -90,9 +86,9 @@ def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
 
 def local_deepspeed_command() -> int:
     """Return the process of the `deepspeed` command that started this rank on this machine; 0 if there is none."""
-    above = parent_of(os.getppid())
-    is_command = above is not None and "deepspeed" in command_line(above) and not _is_sshd(command_line(above))
-    return above if is_command and above is not None else 0
+    above = parent_of(os.getppid()) or 0
+    text = command_line(above)
+    return above if "deepspeed" in text and not _is_sshd(text) else 0
 
 
 def take_terminal() -> None:

@@ -33,9 +33,8 @@ KNOWN_PRINTS = (
 )
 
 
-class _KnownLines(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(KNOWN_LOG_LINES)
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(KNOWN_LOG_LINES)
 
 
 def quiet_libraries() -> None:
@@ -51,8 +50,7 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore", message=message, category=category)
     deepspeed = logging.getLogger("DeepSpeed")
     deepspeed.setLevel(logging.WARNING)
-    if not any(isinstance(known, _KnownLines) for known in deepspeed.filters):
-        deepspeed.addFilter(_KnownLines())
+    deepspeed.addFilter(_is_news)
 
 
 class _DropLines:

@@ -1,7 +1,4 @@
-"""The holder of a run directory: a process, its machine, its place among the starts of a Slurm job.
-
-Out: LockRecord, the content of RUN/lock.json. Not here: taking the lock (run_lock.py).
-"""
+"""The holder of a run directory, as RUN/lock.json names it: a process, its machine, its place in a line of jobs."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.untrusted_json import open_regular
 
 MOST_BYTES = 1 << 16
-CHAIN_VARIABLE = "CTXLM_CHAIN"
-"""Id of the first job in a line of successors."""
+CHAIN_VARIABLE = "CTXLM_CHAIN"  # id of the first job in a line of successors
 
 
 @dataclass(frozen=True)
@@ -28,17 +24,14 @@ class LockRecord:
     token: str
     host: str
     pid: int
-    process_start_ticks: int
-    """Start time of the process since boot, which distinguishes a reused pid."""
+    process_start_ticks: int  # start time of the process since boot, which distinguishes a reused pid
     boot_id: str
-    pid_namespace: str
-    """A pid is valid within one boot and one pid namespace (a container has its own)."""
+    pid_namespace: str  # a pid is valid within one boot and one pid namespace (a container has its own)
     job_id: str | None
     acquired_unix_s: float
     chain: str | None = None
     """Id of the first job in a line of successors; the job's own id if it succeeds none."""
-    restart_count: int = 0
-    """How often Slurm had put the job back into the queue."""
+    restart_count: int = 0  # how often Slurm had put the job back into the queue
 
     def describe(self) -> str:
         job = f" (Slurm job {self.job_id})" if self.job_id else ""
@@ -68,8 +61,7 @@ class LockRecord:
 class ObservedLock:
     """A lock file as one look found it."""
 
-    record: LockRecord | None
-    """None if the file is not a lock record."""
+    record: LockRecord | None  # None if the file is not a lock record
     heartbeat_unix_s: float
 
     @property

@@ -14,7 +14,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,24 +28,16 @@ ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
 """Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
 DEFAULT_ATTEMPT = "by-hand"
 
-START = "start"
-"""Rank 0 begins or resumes: step, world_size, job_id."""
-END = "end"
-"""Rank 0 ended in order: step, reason, completed, failed."""
-SKIP = "skip"
-"""A batch was skipped: step, why, loss, grad_norm, rows."""
+START = "start"  # rank 0 begins or resumes: step, world_size, job_id
+END = "end"  # rank 0 ended in order: step, reason, completed, failed
+SKIP = "skip"  # a batch was skipped: step, why, loss, grad_norm, rows
 ROLLBACK = "rollback"
 """The run went back from a bad batch: step, to_step, why, loss, grad_norm, rows, passed_over."""
-ANOMALY = "anomaly"
-"""The run stopped at a bad batch: step, why, loss, grad_norm, rows."""
-SAVE_FAILED = "save_failed"
-"""A checkpoint could not be written: step, why."""
-FAILURE = "failure"
-"""The job saw its ranks end badly: why, exit_status, first_rank, attempt."""
-REQUEUE = "requeue"
-"""The job put itself back into the queue: why, how."""
-GIVE_UP = "give_up"
-"""The job stopped restarting: why."""
+ANOMALY = "anomaly"  # the run stopped at a bad batch: step, why, loss, grad_norm, rows
+SAVE_FAILED = "save_failed"  # a checkpoint could not be written: step, why
+FAILURE = "failure"  # the job saw its ranks end badly: why, exit_status, first_rank, attempt
+REQUEUE = "requeue"  # the job put itself back into the queue: why, how
+GIVE_UP = "give_up"  # the job stopped restarting: why
 
 
 def append_event(run_dir: Path, event: str, **values: Any) -> bool:
@@ -56,7 +47,9 @@ def append_event(run_dir: Path, event: str, **values: Any) -> bool:
         run_dir.mkdir(parents=True, exist_ok=True)
         handle = os.open(run_dir / HISTORY_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, (_line_end(handle) + line).encode())
+            size = os.fstat(handle).st_size
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            os.write(handle, ("\n" * torn + line).encode())
         finally:
             os.close(handle)
     except OSError:
@@ -80,16 +73,9 @@ def is_completed(run_dir: Path) -> bool:
     return bool(ends) and ends[-1]["event"] == END and bool(ends[-1].get("completed"))
 
 
-def attempt_folder(run_dir: Path, environ: Mapping[str, str] | None = None) -> Path:
+def attempt_folder(run_dir: Path) -> Path:
     """Return the folder of this start's evidence (failures, stacks), which is not made here."""
-    environ = os.environ if environ is None else environ
-    return run_dir / ATTEMPTS_DIR / (environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT)
-
-
-def _line_end(handle: int) -> str:
-    """Return a line end if the last line lacks one."""
-    size = os.fstat(handle).st_size
-    return "" if size == 0 or os.pread(handle, 1, size - 1) == b"\n" else "\n"
+    return run_dir / ATTEMPTS_DIR / (os.environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT)
 
 
 def _parse(line: str) -> dict[str, Any] | None:
@@ -102,6 +88,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 RECORD_GLOB = "rank-*.json"
+SHOWN_CHARACTERS = 300
 
 _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] ")
 
@@ -114,19 +101,16 @@ class FailureRecord:
     rank: int
     host: str
     exit_status: int
-    error: str
-    """The exception's type."""
+    error: str  # the exception's type
     message: str
-    traceback: str | None = None
-    """None for a user's mistake."""
-    consequence: bool = False
-    """True if another rank's end is the reason for this one."""
+    traceback: str | None = None  # None for a user's mistake
+    consequence: bool = False  # True if another rank's end is the reason for this one
 
 
-def shortened(text: str, most_characters: int) -> str:
+def shortened(text: str) -> str:
     """Shorten an error's message to one line, without the C++ source line that torch's begin with."""
     line = _SOURCE_PLACE.sub("", " ".join(text.split()))
-    return line if len(line) <= most_characters else line[: most_characters - 1] + "…"
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def record_name(rank: int) -> str:
@@ -173,9 +157,6 @@ def clear_evidence(folder: Path, before_unix_s: float) -> None:
 
 def main() -> None:
     """Entry point for scripts with several phases."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m ctxlm_ds.process.run_history RUN_DIR\n")
-        sys.exit(2)
     sys.exit(0 if is_completed(Path(sys.argv[1])) else 1)
 
 

@@ -50,16 +50,16 @@ def is_srun_task(environ: Mapping[str, str]) -> bool:
 
 def read_task(environ: Mapping[str, str]) -> SlurmTask:
     """Read the task from srun's variables. Raises ConfigError if one is missing or wrong."""
-    rank = _number(environ, "SLURM_PROCID")
+    rank = read_number(environ, "SLURM_PROCID")
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    world_size = _number(environ, tasks)
+    world_size = read_number(environ, tasks)
     if not rank < world_size:
         raise ConfigError(f"SLURM_PROCID is {rank} but {tasks} is {world_size}; start the ranks with a plain srun")
     hosts = tuple(expand_hostlist(_nodelist(environ))) if world_size > 1 else ("127.0.0.1",)
     return SlurmTask(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(environ, "SLURM_LOCALID"),
+        local_rank=read_number(environ, "SLURM_LOCALID"),
         local_world_size=_local_tasks(environ, world_size, len(hosts)),
         hosts=hosts,
         port=port_of_step(environ),
@@ -68,18 +68,14 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
 
 def port_of_step(environ: Mapping[str, str]) -> int:
     """Compute a port, the same for every task of a step, that neighbouring jobs, steps and restarts do not share."""
-    job = _number(environ, "SLURM_JOB_ID")
+    job = read_number(environ, "SLURM_JOB_ID")
     step = int(environ.get("SLURM_STEP_ID", "0"))
     restart = int(environ.get("SLURM_RESTART_COUNT") or "0")
     return FIRST_PORT + (job * 101 + step * 7 + restart) % NUM_PORTS
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Expand `node[01-03,7],login` to node01, node02, node03, node7, login; a name may have several brackets.
-
-    Raises:
-        ConfigError: the list is empty, has unbalanced brackets or a wrong range.
-    """
+    """Expand `node[01-03,7],login` to node01, node02, node03, node7, login. Raises ConfigError for a wrong list."""
     if "[" in _HOSTS.sub("", text) or "]" in _HOSTS.sub("", text):
         raise ConfigError(f"SLURM's node list {text!r} has unbalanced brackets")
     hosts: list[str] = []
@@ -125,11 +121,13 @@ def _local_tasks(environ: Mapping[str, str], world_size: int, num_hosts: int) ->
     return -(-world_size // num_hosts)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    value = environ.get(name, "")
+def read_number(
+    environ: Mapping[str, str], name: str, default: str = "", remedy: str = "start the ranks with srun --export=ALL"
+) -> int:
+    """Read a variable. Raises ConfigError, which gives the remedy, if it is missing or no number."""
+    value = environ.get(name) or default
     if not value.isdigit():
-        found = repr(value) if value else "missing"
-        raise ConfigError(f"{name} is {found}, a number is expected; start the ranks with srun --export=ALL")
+        raise ConfigError(f"{name} is {repr(value) if value else 'missing'}, a number is expected; {remedy}")
     return int(value)
 
 

@@ -1,13 +1,9 @@
-"""Stack traces of hung ranks: one file per rank, and one joined report that begins with the likely culprits.
-
-In: text that faulthandler wrote. Out: RUN/attempts/ATTEMPT/stacks-00003.txt and stacks.txt. Needs no torch.
-"""
+"""Stack traces of hung ranks: one file per rank, and one joined report that begins with the likely culprits."""
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,8 +18,6 @@ INNERMOST_FRAMES = 12
 
 _THREAD_LINE = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*\(most recent call first\):", re.MULTILINE)
 _NAMED_LINE = re.compile(rf"^Thread {MAIN_THREAD} .*:\n((?:  .*\n?)*)", re.MULTILINE)
-NO_ANSWER = "none of its threads answers"
-"""In the first line of the text of a rank that could not write its stacks."""
 _FILE_NAME = re.compile(r"stacks-(\d+)\.txt")
 
 
@@ -32,16 +26,8 @@ def stacks_name(rank: int) -> str:
     return f"stacks-{rank:05d}.txt"
 
 
-def open_scratch() -> int:
-    """Open a file in memory for faulthandler, which needs it open before anything goes wrong."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("stacks")
-    with tempfile.TemporaryFile() as handle:
-        return os.dup(handle.fileno())
-
-
 def read_scratch(handle: int, begin: int = 0) -> str:
-    """Return its text from byte `begin` on."""
+    """Return faulthandler's text from byte `begin` on."""
     return os.pread(handle, max(0, os.fstat(handle).st_size - begin), begin).decode(errors="replace")
 
 
@@ -76,10 +62,12 @@ def read_stacks(folder: Path) -> dict[int, str]:
 
 def join_stacks(texts: Mapping[int, str], world_size: int) -> str:
     """Join the texts of all ranks into one: ranks without a text first, then the groups that are likely culprits."""
-    silent = [rank for rank in range(world_size) if rank not in texts]
     groups = _groups(texts)
-    parts = [_silent_part(silent)] if silent else []
-    parts += [_group_part(frames, ranks, texts) for frames, ranks in groups]
+    parts = [_group_part(frames, ranks, texts) for frames, ranks in groups]
+    silent = [rank for rank in range(world_size) if rank not in texts]
+    if silent:
+        why = "killed, on a lost or disconnected node, or without the run directory"
+        parts.insert(0, f"=== {describe_ranks(silent)} left no stacks: {why}\n")
     parts += [f"--- every thread of rank {ranks[0]}\n{texts[ranks[0]].rstrip()}\n" for _, ranks in groups]
     return "\n".join(parts)
 
@@ -116,13 +104,6 @@ def _suspicion(frames: tuple[str, ...]) -> int:
     if not frames:
         return 0
     return 2 if any(name in frame for frame in frames[:INNERMOST_FRAMES] for name in COLLECTIVE_FOLDERS) else 1
-
-
-def _silent_part(ranks: list[int]) -> str:
-    return (
-        f"=== {describe_ranks(ranks)} left no stacks: killed, on a lost or disconnected node, or without the "
-        "run directory\n"
-    )
 
 
 def _group_part(frames: tuple[str, ...], ranks: list[int], texts: Mapping[int, str]) -> str:

@@ -1,7 +1,6 @@
 """Ends a run that makes no progress: every rank leaves its threads' stacks, one file joins them, the exit status is 4.
 
-In: limits by phase, and the trainer's events (training/history.py). Out: messages to the guard (guard.py), which counts
-the time, collects the stacks, and lets this process end itself. It covers a start from before torch is imported.
+The guard (guard.py) counts the time, collects the stacks, and lets this process end itself, from its beginning on.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from ctxlm_ds.process.guard import DUMP_SIGNAL, MARK_VARIABLE, GuardFacts
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.launcher import local_deepspeed_command
 from ctxlm_ds.process.run_history import attempt_folder, clear_evidence
-from ctxlm_ds.process.stacks import open_scratch
 from ctxlm_ds.recipe.schema import WatchdogConfig
 
 logger = logging.getLogger("ctxlm_ds")
@@ -37,8 +35,7 @@ T = TypeVar("T")
 SECONDS_PER_MINUTE = 60.0
 POLLS_PER_LIMIT = 20
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 5.0
-REPORT_S = 5.0
-"""Longest time between two reports of threads and checkpoints."""
+REPORT_S = 5.0  # longest time between two reports of threads and checkpoints
 DISMISS_S = 5.0
 
 
@@ -58,7 +55,8 @@ class Watchdog:
         self._phase = "start"
         self._step: int | None = None
         self._began_unix_s = time.time()
-        self._scratch = open_scratch()
+        # faulthandler needs its file open before anything goes wrong.
+        self._scratch = os.memfd_create("stacks")
         self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Watchdog:

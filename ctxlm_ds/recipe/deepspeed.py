@@ -13,9 +13,8 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.deepspeed_rules import CURRICULUM, IGNORED, REFUSED, find_conflicts
@@ -32,6 +31,7 @@ from ctxlm_ds.recipe.layout import batch_problems, data_parallel_size
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
+from ctxlm_ds.untrusted_json import read_text
 
 CHECKOUT_CONFIG_DIR = Path(__file__).resolve().parents[2] / "ds_configs"
 DEFAULT_CONFIG = "zero1"
@@ -41,15 +41,9 @@ KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("e
 """Settings whose value "auto" has a meaning in DeepSpeed."""
 CLOSED_SECTIONS = ("aio", "comet", "csv_monitor", "pipeline", "tensorboard", "wandb")
 """Sections whose keys are those of the rules."""
-OWNED = {
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-    "bf16.enabled", "fp16.enabled", "fp16.initial_scale_power", "data_types.grad_accum_dtype",
-}  # fmt: skip
-"""Settings that the recipe decides, which are compared with it instead of checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(NamedTuple):
     """A value that the recipe decides."""
 
     setting: str
@@ -66,12 +60,9 @@ def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
         ConfigError: no such file, not JSON, a duplicate key, or a variable that is not set.
     """
     path = find_deepspeed_json(path_or_name)
-    if path.stat().st_size > MAX_CHARACTERS:
-        raise ConfigError(f"{path}: {path.stat().st_size:,} bytes are too long for DeepSpeed's settings")
+    text = read_text(path, ConfigError, MAX_CHARACTERS)
     try:
-        data = json.loads(
-            path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
-        )
+        data = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
     except ValueError as error:
@@ -150,8 +141,9 @@ def build_deepspeed_config(
     problems = list(_unknown_keys(result, ()))
     if "bfloat16" in result:
         result.setdefault("bf16", result.pop("bfloat16"))
-    problems += value_problems(result, {*REFUSED, *OWNED, "scheduler"})
-    for path, value in _owned_values(config, world_size).items():
+    owned = _owned_values(config, world_size)
+    problems += value_problems(result, {*REFUSED, *owned, "scheduler"})
+    for path, value in owned.items():
         problems += _settle(result, path, value)
     problems += _settle_optimizer(result, config)
     if result.pop("scheduler", AUTO) != AUTO:
@@ -177,41 +169,42 @@ def build_deepspeed_config(
     return result | {name: value for name, value in defaults.items() if name not in result}
 
 
-def _owned_values(config: RunConfig, world_size: int) -> dict[tuple[str, ...], Owned]:
+def _owned_values(config: RunConfig, world_size: int) -> dict[str, Owned]:
     training = config.training
     accumulation = training.global_batch_size // (training.micro_batch_size * data_parallel_size(config, world_size))
     return {
-        ("train_batch_size",): Owned("training.global_batch_size", training.global_batch_size),
-        ("train_micro_batch_size_per_gpu",): Owned("training.micro_batch_size", training.micro_batch_size),
-        ("gradient_accumulation_steps",): Owned(
+        "train_batch_size": Owned("training.global_batch_size", training.global_batch_size),
+        "train_micro_batch_size_per_gpu": Owned("training.micro_batch_size", training.micro_batch_size),
+        "gradient_accumulation_steps": Owned(
             "training.global_batch_size / (training.micro_batch_size x data-parallel ranks)", accumulation
         ),
-        ("gradient_clipping",): Owned("optimizer.gradient_clipping", config.optimizer.gradient_clipping),
-        ("bf16", "enabled"): Owned("training.precision", training.precision == "bf16"),
-        ("fp16", "enabled"): Owned("training.precision", training.precision == "fp16"),
-        ("fp16", "initial_scale_power"): Owned("training.initial_loss_scale_power", training.initial_loss_scale_power),
-        ("data_types", "grad_accum_dtype"): Owned("training.grad_accum_dtype", training.grad_accum_dtype),
+        "gradient_clipping": Owned("optimizer.gradient_clipping", config.optimizer.gradient_clipping),
+        "bf16.enabled": Owned("training.precision", training.precision == "bf16"),
+        "fp16.enabled": Owned("training.precision", training.precision == "fp16"),
+        "fp16.initial_scale_power": Owned("training.initial_loss_scale_power", training.initial_loss_scale_power),
+        "data_types.grad_accum_dtype": Owned("training.grad_accum_dtype", training.grad_accum_dtype),
     }
 
 
-def _settle(result: dict[str, Any], path: tuple[str, ...], owned: Owned) -> Iterator[Problem]:
+def _settle(result: dict[str, Any], path: str, owned: Owned) -> Iterator[Problem]:
     """Write an owned value; the JSON's value must be absent, "auto" or equal."""
-    holder = result
-    for name in path[:-1]:
-        holder = result[name] = {} if holder.get(name, AUTO) == AUTO else holder[name]
-    stood = holder.get(path[-1], AUTO)
+    holder, (*above, name) = result, path.split(".")
+    for section in above:
+        if holder.get(section, AUTO) == AUTO:
+            holder[section] = {}
+        holder = holder[section]
+    stood = holder.get(name, AUTO)
     if stood not in (AUTO, None) and stood != owned.value:
         yield Problem(
-            ".".join(path),
+            path,
             f"{show_value(stood)} here, but {show_value(owned.value)} in the recipe ({owned.setting}); "
             'write "auto" here, or change the recipe',
         )
-    holder[path[-1]] = owned.value
+    holder[name] = owned.value
 
 
 def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Problem]:
     """Hand over the optimizer section, or check that it repeats the recipe and remove it."""
-    section = result.get("optimizer", AUTO)
     values = {
         "lr": Owned("optimizer.learning_rate", config.optimizer.learning_rate),
         "betas": Owned("optimizer.betas", list(config.optimizer.betas)),
@@ -221,7 +214,7 @@ def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Pro
     if config.optimizer.name == "from_ds_config":
         yield from _hand_over_optimizer(result, values)
         return
-    if section != AUTO:
+    if (section := result.get("optimizer", AUTO)) != AUTO:
         yield from _compare_optimizer(result, section, values, config.optimizer.name)
     result.pop("optimizer", None)
 
@@ -238,7 +231,7 @@ def _compare_optimizer(
     params = section.get("params", {})
     for key, stood in list(params.items()) if isinstance(params, dict) else ():
         if key in values:
-            yield from _settle(result, ("optimizer", "params", key), values[key])
+            yield from _settle(result, f"optimizer.params.{key}", values[key])
         elif stood != AUTO:
             text = f"{show_value(stood)}: the recipe's optimizer has no such setting; remove it here, {hand_over}"
             yield Problem(f"optimizer.params.{key}", text)
@@ -258,7 +251,7 @@ def _hand_over_optimizer(result: dict[str, Any], values: dict[str, Owned]) -> It
     if not isinstance(params, dict):
         yield Problem("optimizer.params", f"{show_value(params)}: expected a section")
         return
-    yield from _settle(result, ("optimizer", "params", "lr"), values["lr"])
+    yield from _settle(result, "optimizer.params.lr", values["lr"])
     params |= {name: owned.value for name, owned in values.items() if params.get(name) == AUTO}
     yield from optimizer_problems(section["type"], params)
 
@@ -318,7 +311,6 @@ def _unknown_keys(section: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
 
 
 def _known_keys(path: KeyPath) -> frozenset[str] | None:
-    """Return all keys of a section; None if they are not known."""
     if not path:
         return deepspeed_keys().top_level
     if path[0] in CLOSED_SECTIONS:

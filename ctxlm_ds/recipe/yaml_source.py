@@ -110,18 +110,15 @@ def _plain(loader: _RecipeLoader, node: yaml.Node, path: SettingPath, source: Ya
         source.problems.append((path, node.start_mark.line + 1, "an anchor that contains itself"))
         return None
     above = above | {id(node)}
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN_TAGS:
-        source.problems.append((path, node.start_mark.line + 1, f"the tag {node.tag} is not allowed in a recipe"))
-        return None
-    if isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.MappingNode) and node.tag in PLAIN_TAGS:
         return _plain_mapping(loader, node, path, source, above)
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.SequenceNode) and node.tag in PLAIN_TAGS:
         items = []
         for index, child in enumerate(node.value):
             source.lines[(*path, index)] = child.start_mark.line + 1
             items.append(_plain(loader, child, (*path, index), source, above))
         return items
-    value = loader.construct_object(node)
+    value = loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else node
     if value is not None and not isinstance(value, (str, int, float, bool)):
         source.problems.append((path, node.start_mark.line + 1, f"the tag {node.tag} is not allowed in a recipe"))
         return None

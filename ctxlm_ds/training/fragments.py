@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.training import nvme
 
 

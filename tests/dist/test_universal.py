@@ -29,7 +29,17 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.runtime import init_process_group
 from tests.checkpoints import make_config, make_tokenizer, outputs_of
 from tests.dist.runner import run_ranks
-from tests.rank_files import KINDS, STEP, Layout, Values, checkpoint_of, random_states, splits_of, write_as_ranks
+from tests.rank_files import (
+    KINDS,
+    STEP,
+    Layout,
+    Values,
+    checkpoint_of,
+    local_shape,
+    random_states,
+    splits_of,
+    write_as_ranks,
+)
 
 pytestmark = pytest.mark.dist
 MOMENTS = KINDS[1:]
@@ -165,7 +175,7 @@ def test_deepspeed_cuts_ours_for_tensor_parallel_ranks(universal: Path, config: 
                 if shard.num_elements * size != value.numel() and splits[name] is not None:
                     continue
                 target = torch.zeros(shard.num_elements)
-                parameter = SimpleNamespace(shape=torch.Size(shard.local_shape), numel=lambda t=target: t.numel())
+                parameter = SimpleNamespace(shape=torch.Size(local_shape(shard)), numel=lambda t=target: t.numel())
                 parameter._hp_mapping = SimpleNamespace(
                     lp_fragment_address=SimpleNamespace(start=0, numel=target.numel()),
                     get_hp_fragment=lambda t=target: t,

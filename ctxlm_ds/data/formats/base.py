@@ -52,9 +52,7 @@ class SequenceTemplate(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> SequenceTemplate:
-        return cls(
-            tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id, tokenizer.double_separator, tokenizer.vocab_size
-        )
+        return cls(*(getattr(tokenizer, name) for name in cls._fields))
 
 
 class Making(NamedTuple):
@@ -191,19 +189,10 @@ class RowFormat(SampleFormat):
 
     @abstractmethod
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
-        """Yield the records of pass `duplicate` in the order of the documents.
-
-        Raises:
-            ConfigError: seq_length is too short for the format.
-            DataError: the dataset lacks what the format needs.
-        """
+        """Yield the records of pass `duplicate` in the order of the documents; raises what `make` raises."""
 
     def room(self, making: Making) -> int:
-        """Return the most tokens of text in a sample.
-
-        Raises:
-            ConfigError: there is no room for text.
-        """
+        """Return the most tokens of text in a sample, or raise a ConfigError if there is no room."""
         specials = self.section.special_tokens(making.template.double_separator)
         room = making.settings.seq_length - specials
         if room < SMALLEST_ROOM:

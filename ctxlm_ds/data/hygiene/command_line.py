@@ -12,8 +12,6 @@ from ctxlm_ds.console import aligned
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, FilterConfig, load_corpus, shipped_corpora
 from ctxlm_ds.errors import ConfigError
 
-EXAMPLE_LANGUAGE = "en"
-
 
 def add_filter_flags(parser: argparse._ActionsContainer) -> None:
     """Add `--min-words N`, `--exact-duplicates`, ...; a flag that is not given leaves the recipe's setting."""
@@ -46,7 +44,7 @@ def corpora_lines() -> list[str]:
     rows = [("corpus", "size", "source", "now", "published counts")]
     titles: list[str] = []
     for name in shipped_corpora():
-        recipe = load_corpus(name.replace("-LANG", f"-{EXAMPLE_LANGUAGE}"))
+        recipe = load_corpus(name.replace("-LANG", "-en"))
         titles.append(f"{name}: {recipe.title}")
         first_columns = (name, recipe.size)
         for source in recipe.sources:

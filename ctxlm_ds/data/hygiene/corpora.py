@@ -5,6 +5,7 @@ Imports no numpy, so that --help answers fast.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ctxlm_ds.data.hygiene.cleaning import RULES
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.describe import dotted
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, explain_error, raise_problems, show_value
 from ctxlm_ds.recipe.sections import NonNegativeInt, PositiveInt, Probability, Section
@@ -133,6 +134,14 @@ def active_stages(filters: FilterConfig) -> dict[str, dict[str, object]]:
         for stage, (switches, others) in STAGE_SETTINGS.items()
         if any(getattr(filters, name) != getattr(off, name) for name in switches)
     }
+
+
+def required_package(name: str, flag: str) -> Any:
+    """Import and return an optional package. Raises DataError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(f"{flag} needs the package {name}, which is not installed here; pip install {name}") from error
 
 
 class CorpusRecipe(Section):

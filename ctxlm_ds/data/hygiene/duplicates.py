@@ -11,11 +11,12 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.hygiene.corpora import required_package
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
 from ctxlm_ds.data.numba_random import compiled, mix
 from ctxlm_ds.data.sources.parsing import parse_chunk
@@ -40,17 +41,6 @@ def fingerprint(text: str, words: Hashes) -> bytes:
     return hashlib.blake2b(words.tobytes() if len(words) else text.encode("utf-8"), digest_size=16).digest()
 
 
-def require_rensa() -> Any:
-    """Import and return rensa. Raises DataError if it is missing."""
-    try:
-        import rensa
-    except ImportError as error:
-        raise DataError(
-            "--near-duplicates needs the package rensa, which is not installed here; pip install rensa"
-        ) from error
-    return rensa
-
-
 def signatures(documents: list[Hashes], shingle: int = SHINGLE_WORDS, slots: int = SIGNATURE_SLOTS) -> Signatures:
     """Return R-MinHash signatures of the sets of word shingles, [documents, slots].
 
@@ -60,7 +50,8 @@ def signatures(documents: list[Hashes], shingle: int = SHINGLE_WORDS, slots: int
     offsets = np.zeros(len(grams) + 1, dtype=np.uint64)
     np.cumsum([len(gram) for gram in grams], out=offsets[1:])
     flat = np.concatenate(grams) if grams else np.empty(0, dtype=np.uint64)
-    matrix = require_rensa().RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, slots, SIGNATURE_SEED)
+    rensa = required_package("rensa", "--near-duplicates")
+    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(flat, offsets, slots, SIGNATURE_SEED)
     return np.array(matrix.to_rows(), dtype=np.uint32).reshape(len(grams), slots)
 
 
@@ -73,14 +64,13 @@ def band_rows(threshold: float, slots: int) -> int:
 
 
 class NearIndex:
-    """Bands and signatures of the documents kept so far; `close` removes the file of signatures."""
+    """Bands of the documents kept so far, in memory, and their signatures, in an unbuffered file."""
 
-    def __init__(self, path: Path, threshold: float, slots: int = SIGNATURE_SLOTS) -> None:
+    def __init__(self, file: IO[bytes], threshold: float, slots: int = SIGNATURE_SLOTS) -> None:
         self.threshold = threshold
         self._rows_per_band = band_rows(threshold, slots)
         self._tables = np.zeros((slots // self._rows_per_band, 1 << 10), dtype=np.uint64)
-        self._path = path
-        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115 - closed by close()
+        self._file = file
         self._count = 0
 
     def find(self, signature: Signatures) -> int | None:
@@ -105,10 +95,6 @@ class NearIndex:
             _copy(self._tables, larger)
             self._tables = larger
         _probe(self._tables, _band_keys(signature, self._rows_per_band), np.uint64(self._count))
-
-    def close(self) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
 
 
 @compiled

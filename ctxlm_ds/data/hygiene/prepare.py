@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import math
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ import zstandard
 from ctxlm_ds.atomic import is_full_disk, output_folder, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress
 from ctxlm_ds.data.dataset.checksums import file_digest
-from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, active_stages, blend_text
-from ctxlm_ds.data.hygiene.duplicates import NearIndex, held_out_sources, require_rensa, write_held_out
+from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, active_stages, blend_text, required_package
+from ctxlm_ds.data.hygiene.duplicates import NearIndex, held_out_sources, write_held_out
 from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
 from ctxlm_ds.data.hygiene.report import REPORT_NAME, CorpusCounts, Part, read_report
 from ctxlm_ds.data.hygiene.stages import ChunkStager, StagedChunk
@@ -159,7 +160,7 @@ class _Run:
         filters, options = self.recipe.filters, self.options
         stages = active_stages(filters)
         if "near_duplicates" in stages:
-            require_rensa()
+            required_package("rensa", "--near-duplicates")
         if "language" in stages:
             LanguageIdentifier(filters.languages)
         versions = {name: importlib.metadata.version(name) for stage, name in _LIBRARIES.items() if stage in stages}
@@ -178,8 +179,8 @@ class _Run:
         with ExitStack() as stack:
             held_out = self._write_held_out(folder, stack) if recipe.filters.decontaminate else None
             if recipe.filters.near_duplicates:
-                self._near = NearIndex(folder / "signatures.u32", recipe.filters.near_duplicate_threshold)
-                stack.callback(self._near.close)
+                file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+                self._near = NearIndex(file, recipe.filters.near_duplicate_threshold)
             parts = self._write_parts(folder, held_out)
         all_sources = [source.name for source in recipe.sources]
         unchecked = self.options.replaced if self.options.limit_bytes is None else all_sources

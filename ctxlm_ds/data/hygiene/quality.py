@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.hygiene.corpora import FilterConfig
+from ctxlm_ds.data.hygiene.corpora import FilterConfig, required_package
 from ctxlm_ds.data.hygiene.words import Hashes, ngram_hashes, word_hashes
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.errors import DataError
@@ -89,12 +89,7 @@ class LanguageIdentifier:
     """
 
     def __init__(self, languages: Sequence[str]) -> None:
-        try:
-            from py3langid import langid
-        except ImportError as error:
-            raise DataError(
-                "--languages needs the package py3langid, which is not installed here; pip install py3langid"
-            ) from error
+        langid = required_package("py3langid", "--languages").langid
         self._languages = languages
         self._model = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE)
         unknown = sorted(set(languages) - set(self._model.labels))

@@ -5,17 +5,17 @@ The contents have no times, so that they are the same for the same command. Impo
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.data.hygiene.corpora import STAGE_SETTINGS, CorpusRecipe, active_stages
+from ctxlm_ds.data.sources.types import Source
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.hygiene.stages import Judged, StagedChunk
@@ -159,13 +159,8 @@ def read_report(directory: Path) -> dict[str, Any] | None:
     return report if is_ours else None
 
 
-def cleaning_record(inputs: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what tools/prepare_corpus.py did to `inputs` (paths and globs): one object per stage and folder.
-
-    Other inputs add nothing.
-    """
-    names = [name for name in inputs if "://" not in name]
-    paths = [path for name in names for path in (name, *sorted(glob.glob(name, recursive=True)))]
-    folders = dict.fromkeys(Path(path).resolve().parent for path in paths if Path(path).exists())
+def cleaning_record(sources: Iterable[Source]) -> list[dict[str, Any]]:
+    """Return what tools/prepare_corpus.py did to files: one object per stage and folder; none for other files."""
+    folders = dict.fromkeys(Path(source.path).resolve().parent for source in sources if source.format != "hf")
     reports = [report for folder in folders if (report := read_report(folder)) is not None]
     return [{"corpus": report.get("name"), **stage} for report in reports for stage in report["stages"]]

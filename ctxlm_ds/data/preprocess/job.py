@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
-from ctxlm_ds.data.sources.types import Position, Source
+from ctxlm_ds.data.sources.types import Position
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -122,37 +121,32 @@ class _Job:
 
     def complete_datasets(self) -> list[PreprocessResult]:
         """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
-        if self.config.overwrite or not all(dataset_file(prefix, "idx").exists() for prefix in self.prefixes):
-            return []
-        try:
-            found = [IndexedDataset(prefix).metadata or {} for prefix in self.prefixes]
-        except DataError:
-            return []
-        if any(metadata.get("build_key") != self.folder.build_key for metadata in found):
-            return []
-        return [PreprocessResult(prefix, one, True) for prefix, one in zip(self.prefixes, found, strict=True)]
+        found: list[PreprocessResult] = []
+        if not self.config.overwrite and all(dataset_file(prefix, "idx").exists() for prefix in self.prefixes):
+            with suppress(DataError):
+                found = [PreprocessResult(one, IndexedDataset(one).metadata or {}, True) for one in self.prefixes]
+        return found if all(one.metadata.get("build_key") == self.folder.build_key for one in found) else []
 
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Say what an interrupted or failed run leaves behind."""
         path = self.folder.path
+        hint = f"{path} is kept: rerun the command to resume"
         try:
             yield
         except KeyboardInterrupt:
-            if not self.folder.is_kept:
-                raise
-            raise KeyboardInterrupt(f"{path} is kept: rerun the command to resume") from None
+            raise KeyboardInterrupt(hint if self.folder.is_kept else "") from None
         except OSError as error:
             if not is_full_disk(error):
                 raise
-            kept = f"{path} is kept, rerun the command to resume" if self.folder.is_kept else "nothing was kept"
+            kept = hint if self.folder.is_kept else "nothing was kept"
             raise DataError(
                 f"{path.parent}: {error.strerror} after {self.counts['input_bytes'] / 1e6:.1f} MB of input; "
                 f"{kept}; free some space or choose another --output-prefix"
             ) from error
         except DataError:
             if self.folder.is_kept:
-                logger.warning("%s is kept: rerun the command to resume once the cause is removed", path)
+                logger.warning("%s once the cause is removed", hint)
             raise
 
     def write(self, progress: Progress | None) -> None:
@@ -249,9 +243,9 @@ class _Job:
             "empty_documents": self.counts["empty_documents"],
             "bad_records": self.bad_records.count,
             "bad_record_reasons": dict(sorted(self.bad_records.reasons.items())),
-            "cleaning": cleaning_record(self.inputs),
+            "cleaning": cleaning_record(self.sources),
             "inputs": self.inputs,
-            "sources": [_source_name(source) for source in self.sources],
+            "sources": [source.name.encode("utf-8", "replace").decode("utf-8") for source in self.sources],
             "source_signature": self.signature,
             "input_format": config.input_format,
             "json_keys": list(config.json_keys),
@@ -259,9 +253,3 @@ class _Job:
             "input_bytes": self.counts["input_bytes"],
             "characters": self.counts["characters"],
         }
-
-
-def _source_name(source: Source) -> str:
-    """Return the name without its folder, which is not in the signature either; it may have any bytes."""
-    name = source.path if source.format == "hf" else os.path.basename(source.path)
-    return name.encode("utf-8", "replace").decode("utf-8")

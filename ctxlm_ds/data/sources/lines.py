@@ -69,20 +69,20 @@ def _record_end(stream: IO[bytes], format: str, offset: int, size: int) -> int:
     place = offset - 1 + _skip_line(stream)[1]
     is_end = format == "jsonl"
     while not is_end and place < size:
-        head, num_bytes, _ = _skip_line(stream)
+        head, num_bytes = _skip_line(stream)
         place += num_bytes
         is_end = len(head) == num_bytes and _ends_record(format, head)
     return min(place, size)
 
 
-def _skip_line(stream: IO[bytes]) -> tuple[bytes, int, int]:
-    """Skip the rest of a line in bounded memory. Returns its beginning, its bytes and its line ends (1 or 0)."""
+def _skip_line(stream: IO[bytes]) -> tuple[bytes, int]:
+    """Skip the rest of a line in bounded memory. Returns its beginning and its number of bytes."""
     head = part = stream.readline(_PART_BYTES)
     size = len(part)
     while part and not part.endswith(b"\n"):
         part = stream.readline(_PART_BYTES)
         size += len(part)
-    return head, size, int(part.endswith(b"\n"))
+    return head, size
 
 
 def _ends_record(format: str, line: bytes | bytearray) -> bool:
@@ -176,12 +176,10 @@ class _Cutter:
 
     def _skip_record(self, in_line: bool) -> tuple[int, int]:
         """Skip the rest of a record. Returns its bytes and lines."""
-        num_bytes = num_lines = 0
-        if in_line:
-            _, num_bytes, num_lines = _skip_line(self._stream)
+        sizes = [_skip_line(self._stream)[1]] if in_line else []
         while self._source.format == "wikiextractor":
-            head, line_bytes, line_ends = _skip_line(self._stream)
-            num_bytes, num_lines = num_bytes + line_bytes, num_lines + line_ends
+            head, num_bytes = _skip_line(self._stream)
+            sizes.append(num_bytes)
             if not head or head.startswith(DOC_END):
                 break
-        return num_bytes, num_lines
+        return sum(sizes), len(sizes)

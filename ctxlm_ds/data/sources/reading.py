@@ -183,8 +183,7 @@ def source_signature(sources: Iterable[Source]) -> str:
     """
     digest = hashlib.sha256()
     for source in sources:
-        name = source.path if source.format == "hf" else os.path.basename(source.path)
-        digest.update(json.dumps([name, source.format, source.compression, source.num_bytes]).encode())
+        digest.update(json.dumps([source.name, source.format, source.compression, source.num_bytes]).encode())
         if source.format != "hf":
             with open(source.path, "rb") as file:
                 digest.update(file.read(_SIGNATURE_BYTES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class Source:
     """`gz`, `xz`, `bz2`, `zst` or empty."""
     num_bytes: int
     """Size on disk; 0 if unknown (hf://)."""
+
+    @property
+    def name(self) -> str:
+        """Name without the folder, on which no result depends; it may have any bytes."""
+        return self.path if self.format == "hf" else os.path.basename(self.path)
 
 
 @dataclass(frozen=True, slots=True)

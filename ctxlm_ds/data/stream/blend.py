@@ -60,16 +60,23 @@ class RowOrder:
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
         """Return the rows at positions (any shape), and the epoch in which each is read."""
-        epochs, within = np.divmod(positions, self.num_rows)
-        rows = np.empty_like(positions)
-        for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
-            rows[chosen] = Permutation(self.num_rows, self.seed, EPOCH_PURPOSE, epoch)[within[chosen]]
-        return PlannedRows(rows, epochs)
+        return PlannedRows(*_permuted(positions, self.num_rows, self.seed, EPOCH_PURPOSE))
 
     def epoch_of(self, position: int) -> int:
         """Return the epoch of the stream that a position is in."""
         return position // self.num_rows
+
+
+def _permuted(
+    positions: NDArray[np.int64], size: int, seed: int, purpose: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the place of each position under its cycle's permutation of `size`, and the cycle."""
+    cycles, within = np.divmod(positions, size)
+    places = np.empty_like(positions)
+    for cycle in np.unique(cycles).tolist():
+        chosen = cycles == cycle
+        places[chosen] = Permutation(size, seed, purpose, cycle)[within[chosen]]
+    return places, cycles
 
 
 class EpochOrder:
@@ -85,11 +92,7 @@ class EpochOrder:
 
     def at(self, positions: NDArray[np.int64]) -> Turns:
         """Return the turns at [n] positions, in any order."""
-        cycles, within = np.divmod(positions, self._cycle)
-        slots = np.empty_like(within)
-        for cycle in np.unique(cycles).tolist():
-            chosen = cycles == cycle
-            slots[chosen] = Permutation(self._cycle, self._seed, ORDER_PURPOSE, cycle)[within[chosen]]
+        slots, cycles = _permuted(positions, self._cycle, self._seed, ORDER_PURPOSE)
         sources = np.searchsorted(self._starts, slots, side="right") - 1
         return sources, cycles * self._quotas[sources] + slots - self._starts[sources]
 
@@ -125,10 +128,8 @@ class MegatronOrder:
 
     Source: build_blending_indices (megatron/core/datasets/helpers.cpp), which stores it, 10 bytes per row. Here blocks
     of 65,536 positions are computed on demand, from the rows that each source had at their start (8 bytes per source
-    and block). The first look at position p walks there once, some nanoseconds for each source and position.
-
-    Args:
-        weights: [sources] float64, adding up to 1 (megatron_weights).
+    and block). The first look at position p walks there once, some nanoseconds for each source and position. The
+    weights [sources] add up to 1 (megatron_weights).
     """
 
     def __init__(self, weights: NDArray[np.float64]) -> None:
@@ -251,21 +252,27 @@ RowStream = RowOrder | BlendedRows
 
 
 def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
-    """Return the stream of a run over the rows of data.train, one index for each.
-
-    Raises:
-        DataError: a source that must have a share has no row.
-    """
+    """Return the stream of a run over the rows of data.train, one index for each."""
+    data, seed = config.data, config.training.seed
     counts = [len(index) for index in rows.indexes]
-    seed, blend = config.training.seed, config.data.blend
-    epochs = [source.epochs or 1.0 for source in config.data.train]
-    if blend == "concatenate" and all(number == 1.0 for number in epochs):
+    epochs = [source.epochs or 1.0 for source in data.train]
+    if data.blend == "concatenate" and all(number == 1.0 for number in epochs):
         return RowOrder(sum(counts), seed)
-    _require_rows(counts, config)
-    if blend == "concatenate":
+    empty = [name for name, count in zip(source_names(config), counts, strict=True) if count == 0]
+    if empty:
+        raise DataError(
+            f"data.train: {', '.join(empty)} gives no row of this format and length, but data.blend {data.blend} "
+            "asks for some; leave it out of data.train, or change data.sample_format"
+        )
+    if data.blend == "concatenate":
         quotas = [max(1, round(number * count)) for number, count in zip(epochs, counts, strict=True)]
         return BlendedRows(EpochOrder(quotas, seed), counts, seed, sum(quotas))
-    return BlendedRows(_order_by_weight(counts, config), counts, seed, sum(counts))
+    weights = [source.weight for source in data.train if source.weight is not None]
+    if data.blend == "temperature":
+        weights = [count ** (1.0 / data.temperature) for count in counts]
+    is_megatron = data.blend == "megatron"
+    order = MegatronOrder(megatron_weights(weights or None, counts)) if is_megatron else WeightedOrder(weights, seed)
+    return BlendedRows(order, counts, seed, sum(counts))
 
 
 def stream_shares(rows: RowSource, config: RunConfig) -> list[float]:
@@ -274,22 +281,3 @@ def stream_shares(rows: RowSource, config: RunConfig) -> list[float]:
     if isinstance(stream, BlendedRows):
         return stream.order.shares.tolist()
     return [len(index) / max(1, len(rows)) for index in rows.indexes]
-
-
-def _order_by_weight(counts: Sequence[int], config: RunConfig) -> EpochOrder | MegatronOrder:
-    data, seed = config.data, config.training.seed
-    weights = [source.weight for source in data.train if source.weight is not None]
-    if data.blend == "megatron":
-        return MegatronOrder(megatron_weights(weights or None, counts))
-    if data.blend == "temperature":
-        weights = [count ** (1.0 / data.temperature) for count in counts]
-    return WeightedOrder(weights, seed)
-
-
-def _require_rows(counts: Sequence[int], config: RunConfig) -> None:
-    empty = [name for name, count in zip(source_names(config), counts, strict=True) if count == 0]
-    if empty:
-        raise DataError(
-            f"data.train: {', '.join(empty)} gives no row of this format and length, but data.blend "
-            f"{config.data.blend} asks for some; leave it out of data.train, or change data.sample_format"
-        )

@@ -33,8 +33,6 @@ from ctxlm_ds.process.launcher import die_with_launcher
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
     from ctxlm_ds.objectives.base import Objective
 
 TRAIN_MASKS = "mask"
@@ -184,22 +182,12 @@ class TrainLoader:
         """Return an endless iterator of arrays, made by workers or in this process."""
         if not self._num_workers:
             return map(self._builder, self._planned())
-        # Compiles what the workers run, so that each finds it in its memory.
-        self._builder(next(self._planned()))
-        return iter(self._data_loader())
-
-    def _planned(self) -> Iterator[PlannedRows]:
-        """Yield the rows of each piece of work: some micro-batches of a step, or all."""
-        for step in step_rows(self._stream, self._plan, self._start_row):
-            for first in range(0, self._plan.micro_batches, self._at_once):
-                piece = slice(first, first + self._at_once)
-                yield PlannedRows(step.rows[piece].ravel(), step.epochs[piece].ravel())
-
-    def _data_loader(self) -> DataLoader[Any]:
         import torch
         from torch.utils.data import DataLoader
 
-        return DataLoader(
+        # Compiles what the workers run, so that each finds it in its memory.
+        self._builder(next(self._planned()))
+        loader: DataLoader[Any] = DataLoader(
             _WorkerSide(self._builder),
             sampler=self._planned(),
             batch_size=None,
@@ -210,6 +198,14 @@ class TrainLoader:
             multiprocessing_context="fork",
             generator=torch.Generator(),  # starting the workers would otherwise draw from the run's dropout stream
         )
+        return iter(loader)
+
+    def _planned(self) -> Iterator[PlannedRows]:
+        """Yield the rows of each piece of work: some micro-batches of a step, or all."""
+        for step in step_rows(self._stream, self._plan, self._start_row):
+            for first in range(0, self._plan.micro_batches, self._at_once):
+                piece = slice(first, first + self._at_once)
+                yield PlannedRows(step.rows[piece].ravel(), step.epochs[piece].ravel())
 
     def _next_array(self) -> NDArray[np.int32]:
         assert self._arrays is not None
@@ -246,9 +242,6 @@ class EvalLoader:
     """The same micro-batches in every iteration: the first rows of a fixed order under fixed masks.
 
     A rank's share is at most a few thousand rows, which are ready in a fraction of a second without workers.
-
-    Raises:
-        DataError: there are no rows.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,33 +45,27 @@ def plan_lines(
         *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
     ]
     if held_out:
-        lines += aligned([HELD_OUT_HEAD, *_held_out_rows(config, held_out)])
+        table: list[tuple[str, ...]] = [HELD_OUT_HEAD]
+        for name, source in held_out.items():
+            documents, tokens = (sum(index.meta[key] for index in source.indexes) for key in ("documents", "tokens"))
+            evaluated = min(config.evaluation.max_rows, len(source))
+            table.append((name, *(f"{number:,}" for number in (documents, tokens, len(source), evaluated))))
+        lines += aligned(table)
     return lines
 
 
-def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> list[tuple[str, ...]]:
-    table, figures = [], []
-    for name, index, share in zip(source_names(config), train.indexes, stream_shares(train, config), strict=True):
+def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> Iterator[tuple[str, ...]]:
+    names, shares = source_names(config), stream_shares(train, config)
+    figures: list[tuple[int, ...]] = []
+    for index, share in zip(train.indexes, shares, strict=True):
         documents, tokens, rows = int(index.meta["documents"]), int(index.meta["tokens"]), len(index)
+        figures.append((documents, tokens, rows, round(share * total_rows / max(1, rows) * tokens)))
+    if len(figures) > 1:
+        names, shares = [*names, "together"], [*shares, 1.0]
+        figures.append(tuple(map(sum, zip(*figures, strict=True))))
+    for name, share, (documents, tokens, rows, read) in zip(names, shares, figures, strict=True):
         epochs = share * total_rows / max(1, rows)
-        figures.append((documents, tokens, rows, round(epochs * tokens)))
-        table.append(_train_row(name, figures[-1], share, epochs))
-    if len(table) > 1:
-        sums = tuple(map(sum, zip(*figures, strict=True)))
-        table.append(_train_row("together", sums, 1.0, total_rows / max(1, sums[2])))
-    return table
-
-
-def _train_row(name: str, figures: Sequence[int], share: float, epochs: float) -> tuple[str, ...]:
-    documents, tokens, rows, read = (f"{number:,}" for number in figures)
-    return name, documents, tokens, rows, f"{share:.2%}", f"{epochs:.2f}", read
-
-
-def _held_out_rows(config: RunConfig, held_out: Mapping[str, RowSource]) -> Iterator[tuple[str, ...]]:
-    for name, source in held_out.items():
-        documents, tokens = (sum(index.meta[key] for index in source.indexes) for key in ("documents", "tokens"))
-        evaluated = min(config.evaluation.max_rows, len(source))
-        yield (name, *(f"{number:,}" for number in (documents, tokens, len(source), evaluated)))
+        yield name, f"{documents:,}", f"{tokens:,}", f"{rows:,}", f"{share:.2%}", f"{epochs:.2f}", f"{read:,}"
 
 
 def _limits(config: RunConfig) -> str:
@@ -102,37 +96,25 @@ def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
     yield from aligned([head, *(_index_row(name, index) for name, index in indexes.items())])
     yield f"  lengths: tokens of a sample at {', '.join(f'{share:.0%}' for share in QUANTILES)}"
     for name, index in indexes.items():
-        yield f"  {name}: {_kind(index)}, in {index.directory}"
+        settings = index.meta["settings"]
+        packed = f", up to {settings['max_sequences_per_row']} sequences a row" if settings["packing"] else ""
+        static = ", masked copies" if index.is_static else ""
+        kind = f"{settings['sample_format']}, {settings['seq_length']} positions{packed}{static}"
+        yield f"  {name}: {kind}, in {index.directory}"
 
 
 def _index_row(name: str, index: SampleIndex) -> tuple[str, ...]:
     meta, passes = index.meta, index.meta["settings"]["num_duplicates"]
     positions = max(1, len(index)) * meta["settings"]["seq_length"]
+    labels = index.records["is_random"] if index.format.sequence_labels else None
     return (
         name,
         f"{meta['sentences']:,}",
         f"{meta['samples']:,} ({passes} pass{'' if passes == 1 else 'es'})",
         f"{meta['samples'] / max(1, meta['rows']):.2f}",
         f"{1 - meta['tokens'] / positions:.1%}",
-        *_label_share(index),
+        *(() if labels is None else (f"{(labels == 0).mean():.1%}" if len(labels) else "-",)),
         " ".join(map(str, _quantiles(index))),
-    )
-
-
-def _label_share(index: SampleIndex) -> tuple[str, ...]:
-    """Return the share of sequences of label 0; nothing if the format has no labels."""
-    if not index.format.sequence_labels:
-        return ()
-    labels: NDArray[np.int8] = index.records["is_random"]
-    return (f"{(labels == 0).mean():.1%}" if len(labels) else "-",)
-
-
-def _kind(index: SampleIndex) -> str:
-    settings = index.meta["settings"]
-    return (
-        f"{settings['sample_format']}, {settings['seq_length']} positions"
-        + (f", up to {settings['max_sequences_per_row']} sequences a row" if settings["packing"] else "")
-        + (", masked copies" if index.is_static else "")
     )
 
 

@@ -84,61 +84,41 @@ def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[i
 
 
 def train_parts(config: RunConfig) -> list[SourcePart]:
-    """Return the documents of each of data.train.
-
-    Raises:
-        DataError: a dataset is missing or damaged, or the split leaves it no training document.
-    """
-    part = "all" if config.data.split is None else "train"
-    return [_required_part(source.path, part, config) for source in config.data.train]
+    """Return the documents of each of data.train, or raise a DataError if a split leaves one none."""
+    return [_part(source.path, "train", config) for source in config.data.train]
 
 
 def held_out_parts(config: RunConfig) -> dict[str, SourcePart]:
-    """Return the held-out documents by name: data.validation, or each training source's valid part of a split.
-
-    Raises:
-        DataError: a dataset is missing or damaged, or a part that the recipe names has no document.
-    """
+    """Return the held-out documents by name: data.validation, or each training source's valid part of a split."""
     data = config.data
     if data.validation or data.split is None:
-        return {source.name: _required_part(source.path, source.part, config) for source in data.validation}
+        return {source.name: _part(source.path, source.part, config) for source in data.validation}
     parts = {}
     for name, source in zip(source_names(config), data.train, strict=True):
-        parts[name] = _part(source.path, "valid", config)
+        parts[name] = _part(source.path, "valid", config, may_be_empty=True)
         if parts[name].is_empty:
             logger.info("data.split %s holds out no document of %s", data.split, source.path)
     return {name: part for name, part in parts.items() if not part.is_empty}
 
 
 def refuse_copies(train: RowSource, config: RunConfig) -> None:
-    """Refuse a training source that is a copy of another: its rows would come again with the same masks.
-
-    Raises:
-        DataError: two sources have the same documents.
-    """
+    """Refuse a training source that is a copy of another: its rows would come again with the same masks."""
     seen: dict[str, str] = {}
     for source, index in zip(config.data.train, train.indexes, strict=True):
         first = seen.setdefault(index.meta["key"], source.path)
-        if first is not source.path and _same_tokens(first, source.path):
+        if first is source.path:
+            continue
+        # Without JSON equal keys say only that the lengths are equal.
+        one, other = dataset_file(first, "bin"), dataset_file(source.path, "bin")
+        if dataset_file(first, "json").is_file() or filecmp.cmp(one, other, shallow=False):
             raise DataError(
                 f"data.train: {source.path} is a copy of {first}: the same documents would come again with the same "
                 "masks; name one of them, with `epochs: 2` (data.blend concatenate) or a larger `weight`"
             )
 
 
-def _same_tokens(one: str, other: str) -> bool:
-    """Compare datasets with equal fingerprints, which cover only the lengths if there is no JSON."""
-    if dataset_file(one, "json").is_file():
-        return True
-    return filecmp.cmp(dataset_file(one, "bin"), dataset_file(other, "bin"), shallow=False)
-
-
 def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], config: RunConfig) -> None:
-    """Refuse held-out documents that are trained on, also under another path; without a split only warn of them.
-
-    Raises:
-        DataError: the recipe has a split, and a held-out source that is not to be the train part shares documents.
-    """
+    """Refuse held-out documents that are trained on, also under another path; without a split only warn of them."""
     wanted = {source.name for source in config.data.validation if source.part == "train"}
     for name, rows in held_out.items():
         shared = [
@@ -160,24 +140,16 @@ def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
     return bool(here["fingerprint"] == there["fingerprint"] and first < last)
 
 
-def _required_part(path: str, part: str, config: RunConfig) -> SourcePart:
-    chosen = _part(path, part, config)
-    if chosen.is_empty:
-        raise DataError(
-            f"{path}: data.split {config.data.split} gives its {part} part none of its {_num_documents(path)} "
-            "documents; change the split, or leave the source out"
-        )
-    return chosen
-
-
-def _part(path: str, part: str, config: RunConfig) -> SourcePart:
+def _part(path: str, part: str, config: RunConfig, may_be_empty: bool = False) -> SourcePart:
     if part == "all" or config.data.split is None:
         return SourcePart(path)
-    documents = split_documents(_num_documents(path), split_shares(config.data.split))
-    return SourcePart(path, documents[PARTS.index(part)])
-
-
-def _num_documents(path: str) -> int:
-    """Read the .idx alone; the dataset is checked when its samples are opened."""
     idx_path = dataset_file(path, "idx")
-    return (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
+    # The .idx alone; the dataset is checked when its samples are opened.
+    num_documents = (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
+    chosen = SourcePart(path, split_documents(num_documents, split_shares(config.data.split))[PARTS.index(part)])
+    if chosen.is_empty and not may_be_empty:
+        raise DataError(
+            f"{path}: data.split {config.data.split} gives its {part} part none of its {num_documents} documents; "
+            "change the split, or leave the source out"
+        )
+    return chosen

@@ -19,8 +19,7 @@ from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.parallel.placement import VOCABULARY, Split, shard_of
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import VOCABULARY, Shard, Split, shard_of
 
 SHAPES = {"matrix": (9, 7), "bias": (12,), "scale": (), "cube": (4, 2, 3)}
 

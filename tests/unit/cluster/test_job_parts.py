@@ -13,8 +13,7 @@ import pytest
 
 from ctxlm_ds.cluster.job_context import plan_tasks, pretrain_words, show
 from ctxlm_ds.cluster.settings import OWN_VARIABLES, VARIABLES, JobSettings, misspelt, read_settings
-from ctxlm_ds.cluster.signals import still_ours, stop_delay_s, time_left_s
-from ctxlm_ds.cluster.slurm_commands import Job, call, parse_fields
+from ctxlm_ds.cluster.slurm_commands import Job, call, parse_fields, still_ours, stop_delay_s, time_left_s
 from ctxlm_ds.cluster.srun import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.cluster.successor import batch_script, successor_environment, successor_options
 from ctxlm_ds.errors import ClusterError, ConfigError

@@ -82,9 +82,9 @@ def stage(folder: Path, into: Path, *overrides: str) -> list[str]:
 
 
 def staged_files(into: Path) -> dict[str, int]:
-    """Number of the file (a copy made anew has another) by path."""
+    """Time at which the file was made or last changed, by path; its number may be used again."""
     root = into / ROOT_NAME
-    return {str(p.relative_to(root)): p.stat().st_ino for p in sorted(root.rglob("*")) if p.is_file()}
+    return {str(p.relative_to(root)): p.stat().st_ctime_ns for p in sorted(root.rglob("*")) if p.is_file()}
 
 
 def damage(path: Path, place: int = 0) -> None:

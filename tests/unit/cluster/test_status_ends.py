@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,13 +12,11 @@ from ctxlm_ds.cluster.job import Action, Endings
 from ctxlm_ds.cluster.job_context import JobContext
 from ctxlm_ds.cluster.rank_start import RankStart, prepare
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome
-from ctxlm_ds.cluster.run_files import StartRecord
 from ctxlm_ds.cluster.settings import read_settings
-from ctxlm_ds.cluster.start_records import CANCELLED, begin, finish
-from ctxlm_ds.cluster.status_view import details, remarks
+from ctxlm_ds.cluster.start_records import CANCELLED, StartRecord, begin, finish
 from ctxlm_ds.process.run_history import END, FAILURE, append_event
-from ctxlm_ds.process.run_lock import RunLock
 from tests.unit.cluster.status_runs import ATTEMPT, make_run, started, status
+from tools.run_status import details, remarks
 
 WHY = "stopped by signal SIGTERM"
 
@@ -30,12 +26,8 @@ def run_dir(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run")
 
 
-def begun(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str = ATTEMPT, log: str | None = "/logs/7.log"
-) -> StartRecord:
-    monkeypatch.setattr("ctxlm_ds.cluster.start_records.job_log", lambda: log)
-    job_id = name.split("-")[1]
-    return begin(run_dir, name, job_id, job_id, "n[1-2]")
+def begun(run_dir: Path) -> StartRecord:
+    return begin(run_dir, ATTEMPT, "7", "7", "n[1-2]")
 
 
 # Cancelled
@@ -51,7 +43,7 @@ def cancel(run_dir: Path, attempt: StartRecord, ended: Ended, monkeypatch: pytes
 
 
 def test_a_run_cancelled_in_order_is_stopped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = begun(run_dir, monkeypatch)
+    attempt = begun(run_dir)
     started(run_dir)
     append_event(run_dir, END, step=20, reason=WHY, completed=False, failed=False, attempt=ATTEMPT)
     cancel(run_dir, attempt, Ended(Outcome.STOPPED, WHY, 0), monkeypatch)
@@ -62,7 +54,7 @@ def test_a_run_cancelled_in_order_is_stopped(run_dir: Path, monkeypatch: pytest.
 
 
 def test_a_run_cancelled_after_it_failed_has_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = begun(run_dir, monkeypatch)
+    attempt = begun(run_dir)
     started(run_dir)
     cancel(run_dir, attempt, Ended(Outcome.FAILED, "rank 1 on n2: Hang", 4), monkeypatch)
     found = status(run_dir)
@@ -78,50 +70,19 @@ def test_a_failure_with_status_0_is_no_cancellation(run_dir: Path) -> None:
 # Before training
 
 
-def test_a_failure_before_training_has_a_log(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = begun(run_dir, monkeypatch)
+def test_a_failure_before_training(run_dir: Path) -> None:
+    attempt = begun(run_dir)
     why = "rank 0 on n1: DataError: /nowhere/at-all.bin: no such file"
     finish(run_dir, attempt, FAILURE, why, exit_status=2)
     found = status(run_dir)
-    assert (found.state, found.why, found.log) == ("failed", why, "/logs/7.log")
-    assert "  log         /logs/7.log" in details(found)
+    assert (found.state, found.why) == ("failed", why)
+    assert f"  why         {why}" in details(found)
 
 
-def test_the_log_is_the_newest_start_s(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(run_dir, monkeypatch)
-    started(run_dir)
-    time.sleep(0.01)  # start.json's time has whole milliseconds
-    later = begun(run_dir, monkeypatch, "job-8-0-0", "/logs/8.log")
-    finish(run_dir, later, FAILURE, "rank 0 on n1: DataError: gone", exit_status=2)
-    newest_is("job-8-0-0", run_dir)
-    assert status(run_dir).log == "/logs/8.log"
-    # Of a run that is under way a second job's is beside the point.
-    with RunLock(run_dir).acquire():
-        started(run_dir)
-        again = begun(run_dir, monkeypatch, "job-9-0-0", "/logs/9.log")
-        newest_is(again.name, run_dir)
-        assert (status(run_dir).state, status(run_dir).log) == ("running", "/logs/7.log")
-
-
-def newest_is(name: str, run_dir: Path) -> None:
-    os.utime(run_dir / "attempts" / name, (time.time() + 60,) * 2)
-
-
-def test_without_a_log_of_the_job_there_is_the_ranks_output(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = begun(run_dir, monkeypatch, log=None)
-    finish(run_dir, attempt, FAILURE, "x", exit_status=2)
-    assert status(run_dir).log is None
-    output = run_dir / "attempts" / ATTEMPT / "output.log"
-    output.write_text("0: x\n")
-    assert status(run_dir).log == str(output)
-
-
-def test_a_job_that_has_only_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(tmp_path, monkeypatch)
+def test_a_job_that_has_only_begun(tmp_path: Path) -> None:
+    begun(tmp_path)
     found = status(tmp_path)
-    assert (found.state, found.job_id, found.log) == ("never started", "7", "/logs/7.log")
-    assert found.why is not None and found.why.startswith("job 7 began a start 0:0")
-    assert found.why.endswith(" ago, and its ranks have left nothing; see its log")
+    assert (found.state, found.job_id) == ("never started", "7")
     assert status(tmp_path, job_7="RUNNING").state == "starting"
 
 
@@ -129,13 +90,9 @@ def test_a_damaged_start_json_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "attempts" / ATTEMPT / "start.json"
     path.parent.mkdir(parents=True)
     whole = '"chain": "7", "job_id": "7", "checkpoint_step": null, "nodes": "n1"'
-    for text in ("{}", "[", f'{{"name": "{ATTEMPT}", "time_unix_s": Infinity, {whole}}}',
-                 f'{{"name": "{ATTEMPT}", "time_unix_s": 5, "log": 7, {whole}}}'):  # fmt: skip
+    for text in ("{}", "[", '{"job_id": [7]}', f'{{"name": "{ATTEMPT}", "time_unix_s": Infinity, {whole}}}'):
         path.write_text(text)
         assert (status(tmp_path).state, status(tmp_path).why) == ("never started", None)
-    # Of a time when it had no log.
-    path.write_text(f'{{"name": "{ATTEMPT}", "time_unix_s": 5, {whole}}}')
-    assert str(status(tmp_path).why).endswith("its ranks have left nothing") and status(tmp_path).log is None
 
 
 def test_a_wrong_preflight_setting_is_an_end_on_record(tmp_path: Path) -> None:

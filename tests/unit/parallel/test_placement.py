@@ -8,9 +8,9 @@ from megatron.core.tensor_parallel.utils import VocabUtility
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.build import describe_model
-from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split, shard_of, vocabulary_rows_per_rank
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Shard, Split, shard_of, vocabulary_rows_per_rank
 from tests.encoder_batches import OUTPUTS
+from tests.rank_files import local_shape
 from tests.sections import model_section
 
 MODEL = model_section(
@@ -45,7 +45,7 @@ def test_the_cuts_are_those_of_the_heads_rows_and_columns(size: int) -> None:
 
         def part(name: str, rank: int = rank) -> torch.Tensor:
             shard = shard_of(name, SPLITS[name], values[name].shape, size, rank)
-            return shard.extract(values[name]).reshape(shard.local_shape)
+            return shard.extract(values[name]).reshape(local_shape(shard))
 
         for kind in ("weight", "bias"):
             name = f"encoder.1.attention.qkv.{kind}"
@@ -64,7 +64,7 @@ def test_blocks_of_different_heights_are_split_each_on_its_own(size: int) -> Non
     for rank in range(size):
         shard = shard_of("qkv", Split("rows", (12, 6, 6)), value.shape, size, rank)
         expected = torch.cat([block.chunk(size)[rank] for block in value.split([12, 6, 6])])
-        assert torch.equal(shard.extract(value).reshape(shard.local_shape), expected)
+        assert torch.equal(shard.extract(value).reshape(local_shape(shard)), expected)
 
 
 VOCABULARIES = [(61, 2, 1), (61, 4, 8), (64, 4, 1), (5, 4, 2), (30522, 8, 128)]

@@ -12,6 +12,7 @@ import pytest
 
 from ctxlm_ds.process import build_locks
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+from ctxlm_ds.process.lock_record import this_process
 
 HOLD = (
     "import sys, time\n"
@@ -30,7 +31,12 @@ def hold(lock: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.skipif(not build_locks._sees_all_processes(), reason="a container: only old locks are removed")
+sees_all_processes = pytest.mark.skipif(
+    this_process().pid_namespace != build_locks.FIRST_PID_NAMESPACE, reason="a container: only old locks are removed"
+)
+
+
+@sees_all_processes
 def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     killed_lock = tmp_path / "py311_cpu" / "killed_op" / "lock"
     live_lock = tmp_path / "py311_cpu" / "live_op" / "lock"
@@ -46,7 +52,7 @@ def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
         live.wait()
 
 
-@pytest.mark.skipif(not build_locks._sees_all_processes(), reason="a container: only old locks are removed")
+@sees_all_processes
 def test_a_folder_in_which_compilers_still_work_is_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "py311_cpu" / "op" / "lock"
     killed = hold(lock)

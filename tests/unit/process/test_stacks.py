@@ -14,7 +14,6 @@ from ctxlm_ds.process.stacks import (
     likely_culprits,
     main_frames,
     name_threads,
-    open_scratch,
     read_scratch,
     read_stacks,
     stacks_name,
@@ -31,7 +30,7 @@ def text(rank: int, *frames: str) -> str:
 
 
 def test_real_stacks_are_named_and_parsed() -> None:
-    scratch = open_scratch()
+    scratch = os.memfd_create("stacks")
     release, begun = threading.Event(), threading.Event()
 
     def wait_here() -> None:

@@ -285,6 +285,7 @@ def test_the_optimizer_section_is_handed_over_whole() -> None:
     built = build_deepspeed_config(config, {"optimizer": section, "zero_optimization": {"stage": 1}}, 1)
     expected = {"type": "RMSprop", "params": {"lr": 3e-4, "weight_decay": 0.1, "alpha": 0.9}}
     assert built["optimizer"] == expected
+    assert "params" not in built
     assert deepspeed.DeepSpeedConfig(built).optimizer_params["alpha"] == 0.9
     assert section["params"]["lr"] == "auto"
 

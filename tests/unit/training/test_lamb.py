@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
-from ctxlm_ds.parallel.shards import Shard
+from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.fragments import Holding, list_fragments
 from ctxlm_ds.training.lamb import Lamb

@@ -38,8 +38,7 @@ def fit_rows(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Put each item, longest first, into the fullest row that still has room, else into a new one.
 
-    Returns:
-        [n] item numbers, row after row in the order of placing, and [rows] items of each row.
+    Return [n] item numbers, row after row in the order of placing, and [rows] items of each row.
     """
     items = np.argsort(-lengths, kind="stable")
     row_of, num_rows = _choose_rows(lengths[items], seq_length, max_sequences)

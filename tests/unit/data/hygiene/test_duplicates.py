@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -13,6 +16,12 @@ from ctxlm_ds.data.hygiene.duplicates import NearIndex, band_rows, fingerprint, 
 from ctxlm_ds.data.hygiene.words import word_hashes
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as file:
+        yield file
 
 
 def _words(text: str) -> np.ndarray:
@@ -69,11 +78,11 @@ def _add(index: NearIndex, rows: np.ndarray) -> list[int | None]:
     return found
 
 
-def test_near_duplicates_are_those_of_exact_similarity(tmp_path: Path) -> None:
+def test_near_duplicates_are_those_of_exact_similarity(file: IO[bytes]) -> None:
     """120 originals and mutations of known similarity."""
     rng = random.Random(7)
     originals = [[f"w{rng.randrange(10**6)}" for _ in range(200)] for _ in range(120)]
-    index = NearIndex(tmp_path / "signatures", 0.8)
+    index = NearIndex(file, 0.8)
     assert _add(index, signatures([_words(" ".join(words)) for words in originals])) == [None] * 120
     found = {1: 0, 30: 0}
     for changes in found:
@@ -85,28 +94,24 @@ def test_near_duplicates_are_those_of_exact_similarity(tmp_path: Path) -> None:
             found[changes] += original == number
             assert original in (None, number)
     assert found == {1: 120, 30: 0}
-    index.close()
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_index_grows_and_remembers_everything(tmp_path: Path) -> None:
+def test_the_index_grows_and_remembers_everything(file: IO[bytes]) -> None:
     rng = np.random.default_rng(1)
     rows = rng.integers(0, 1 << 32, (3000, 16), dtype=np.uint32)
-    index = NearIndex(tmp_path / "signatures", 0.9, 16)
+    index = NearIndex(file, 0.9, 16)
     assert _add(index, rows) == [None] * 3000
     assert [index.find(row) for row in rows[::7]] == list(range(0, 3000, 7))
-    index.close()
 
 
-def test_a_band_that_everybody_shares_hides_no_duplicate(tmp_path: Path) -> None:
+def test_a_band_that_everybody_shares_hides_no_duplicate(file: IO[bytes]) -> None:
     """Documents with one common band are no duplicates, and each is still found by its other bands."""
     rng = np.random.default_rng(2)
     rows = rng.integers(0, 1 << 32, (2000, 128), dtype=np.uint32)
     rows[:, :7] = 5
-    index = NearIndex(tmp_path / "signatures", 0.8)
+    index = NearIndex(file, 0.8)
     assert _add(index, rows) == [None] * 2000
     assert [index.find(row) for row in rows[-50:]] == list(range(1950, 2000))
-    index.close()
 
 
 def test_held_out_ngrams_are_found_and_no_others(tmp_path: Path) -> None:

@@ -319,12 +319,12 @@ def test_a_missing_library_is_named_before_anything_is_read(
 def test_what_was_done_travels_with_the_files(corpus: tuple[CorpusRecipe, list[str]], tmp_path: Path) -> None:
     recipe = corpus[0]
     report = prepare_corpus(recipe, tmp_path / "out", PrepareOptions(part_bytes=15_000))
-    record = cleaning_record([str(tmp_path / "out/*.zst"), str(tmp_path / "out/one-00000.jsonl.zst")])
+    record = cleaning_record(find_sources([str(tmp_path / "out/*.zst"), str(tmp_path / "one.jsonl")]))
     assert record == [{"corpus": "test", **stage} for stage in report["stages"]]
-    assert cleaning_record([str(tmp_path / "one.jsonl"), "hf://some/where", str(tmp_path / "none*")]) == []
+    assert cleaning_record(find_sources([str(tmp_path / "one.jsonl"), "hf://some/where"])) == []
     for content in ("{", "[]", '{"text": "x"}\n{"text": "y"}\n'):  # another program's file of that name
         (tmp_path / "out/corpus.json").write_text(content)
-        assert cleaning_record([str(tmp_path / "out/one-00000.jsonl.zst")]) == []
+        assert cleaning_record(find_sources([str(tmp_path / "out/one-00000.jsonl.zst")])) == []
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
