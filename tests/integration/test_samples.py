@@ -24,7 +24,6 @@ from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -34,6 +33,7 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool
 from tests.sample_data import run_config, sample_of, write_dataset
 from tests.text import make_documents
+from tools.extract_docstrings import extract_docstrings
 
 NUM_DOCUMENTS = 600
 

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Backend
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
-from ctxlm_ds.data.sources.docstrings import extract_docstrings
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -27,6 +26,7 @@ from tests.sample_data import (
     write_dataset,
 )
 from tests.unit.data.formats import fairseq_reference as fairseq
+from tools.extract_docstrings import extract_docstrings
 
 NUM_TEXTS = 200
 MODES = {"full_sentences": "complete", "doc_sentences": "complete_doc"}

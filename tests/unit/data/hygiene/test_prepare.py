@@ -19,7 +19,6 @@ import zstandard
 from pyarrow import parquet
 
 from ctxlm_ds import atomic
-from ctxlm_ds.data.hygiene.command_line import empty_warnings
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, Expectation, FilterConfig
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
 from ctxlm_ds.data.hygiene.report import cleaning_record
@@ -27,6 +26,7 @@ from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.data.sources.reading import find_sources
 from ctxlm_ds.errors import DataError
 from tests.text import make_documents
+from tools.prepare_corpus import empty_warnings
 
 GERMAN = "Die Bibliothek stand neben dem alten Markt, und niemand hatte ihre Türen seit jenem Winter geöffnet. " * 3
 EVERYTHING = FilterConfig(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.sources import docstrings
-from ctxlm_ds.data.sources.docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 from ctxlm_ds.errors import DataError
+from tools import extract_docstrings as docstrings
+from tools.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 
 SAMPLE = """
 Return the mean of the given values, which
