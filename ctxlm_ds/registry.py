@@ -87,6 +87,7 @@ FAMILIES = Registry(
     {
         "bert": "ctxlm_ds.families.bert.config:BERT",
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
+        "albert": "ctxlm_ds.families.albert.config:ALBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },
@@ -97,6 +98,7 @@ OBJECTIVES = Registry(
     {
         "masked_lm": "ctxlm_ds.objectives.masked_lm:MaskedLM",
         "masked_lm_nsp": "ctxlm_ds.objectives.masked_lm:MaskedLMNextSentence",
+        "masked_lm_sop": "ctxlm_ds.objectives.masked_lm:MaskedLMSentenceOrder",
         "causal_lm": "ctxlm_ds.objectives.causal_lm:CausalLM",
     },
 )
@@ -105,6 +107,7 @@ FORMATS = Registry(
     "ctxlm_ds.sample_formats",
     {
         "segment_pair": "ctxlm_ds.data.formats.pairs:SegmentPair",
+        "sentence_order": "ctxlm_ds.data.formats.pairs:SentenceOrder",
         "sentence_pair": "ctxlm_ds.data.formats.pairs:SentencePair",
         "full_sentences": "ctxlm_ds.data.formats.sentences:FullSentences",
         "doc_sentences": "ctxlm_ds.data.formats.sentences:DocSentences",

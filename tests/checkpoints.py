@@ -13,9 +13,9 @@ from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
-from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sections import data_section, model_section, objective_section
 
@@ -35,8 +35,8 @@ def make_tokenizer(kind: str, folder: Path) -> Path:
 def make_config(
     kind: str, tokenizer: Path, vocab_size: int, model_settings: dict | None = None, **settings: object
 ) -> RunConfig:
-    """A recipe for `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `roberta`, `gpt2` or `gpt1`."""
-    family = "bert" if kind == "bert_nsp" else kind
+    """A recipe: `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `spanbert`, `roberta`, `gpt2` or `gpt1`."""
+    family = "bert" if kind in ("bert_nsp", "spanbert") else kind
     eps = 1e-12 if family == "bert" else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
     if family in ("gpt2", "gpt1"):
@@ -50,7 +50,7 @@ def make_config(
         name=f"{kind}-test",
         model=model_section(**{**model, **(model_settings or {})}),
         tokenizer=TokenizerConfig(path=str(tokenizer)),
-        objective=objective_section(name=objective),
+        objective=objective_section(name=objective, **({"boundary_weight": 1.0} if kind == "spanbert" else {})),
         data=data_section(sample_format=sample_format, seq_length=32),
         **settings,
     )
@@ -58,7 +58,7 @@ def make_config(
 
 def outputs_of(config: RunConfig) -> tuple[str, ...]:
     """Return what the recipe's objective needs from the model."""
-    return OBJECTIVES.get(config.objective.name).outputs
+    return build_objective(config.objective).outputs
 
 
 def random_weights(config: RunConfig, seed: int = 0) -> dict[str, torch.Tensor]:

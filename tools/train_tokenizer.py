@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ctxlm_ds.console import run_command, setup_logging
 
-_TYPES = ("wordpiece", "bpe", "gpt2", "gpt1", "unigram", "sentencepiece-bpe", "elmo")
+_TYPES = ("wordpiece", "bpe", "gpt2", "gpt1", "unigram", "sentencepiece-bpe", "albert", "elmo")
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=_TYPES,
         required=True,
         help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), gpt1 (lower-cased characters), unigram "
-        "or sentencepiece-bpe (T5, mBART, XLM-R), elmo (words and their characters)",
+        "or sentencepiece-bpe (T5, mBART, XLM-R), albert (unigram), elmo (words and their characters)",
     )
     add("--vocab-size", type=int, metavar="N", help="every id; default: the published model's of the type")
     add(

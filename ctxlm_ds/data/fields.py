@@ -7,6 +7,8 @@ from typing import Literal
 
 IGNORE_LABEL = -100
 """The label of a position without a prediction."""
+MOST_BOUNDARY_TARGETS = 15
+"""Tokens of a masked span that are predicted from its boundaries; the rest is left out (SpanBERT)."""
 FITS = -1
 """The result of filling if every row fits into its fields; otherwise it is the first row that does not."""
 

@@ -72,6 +72,8 @@ class FamilyExport(ABC):
     """Config class of transformers."""
     hf_classes: ClassVar[Mapping[frozenset[str], str]]
     """Outputs of a model -> model class of transformers that computes them."""
+    extra_outputs: ClassVar[frozenset[str]] = frozenset()
+    """Outputs whose heads no class of transformers has; an export keeps them in a separate file."""
     settings: ClassVar[Mapping[str, str]]
     """Our setting -> theirs with the same value."""
     activation_key: ClassVar[str]
@@ -94,6 +96,10 @@ class FamilyExport(ABC):
         Raises:
             ExportError: no class computes the model (`check`).
         """
+
+    def shared_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """Return the outputs that a class of transformers can have."""
+        return tuple(name for name in outputs if name not in self.extra_outputs)
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
         """Raise ExportError if no class of transformers computes this model."""

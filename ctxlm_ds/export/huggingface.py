@@ -24,7 +24,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
-from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, write_model
+from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, HEADS_FILE, write_heads, write_model
 from ctxlm_ds.export.verify import Comparison, verify_folder
 from ctxlm_ds.export.weights import (
     IMPORT_RECORD,
@@ -82,21 +82,26 @@ def to_hf(
     source = open_checkpoint(checkpoint)
     export = export_of(source.model.family)
     tokenizer = load_tokenizer(source.folder / "tokenizer")
-    key_map = export.key_map(source.model, source.outputs, tokenizer.pad_id)
+    outputs = export.shared_outputs(source.outputs)
+    key_map = export.key_map(source.model, outputs, tokenizer.pad_id)
     _check_tokenizer(tokenizer, source.model)
     whole = describe_source(source.reader, source.model, source.outputs, source.folder)
     logger.info("exporting %s as %s in %s", source.folder, key_map.hf_class, dtype)
-    text = export.card(source.outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
+    text = export.card(outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
     with output_folder(output) as folder:
         _copy_tokenizer(source, folder)
         write_model(folder, key_map, source.reader, dtype, max_shard_bytes)
+        heads = sorted(whole.shapes.keys() - {row.ours for row in key_map.rows})
+        if heads:
+            write_heads(folder, source.reader, heads, dtype)
+            logger.info("%s has no place for %s; %s keeps them", key_map.hf_class, ", ".join(heads), HEADS_FILE)
         config = to_hf_config(export, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings)
         config.to_json_file(folder / "config.json")
         card = write_model_card(source, text, key_map.hf_class, dtype, whole.num_parameters)
         (folder / "README.md").write_text(card, encoding="utf-8")
         record = _export_record(source.folder, dtype, max_shard_bytes)
         (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
+        comparisons = verify_folder(folder, source.reader, source.model, outputs, tokenizer, dtype)
     return Conversion(source.folder, output, key_map.hf_class, text.task, whole.num_parameters, comparisons)
 
 

@@ -64,7 +64,7 @@ def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
     if is_checkpoint(folder):
         checkpoint = open_checkpoint(folder)
         return checkpoint.reader, checkpoint.model, checkpoint.outputs
-    weights = HuggingFaceWeights(folder)
+    weights = HuggingFaceWeights(folder, with_heads=True)
     return weights, weights.model, weights.outputs
 
 

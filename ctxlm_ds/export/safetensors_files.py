@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+HEADS_FILE = "extra_heads.safetensors"
+"""Heads of an objective that the Hugging Face class lacks, under our names; only `initialize_from` reads them."""
 DEFAULT_SHARD_BYTES = 5 * 10**9
 NAME_BYTES = 255
 """Longest name of a file."""
@@ -88,6 +90,19 @@ def write_model(
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
+def write_heads(folder: Path, source: WeightSource, names: Sequence[str], dtype: str) -> None:
+    """Write parameters under our names into HEADS_FILE.
+
+    Raises:
+        ExportError: a value is not finite in the data type.
+    """
+    file = TensorFileWriter(folder / HEADS_FILE, DTYPE_CODES[dtype])
+    values = (source.read_full(name) for name in names)
+    for name in names:
+        file.add(name, source.shape(name), partial(_next_tensor, values, name, dtype))
+    file.write()
+
+
 def _next_tensor(values: Iterator[torch.Tensor], name: str, dtype: str) -> torch.Tensor:
     value = next(values)
     converted = value.to(DTYPES[dtype])
@@ -99,18 +114,27 @@ def _next_tensor(values: Iterator[torch.Tensor], name: str, dtype: str) -> torch
     return converted
 
 
-class SafetensorsFolder:
-    """The tensors of a local Hugging Face folder: model.safetensors or its shards, read one at a time."""
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a local Hugging Face folder: model.safetensors or its shards.
 
-    def __init__(self, folder: Path) -> None:
-        """Raise ExportError if the folder holds no complete safetensors files."""
-        index = folder / INDEX_FILE
-        if not index.exists() and not (folder / SINGLE_FILE).exists():
-            raise ExportError(_no_safetensors(folder))
-        paths = [folder / name for name in (_indexed_files(index) if index.exists() else [SINGLE_FILE])]
-        missing = [path for path in paths if not path.exists()]
-        if missing:
-            raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")
+    Raises:
+        ExportError: the folder holds no complete safetensors files.
+    """
+    index = folder / INDEX_FILE
+    if not index.exists() and not (folder / SINGLE_FILE).exists():
+        raise ExportError(_no_safetensors(folder))
+    paths = [folder / name for name in (_indexed_files(index) if index.exists() else [SINGLE_FILE])]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")
+    return paths
+
+
+class SafetensorsFiles:
+    """The tensors of safetensors files, read one at a time."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Read the names and shapes; raise ExportError if a file is damaged."""
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, Shape] = {}
         for path in paths:

@@ -24,12 +24,12 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
-from ctxlm_ds.export.safetensors_files import SafetensorsFolder
+from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles, model_files
 from ctxlm_ds.models.build import WholeModel, describe_model, vocabulary_table
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
-from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.untrusted_json import check_regular_files
 
 IMPORT_RECORD = "imported_from.json"
@@ -71,12 +71,17 @@ def check_finite(name: str, value: torch.Tensor, where: object) -> torch.Tensor:
 class HuggingFaceWeights:
     """A local folder of a class that some family's export knows, under our names."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raise ExportError if the folder is of none of these classes, or its files do not fit its config."""
+    def __init__(self, folder: Path, with_heads: bool = False) -> None:
+        """Open the files; `with_heads` adds the heads of an export that its class lacks.
+
+        Raises:
+            ExportError: the folder is of none of these classes, or its files do not fit its config.
+        """
         check_regular_files(folder, ExportError)
         self.folder = folder
+        self._heads = SafetensorsFiles([])
         self.export, self.model, self.pad_id, self.kept = from_hf_config(folder)
-        self._files = SafetensorsFolder(folder)
+        self._files = SafetensorsFiles(model_files(folder))
         file_names = list(self._files.shapes)
         self.outputs = self.export.outputs_in(file_names)
         try:
@@ -84,6 +89,9 @@ class HuggingFaceWeights:
             self.key_map = self.export.key_map(self.model, self.outputs, self.pad_id)
             self._assignment = assign(self.key_map, file_names, str(folder))
             self._rows = {row.ours: row for row in self.key_map.rows}
+            if with_heads and (folder / HEADS_FILE).is_file():
+                self._heads = SafetensorsFiles([folder / HEADS_FILE])
+                self.outputs = (*self.outputs, *sorted(self.export.extra_outputs))
             self.whole = describe_source(self, self.model, self.outputs, folder)
         except CheckpointError as error:
             raise ExportError(str(error)) from error
@@ -97,15 +105,17 @@ class HuggingFaceWeights:
 
     def names(self) -> list[str]:
         """Return the names of our parameters."""
-        return list(self._rows)
+        return [*self._rows, *self._heads.shapes]
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
+        if name in self._heads.shapes:
+            return self._heads.shapes[name]
         return self._rows[name].our_shape(lambda theirs: self._files.shapes[self._assignment.stored[theirs]])
 
     def read_full(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32, made of theirs."""
-        return self._rows[name].to_ours(self._read)
+        return self._heads.read(name) if name in self._heads.shapes else self._rows[name].to_ours(self._read)
 
     def read_finite(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32; raise CheckpointError if it has a NaN or an infinity."""
@@ -166,7 +176,7 @@ def open_checkpoint(path: Path) -> CheckpointSource:
     folder, _ = find_verified(path, partial(verify, sizes_only=MOMENTS_PATTERN))
     reader = CheckpointReader(folder)
     config = load_saved_config(folder / "config.yaml")
-    outputs = OBJECTIVES.get(config.objective.name).outputs
+    outputs = build_objective(config.objective).outputs
     _check_layers(config.model, len(reader.names()), folder)
     table = vocabulary_table(config.model, outputs)
     if table not in reader or not reader.shape(table) or reader.shape(table)[0] > MAX_SIZE:

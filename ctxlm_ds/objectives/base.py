@@ -57,10 +57,10 @@ class Objective(ABC):
 
     name: ClassVar[str]
     section: ClassVar[type[ObjectiveSection]]
-    outputs: ClassVar[tuple[str, ...]]
-    """Tensors that it needs from the model."""
-    needs_pairs: ClassVar[bool] = False
-    """True if samples must have a second segment and its label."""
+    outputs: tuple[str, ...]
+    """Tensors that it needs from the model; an instance has those of its settings."""
+    sequence_label: ClassVar[str | None] = None
+    """What the labels of sequences must say (SampleFormat.sequence_label); None if it reads none."""
     shifted: ClassVar[bool] = False
     """True if a sample's last token must be only a label."""
 
@@ -147,7 +147,9 @@ def shown(token_id: int, tokenizer: Tokenizer) -> tuple[str, str]:
     """Return the space before a token, and the token: WordPiece tokens by name, others as their text."""
     if tokenizer.kind == "wordpiece" or token_id in tokenizer.special_ids:
         return " ", tokenizer.id_to_token(token_id)
-    text = tokenizer.decode([token_id]).replace("\n", "⏎")
+    piece = tokenizer.id_to_token(token_id)
+    # Decoding one piece of sentencepiece drops the space before it.
+    text = piece.replace("▁", " ") if piece.startswith("▁") else tokenizer.decode([token_id]).replace("\n", "⏎")
     return (" ", text[1:]) if text.startswith(" ") else ("", text)
 
 

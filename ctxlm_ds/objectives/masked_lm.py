@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.errors import ConfigError
@@ -19,7 +22,7 @@ from ctxlm_ds.objectives.base import (
     token_fields,
 )
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, Probability, Width
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, Probability, SmallInt, Width
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MaskedLMSection(ObjectiveSection):
-    """Masked tokens (RoBERTa)."""
+    """Masked tokens (RoBERTa), words, spans (SpanBERT) or n-grams (ALBERT)."""
 
     name: str = "masked_lm"
     mask_prob: Probability = 0.15
@@ -43,14 +46,34 @@ class MaskedLMSection(ObjectiveSection):
     """Share of the predicted tokens replaced by a random one; the rest becomes the mask token."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
+    spans: Literal["none", "geometric", "ngram"] = "none"
+    """Choose runs of tokens, or of words with whole_word. `geometric`: lengths by span_prob, up to max_span_length
+    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT)."""
+    max_span_length: SmallInt = 10
+    """Longest run (SpanBERT 10, ALBERT 3)."""
+    span_prob: Probability = 0.2
+    """p of the lengths of `geometric` spans: p(1 - p)^(n - 1), renormalised (SpanBERT 0.2)."""
+    replace_spans: bool = False
+    """Draw mask, random or kept once per run of predicted tokens instead of per token (SpanBERT)."""
     masking: Literal["dynamic", "static"] = "dynamic"
     """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
     special_tokens: Literal["never", "bert", "roberta"] = "never"
     """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
-    count_rounding: Literal["nearest", "probabilistic"] = "nearest"
-    """Number of predictions: max(1, round(p·n)) (BERT) or floor(p·n + U) (fairseq), at least one either way."""
+    count_rounding: Literal["nearest", "probabilistic", "up"] = "nearest"
+    """Number of predictions: round(p·n) (BERT), floor(p·n + U) (fairseq), or ceil(p·n) without counting special tokens
+    (SpanBERT); always at least one."""
     max_predictions: Width | None = None
     """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
+
+    boundary_weight: Annotated[float, Setting(ge=0.0, le=1e6)] = 0.0
+    """Weight of the span boundary objective: each predicted token from the two tokens around its run of predicted
+    tokens (SpanBERT 1.0); 0 is without it."""
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        if self.spans == "none":
+            return "max_span_length", "span_prob"
+        return ("span_prob",) if self.spans == "ngram" else ()
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         if self.keep_prob + self.random_prob > 1.0:
@@ -70,23 +93,40 @@ class MaskedLMSection(ObjectiveSection):
             )
 
 
+class MaskedLMSentenceOrderSection(MaskedLMSection):
+    """Masked tokens and whether two segments are in their order, each with its own mean (ALBERT)."""
+
+    name: str = "masked_lm_sop"
+
+
 class MaskedLMNextSentenceSection(MaskedLMSection):
     """Masked tokens and whether the second segment follows the first, each with its own mean (BERT)."""
 
     name: str = "masked_lm_nsp"
 
 
+def sentence_term(name: str) -> LossTerm:
+    """Return the term of a classifier over each sequence's first position."""
+    return LossTerm(name, ("sentence_logits",), (f"{name}_labels",), CLASSIFICATION_SUMS)
+
+
+SPAN_BOUNDARY = LossTerm("span_boundary", ("boundary_logits",), ("boundary_labels",))
+
+
 class MaskedLM(Objective):
-    """The objective of RoBERTa; corruption/tokens.py says which tokens are predicted."""
+    """The objective of RoBERTa and SpanBERT; corruption/ says which tokens are predicted."""
 
     name = "masked_lm"
     section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
-    outputs: ClassVar[tuple[str, ...]] = ("predicted_logits",)
+    outputs: tuple[str, ...] = ("predicted_logits",)
     terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
 
     def __init__(self, section: MaskedLMSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         self.config = section
+        if section.boundary_weight > 0.0:
+            self.outputs = (*self.outputs, *SPAN_BOUNDARY.outputs)
+            self.terms = (*self.terms, replace(SPAN_BOUNDARY, weight=section.boundary_weight))
         if tokenizer is not None:
             from ctxlm_ds.objectives.corruption.tokens import masking_rules
 
@@ -111,11 +151,17 @@ class MaskedLM(Objective):
                 f"objective.max_predictions {slots} is less than data.max_sequences_per_row {data.sequences_per_row}; "
                 "every packed sequence needs at least one prediction slot: raise the first or lower the second"
             )
+        boundaries = (
+            Field("boundary_positions", 2 * slots),
+            Field("boundary_offsets", slots),
+            Field("boundary_labels", slots, IGNORE_LABEL),
+        )
         return (
             *token_fields(data, self.pad_id),
             Field("token_type_ids", data.seq_length),
             Field("prediction_positions", slots),
             Field("masked_lm_labels", slots, IGNORE_LABEL),
+            *(boundaries if self.config.boundary_weight > 0.0 else ()),
         )
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
@@ -143,13 +189,16 @@ class MaskedLM(Objective):
         return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
-        from ctxlm_ds.data.stream.row_filling import fill_slots, fill_token_types
+        from ctxlm_ds.data.stream.row_filling import fill_boundaries, fill_slots, fill_token_types
 
         slots = arrays["prediction_positions"]
         row = fill_token_fields(examples, row_starts, arrays, slots.shape[1])
         if row == FITS:
             fill_token_types(examples, row_starts, arrays["token_type_ids"])
             fill_slots(examples, row_starts, slots, arrays["masked_lm_labels"])
+            if "boundary_labels" in arrays:
+                boundaries = (arrays[name] for name in ("boundary_positions", "boundary_offsets", "boundary_labels"))
+                fill_boundaries(examples, row_starts, self._rules.is_special, *boundaries)
         return row
 
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
@@ -171,20 +220,17 @@ class MaskedLMNextSentence(MaskedLM):
     """The objective of BERT."""
 
     name = "masked_lm_nsp"
-    section = MaskedLMNextSentenceSection
+    section: ClassVar[type[MaskedLMSection]] = MaskedLMNextSentenceSection
     outputs = ("predicted_logits", "sentence_logits")
-    needs_pairs = True
-    terms = (
-        *MaskedLM.terms,
-        LossTerm("next_sentence", ("sentence_logits",), ("next_sentence_labels",), CLASSIFICATION_SUMS),
-    )
+    sequence_label: ClassVar[str | None] = "next_sentence"
+    terms = (*MaskedLM.terms, sentence_term("next_sentence"))
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         sequences = data.sequences_per_row
         return (
             *super().fields(data),
             Field("cls_positions", sequences),
-            Field("next_sentence_labels", sequences, IGNORE_LABEL),
+            Field(f"{self.sequence_label}_labels", sequences, IGNORE_LABEL),
         )
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
@@ -193,5 +239,14 @@ class MaskedLMNextSentence(MaskedLM):
         row = super().fill(examples, row_starts, arrays)
         if row == FITS:
             fill_starts(examples, row_starts, arrays["cls_positions"], False)
-            fill_sequence_labels(examples, row_starts, arrays["next_sentence_labels"])
+            fill_sequence_labels(examples, row_starts, arrays[f"{self.sequence_label}_labels"])
         return row
+
+
+class MaskedLMSentenceOrder(MaskedLMNextSentence):
+    """The objective of ALBERT."""
+
+    name = "masked_lm_sop"
+    section = MaskedLMSentenceOrderSection
+    sequence_label = "sentence_order"
+    terms = (*MaskedLM.terms, sentence_term("sentence_order"))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens
+from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens, share_parameters
 from ctxlm_ds.parallel.parameters import ZEROS, Init, ParameterFacts, declare
 from ctxlm_ds.parallel.placement import COLUMNS, VOCABULARY, Split
 
@@ -119,6 +119,21 @@ def replicated_linear(
     return layer
 
 
+class TokenLinear(Linear):
+    """A linear layer between blocks that every tensor-parallel rank holds completely and applies to its tokens."""
+
+    def __init__(
+        self, in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
+    ) -> None:
+        super().__init__(in_features, out_features, kernels.linear)
+        declare(self, weight=ParameterFacts(init, decays=True), bias=ParameterFacts(ZEROS, decays=False))
+        self.parallel = parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., i] to [..., o]."""
+        return self.kernel(x, *share_parameters(self.parallel, self.weight, self.bias))
+
+
 def _with_activation(kernels: KernelSet, product: LinearKernel, activation: str | None) -> LinearKernel:
     if activation is None:
         return product
@@ -185,10 +200,14 @@ class VocabParallelEmbedding(nn.Module):
 class VocabParallelBias(nn.Module):
     """One number per word [v], split like the table and added to the scores of this rank's words."""
 
-    def __init__(self, vocab_size: int, parallel: ParallelContext) -> None:
+    def __init__(self, vocab_size: int, parallel: ParallelContext, optional: bool = False) -> None:
+        """Make the bias; `optional` as in ParameterFacts."""
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(parallel.vocabulary_rows(vocab_size)))
-        declare(self, bias=ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary"))
+        declare(
+            self,
+            bias=ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary", optional=optional),
+        )
         if parallel.size > 1:
             from ctxlm_ds.parallel.megatron import mark_split
 

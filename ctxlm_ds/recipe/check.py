@@ -170,7 +170,7 @@ def _check_precision(config: RunConfig) -> Iterator[Problem]:
 def fit_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield problems of combining family, objective and sample format."""
     family = MODEL.registry.get(config.model.family)
-    objective = OBJECTIVE.registry.get(config.objective.name)
+    objective = OBJECTIVE.registry.get(config.objective.name)(config.objective)
     sample_format = DATA.registry.get(config.data.sample_format)
     judged = [objective]
     if not _model_fits(family, objective):
@@ -188,8 +188,8 @@ def _model_fits(family: Any, objective: Any) -> bool:
 
 def _format_fits(sample_format: Any, objective: Any) -> bool:
     """Return whether the samples of the format have what the objective needs."""
-    has_pairs = sample_format.makes_pairs or not objective.needs_pairs
-    return bool(has_pairs and objective.shifted == sample_format.shifted)
+    has_label = objective.sequence_label in (None, sample_format.sequence_label)
+    return bool(has_label and objective.shifted == sample_format.shifted)
 
 
 def _objective_problem(config: RunConfig, family: Any, objective: Any) -> Problem:
@@ -211,8 +211,10 @@ def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) ->
         reason = f"leaves no token after the last input for {name} to predict"
     elif sample_format.shifted and not objective.shifted:
         reason = f"keeps the last token of a sample as a label, which {name} does not read"
-    else:
+    elif sample_format.sequence_label is None:
         reason = f"has no second segment for {name} to judge"
+    else:
+        reason = f"labels its pairs with {sample_format.sequence_label}, {name} reads {objective.sequence_label}"
     formats = [name for name, other in DATA.entries().items() if any(_format_fits(other, one) for one in judged)]
     family = MODEL.registry.get(config.model.family)
     objectives = [

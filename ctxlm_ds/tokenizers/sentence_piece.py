@@ -5,6 +5,7 @@ One difference between the two remains: the library's Precompiled normalizer rea
 the longest rule, so a few decomposed characters (Tamil and Bengali vowels in two parts, Hangul in letters) are
 normalized otherwise.
 
+ALBERT (AlbertSettings): <pad> <unk> [CLS] [SEP] [MASK] as 0 to 4, pieces, special tokens.
 T5 (`extra_ids`): <pad> </s> <unk> as ids 0 to 2, pieces, special tokens, <extra_id_N-1> ... <extra_id_0> last.
 Else XLM-R's: <s> <pad> </s> <unk> as 0 to 3, pieces, special tokens, language codes (mBART), <mask> last.
 """
@@ -38,10 +39,14 @@ MBART_CODES = (
     "zh_CN",
 )  # fmt: skip
 """Codes of mbart-large-cc25, in the order of their ids."""
+ALBERT_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _FIRST_IDS: dict[str, dict[str, Any]] = {
+    "cls": {
+        "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    },
     "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
     "xlmr": {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
-}
+}  # fmt: skip
 _NUM_THREADS = 16
 """Threads of the trainer on any machine: the sums, and so the scores, depend on their number."""
 _LINE_CHARACTERS = 4000
@@ -68,11 +73,28 @@ class SentencePieceSettings:
     byte_fallback: bool = False
     """256 byte pieces spell what is outside the vocabulary."""
 
+    @property
+    def layout(self) -> str:
+        """`t5` or `xlmr`, which decides the first ids and the special tokens around a text."""
+        return "t5" if self.extra_ids else "xlmr"
+
     def appended_tokens(self) -> list[str]:
         """Return the tokens after the pieces, in the order of their ids."""
+        if self.layout == "cls":
+            return [*self.special_tokens]
         if self.extra_ids:
             return [*self.special_tokens, *(f"<extra_id_{number}>" for number in reversed(range(self.extra_ids)))]
         return [*self.special_tokens, *self.language_codes, XLMR_ROLES["mask"]]
+
+
+@dataclass(frozen=True, slots=True)
+class AlbertSettings(SentencePieceSettings):
+    """Settings of ALBERT's vocabulary: unigram pieces between BERT's special tokens."""
+
+    @property
+    def layout(self) -> str:
+        """Return `cls`: BERT's special tokens in front of the pieces."""
+        return "cls"
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -122,7 +144,7 @@ def train_sentencepiece(texts: Iterable[str], settings: SentencePieceSettings) -
     training = settings_record(settings)
     training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
     config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
-    roles = T5_ROLES if settings.extra_ids else XLMR_ROLES
+    roles = {"t5": T5_ROLES, "xlmr": XLMR_ROLES, "cls": ALBERT_ROLES}[settings.layout]
     facts = TokenizerFacts(KIND, dict(roles), config, training, files={MODEL_FILE: model})
     return SentencePieceTokenizer(_build_backend(model, settings), facts)
 
@@ -151,7 +173,7 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
                 num_threads=_NUM_THREADS,
                 minloglevel=2,
                 **normalization,
-                **_FIRST_IDS["t5" if settings.extra_ids else "xlmr"],
+                **_FIRST_IDS[settings.layout],
             )
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"sentencepiece cannot train this vocabulary: {error}") from error
@@ -199,7 +221,7 @@ def _transformers_class(settings: SentencePieceSettings) -> str:
         # MBartTokenizer normalizes nothing else and has exactly these codes.
         faithful = settings.language_codes == MBART_CODES and settings.normalization == WHITESPACE
         return "MBartTokenizer" if faithful and not settings.special_tokens else "PreTrainedTokenizerFast"
-    if plain and settings.normalization.startswith("nmt_"):
+    if plain and settings.normalization.startswith("nmt_") and settings.layout != "cls":
         return "T5Tokenizer" if settings.extra_ids else "XLMRobertaTokenizer"
     return "PreTrainedTokenizerFast"
 
@@ -213,10 +235,11 @@ def _build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
     backend = Backend(_model(proto))
     _add_layers(backend, proto, settings)
     controls = [piece.piece for piece in proto.pieces if piece.type in (piece.CONTROL, piece.UNKNOWN)]
-    tokens = [AddedToken(token, normalized=False, special=True) for token in controls]
-    for token in settings.appended_tokens():
-        # As in the released models, <mask> includes the space before it.
-        tokens.append(AddedToken(token, lstrip=token == "<mask>", normalized=False, special=True))
+    # As in the released models, the mask includes the space before it.
+    tokens = [
+        AddedToken(token, lstrip=token in ("<mask>", "[MASK]"), normalized=False, special=True)
+        for token in (*controls, *settings.appended_tokens())
+    ]
     backend.add_special_tokens(tokens)
     backend.post_processor = _template(backend, settings)
     return backend
@@ -269,7 +292,9 @@ def _template(backend: Any, settings: SentencePieceSettings) -> Any:
     from tokenizers import processors
 
     single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
-    if settings.extra_ids:
+    if settings.layout == "cls":
+        single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    elif settings.extra_ids:
         single, pair = "$A </s>", "$A </s> $B </s>"
     elif settings.language_codes:
         single, pair = (f"{texts} </s> {settings.language_codes[0]}" for texts in ("$A", "$A $B"))

@@ -65,6 +65,11 @@ TOKENIZER_TYPES = {
     "gpt2": TokenizerType(byte_bpe.train_gpt2_bpe, byte_bpe.ByteBpeSettings, 50_257, 1 + 256, choices=_UNICODE),
     "gpt1": TokenizerType(gpt1.train_gpt1, gpt1.Gpt1Settings, 40_478, 2 + 2, _ALPHABET),
     "unigram": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "unigram"}),
+    "albert": TokenizerType(
+        sentence_piece.train_sentencepiece, sentence_piece.AlbertSettings, 30_000, 8, _PIECES,
+        {"normalization": sentence_piece.NORMALIZATIONS},
+        {"model_type": "unigram", "extra_ids": 0, "language_codes": ()},
+    ),
     "sentencepiece-bpe": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "bpe"}),
     "elmo": TokenizerType(
         characters.train_characters, characters.CharacterSettings, 793_471, 3 + 1, _WORDS,

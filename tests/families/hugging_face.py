@@ -96,7 +96,10 @@ def make_pair(config: RunConfig, folder: Path, seed: int, noise: float) -> Pair:
     folder.mkdir(parents=True)
     write_model(folder, key_map, weights)
     to_hf_config(export, config.model, key_map.hf_class, tokenizer, "fp32").to_json_file(folder / "config.json")
-    theirs = getattr(transformers, key_map.hf_class).from_pretrained(folder).train()
+    their_config = transformers.AutoConfig.from_pretrained(folder)
+    # Heads of transformers may drop where the published model does not (classifier_dropout_prob).
+    no_dropout = {name: 0.0 for name in their_config.to_dict() if "dropout" in name}
+    theirs = getattr(transformers, key_map.hf_class).from_pretrained(folder, **no_dropout).train()
     return Pair(ours, theirs, export, key_map)
 
 

@@ -25,6 +25,7 @@ from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix
 from ctxlm_ds.data.preprocess.job import preprocess
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.objectives.build import build_objective
@@ -53,6 +54,28 @@ VOCABULARY = 40
 LEARNING_RATE, DROPOUT = 5e-3, 0.2
 NO_KEY = "attention_dropout"
 """Dropped inside torch's fused attention, which takes no key: its masks depend on the layout."""
+
+
+SPAN_BOUNDARY = {
+    "objective": {
+        "name": "masked_lm", "whole_word": True, "spans": "geometric", "replace_spans": True, "count_rounding": "up",
+        "boundary_weight": 1.0,
+    },
+    "data": {"sample_format": "doc_sentences", "separate_sentences": False, "seq_length": 32},
+}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"bert+boundary": ("bert", SPAN_BOUNDARY)}
+"""Recipes of a family with other objectives than its own: the family, and the sections that differ."""
+
+
+def family_of(name: str) -> Family:
+    """The family of a name of the registry or of VARIANTS."""
+    family: Family = FAMILIES.get(VARIANTS[name][0] if name in VARIANTS else name)
+    return family
+
+
+def tiny_of(name: str) -> dict[str, Any]:
+    """The sections of a tiny recipe."""
+    return family_of(name).tiny() | (VARIANTS[name][1] if name in VARIANTS else {})
 
 
 @dataclass(frozen=True)
@@ -103,13 +126,12 @@ class Run:
 
     def sections(self) -> dict[str, Any]:
         """The recipe around the sections that the family brings."""
-        family = FAMILIES.get(self.family)
-        sections = family.tiny()
+        family, sections = family_of(self.family), tiny_of(self.family)
         dropouts = [name for name in family.section.model_fields if name.endswith("dropout")]
         drops = {name: DROPOUT if self.dropout and name != NO_KEY else 0.0 for name in dropouts}
         prefix = self.folder / "data" / family.tokenizer
         return {
-            "name": self.family,
+            "name": self.family.replace("+", "-"),
             "model": sections["model"] | drops,
             "objective": sections["objective"],
             "data": sections["data"] | {
@@ -160,7 +182,7 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     A step of the recorded stream is one micro-batch, so that any rank of any layout can take its own.
     """
     quiet_libraries()
-    sections, kind = run.sections(), FAMILIES.get(run.family).tokenizer
+    sections, kind = run.sections(), family_of(run.family).tokenizer
     corpus, tokenizer = run.folder / "corpus.jsonl", Path(sections["tokenizer"]["path"])
     texts = documents()
     if not corpus.exists():

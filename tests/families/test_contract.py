@@ -28,6 +28,7 @@ from tests.families.toy import TOY
 pytestmark = pytest.mark.dist
 SHIPPED = FAMILIES.shipped_names()
 every_family = pytest.mark.parametrize("family", SHIPPED)
+every_recipe = pytest.mark.parametrize("family", [*SHIPPED, *runs.VARIANTS])
 exported = pytest.mark.parametrize("family", [name for name in SHIPPED if FAMILIES.get(name).export])
 MODEL_PARALLEL = [
     Layout(tensor=2, stage=1), Layout(pipeline=2, recompute=True),
@@ -103,14 +104,14 @@ def test_an_exported_folder_is_read_back_bit_for_bit(results: Results, family: s
     assert [name for name, same in found.items() if not same] == []
 
 
-@every_family
+@every_recipe
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_layout_gives_the_numbers_of_one_rank(results: Results, family: str, layout: Layout) -> None:
     run = results.run(family)
     assert_same_steps(results.of(runs.train, run.on(layout)), results.reference(run))
 
 
-@every_family
+@every_recipe
 def test_dropout_does_not_depend_on_the_layout(results: Results, family: str) -> None:
     run = results.run(family, dropout=True)
     wanted = results.of(runs.train, run)
@@ -120,7 +121,7 @@ def test_dropout_does_not_depend_on_the_layout(results: Results, family: str) ->
         assert_same_steps(results.of(runs.train, run.on(layout)), wanted)
 
 
-@every_family
+@every_recipe
 def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_path: Path) -> None:
     run = results.run(family)
     saved = results.of(runs.save, run.on(SAVED_ON), tmp_path)
@@ -133,7 +134,7 @@ def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_p
         assert resumed["next"] == pytest.approx(saved["next"], rel=1e-5)
 
 
-@every_family
+@every_recipe
 def test_the_planner_counts_what_is_built(results: Results, family: str) -> None:
     run = results.run(family)
     built = results.reference(run)
@@ -144,7 +145,7 @@ def test_the_planner_counts_what_is_built(results: Results, family: str) -> None
     assert planned == counted > 0
 
 
-@every_family
+@every_recipe
 def test_every_parameter_has_facts_and_its_own_initial_value(results: Results, family: str) -> None:
     """Normal values are drawn by seed and name; others are constant."""
     run = results.run(family)
@@ -155,7 +156,7 @@ def test_every_parameter_has_facts_and_its_own_initial_value(results: Results, f
     assert len({built["initial"][name].flatten()[0].item() for name in drawn}) == len(drawn)
 
 
-@every_family
+@every_recipe
 def test_the_tiny_recipe_trains(results: Results, family: str) -> None:
     losses = results.reference(results.run(family))["losses"]
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
@@ -181,7 +182,7 @@ def test_what_does_not_go_together_is_refused_with_what_does(family: str) -> Non
         objective, rows = OBJECTIVES.get(name), FORMATS.get(sample_format)
         fits = set(objective.outputs) <= outputs and objective.shifted == rows.shifted
         config = tiny_config(family, name, sample_format)
-        if fits and (rows.makes_pairs or not objective.needs_pairs):
+        if fits and objective.sequence_label in (None, rows.sequence_label):
             check_config(config, None)
         else:
             with pytest.raises(ConfigError, match=r"set (objective\.name|model\.family|data\.sample_format) to \w+"):

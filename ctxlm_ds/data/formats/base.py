@@ -84,6 +84,8 @@ class SampleFormat(ABC):
     section: ClassVar[type[DataSection]]
     makes_pairs: ClassVar[bool] = False
     """True if a sample has a second segment and a label that says whether it follows the first."""
+    sequence_label: ClassVar[str | None] = None
+    """What the label of a sequence says (`next_sentence`); None if sequences have no label."""
     shifted: ClassVar[bool] = False
     """True if a sample's last token is only a label: what the last input predicts."""
     forms_rows: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Pairs of segments with next-sentence labels: BERT's segment pairs, and pairs of single sentences (Liu 2019)."""
+"""Pairs of segments with a label: BERT's segment pairs, ALBERT's ordered ones, pairs of single sentences (Liu 2019)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ class SegmentPairSection(PairSection):
     """Share of documents whose target length is drawn shorter (BERT 0.1)."""
 
 
+class SentenceOrderSection(SegmentPairSection):
+    """Rows of two segments that follow each other, half of them exchanged (ALBERT)."""
+
+    sample_format: str = "sentence_order"
+
+
 class SentencePairSection(PairSection):
     """Rows of two single sentences (RoBERTa's SENTENCE-PAIR + NSP)."""
 
@@ -45,6 +51,7 @@ class PairFormat(RowFormat):
     """A format of PairSection: two segments, the second one of the same document or of another."""
 
     makes_pairs = True
+    sequence_label: ClassVar[str | None] = "next_sentence"
     sequence_labels = ("B follows A", "B is from another document")
     chooser: ClassVar[str]
     """`module:function` of the compiled loop that chooses the pairs of a range of documents."""
@@ -95,6 +102,17 @@ class SegmentPair(PairFormat):
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         return {"short_seq_prob": data.short_seq_prob}  # type: ignore[attr-defined]
+
+
+class SentenceOrder(SegmentPair):
+    """The segment pairs of ALBERT's sentence-order prediction."""
+
+    name = "sentence_order"
+    section = SentenceOrderSection
+    sequence_label = "sentence_order"
+    sequence_labels = ("A precedes B", "A and B are exchanged, or B is from another document")
+
+    chooser = "ctxlm_ds.data.formats.loops.pairs:choose_ordered_segments"
 
 
 class SentencePair(PairFormat):

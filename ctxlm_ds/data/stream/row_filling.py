@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS
+from ctxlm_ds.data.fields import FITS, MOST_BOUNDARY_TARGETS
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL, Examples
 
@@ -90,6 +90,52 @@ def fill_slots(examples: Examples, row_starts: Starts, prediction_positions: Fie
                 prediction_positions[row, slot] = begin + examples.prediction_positions[prediction]
                 labels[row, slot] = examples.prediction_labels[prediction]
                 slot += 1
+
+
+@compiled
+def fill_boundaries(
+    examples: Examples,
+    row_starts: Starts,
+    is_special: NDArray[np.bool_],
+    boundary_positions: FieldArray,
+    boundary_offsets: FieldArray,
+    labels: FieldArray,
+) -> None:
+    """Write the span boundary targets of each row, in the slots of fill_slots.
+
+    A span is a run of predicted positions. Its boundaries are the positions before and after it; a span next to a
+    special token or the sequence's end has no targets, and a long one has MOST_BOUNDARY_TARGETS (SpanBERT).
+
+    Args:
+        examples: sample.Examples.
+        row_starts: [b + 1] first sequence of each row.
+        is_special: [vocabulary] True for special tokens.
+        boundary_positions: [b, 2 * p] receives the positions before the spans in its first half, those after in its
+            second.
+        boundary_offsets: [b, p] receives the place of each target in its span, from 0.
+        labels: [b, p] receives the original tokens.
+    """
+    slots = labels.shape[1]
+    for row in range(len(row_starts) - 1):
+        first, slot = row_starts[row], 0
+        for number in range(first, row_starts[row + 1]):
+            begin = examples.starts[number] - examples.starts[first]
+            ids = examples.input_ids[examples.starts[number] : examples.starts[number + 1]]
+            start, end = examples.prediction_starts[number], examples.prediction_starts[number + 1]
+            while start < end:
+                left = examples.prediction_positions[start] - 1
+                after = start + 1
+                while after < end and examples.prediction_positions[after] == left + 1 + after - start:
+                    after += 1
+                right = left + 1 + after - start
+                if left >= 0 and right < len(ids) and not is_special[ids[left]] and not is_special[ids[right]]:
+                    for offset in range(min(after - start, MOST_BOUNDARY_TARGETS)):
+                        boundary_positions[row, slot + offset] = begin + left
+                        boundary_positions[row, slots + slot + offset] = begin + right
+                        boundary_offsets[row, slot + offset] = offset
+                        labels[row, slot + offset] = examples.prediction_labels[start + offset]
+                slot += after - start
+                start = after
 
 
 @compiled

@@ -74,6 +74,7 @@ class EncoderExport(FamilyExport):
         "attention_dropout": "attention_probs_dropout_prob",
         "initializer_range": "initializer_range",
     }
+    extra_outputs = frozenset({"boundary_logits"})
     activation_key = "hidden_act"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     further_activations = {"gelu_new": "gelu_tanh"}

@@ -46,6 +46,7 @@ class WordTable:
         """
         self._layer = layer or WordEmbeddings
         self._name = name
+        self.width = hidden_size
         self._kwargs = {
             "vocab_size": vocab_size, "hidden_size": hidden_size, "init": init, "kernels": build.kernels,
             "parallel": build.parallel,
@@ -101,6 +102,7 @@ class InputEmbeddings(nn.Module):
         position_offset: int = 0,
         num_token_types: int = 0,
         layer_norm: bool = False,
+        width: int | None = None,
     ) -> None:
         """Make the tables.
 
@@ -111,9 +113,10 @@ class InputEmbeddings(nn.Module):
             position_offset: row of the position table that holds position 0.
             num_token_types: rows of the token-type table; 0 for no table.
             layer_norm: True for a LayerNorm before the dropout.
+            width: width of the tables; None for that of the blocks.
         """
         super().__init__()
-        width, kernels, parallel = model.hidden_size, build.kernels, build.parallel
+        width, kernels, parallel = width or model.hidden_size, build.kernels, build.parallel
         self.position_offset = position_offset
         rows = model.max_position_embeddings + position_offset
         positions = initial_weights(model, position_range)
@@ -138,10 +141,16 @@ class SharedEmbedding(nn.Embedding):
     """A small table that every rank holds; under sequence parallelism each looks up its own tokens."""
 
     def __init__(
-        self, num_rows: int, width: int, init: Init, parallel: ParallelContext, grows: Growth | None = None
+        self,
+        num_rows: int,
+        width: int,
+        init: Init,
+        parallel: ParallelContext,
+        grows: Growth | None = None,
+        optional: bool = False,
     ) -> None:
         super().__init__(num_rows, width)
-        declare(self, weight=ParameterFacts(init, decays=True, grows=grows))
+        declare(self, weight=ParameterFacts(init, decays=True, grows=grows, optional=optional))
         self.parallel = parallel
 
     def reset_parameters(self) -> None:

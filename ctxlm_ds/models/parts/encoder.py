@@ -7,8 +7,18 @@ from typing import Protocol
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
-from ctxlm_ds.models.parts.heads import EncoderHeads
-from ctxlm_ds.models.parts.transformer import TransformerShape, block_settings, final_layer_norm, transformer_blocks
+from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead
+from ctxlm_ds.models.parts.transformer import (
+    BlockSettings,
+    TransformerShape,
+    block_settings,
+    final_layer_norm,
+    transformer_blocks,
+)
+from ctxlm_ds.parallel.layers import TokenLinear
+
+SENTENCE_CLASSES = 2
+"""Classes of a pair of segments."""
 
 
 class EncoderSection(TransformerShape, Protocol):
@@ -18,9 +28,16 @@ class EncoderSection(TransformerShape, Protocol):
 
 
 def encoder_layers(
-    model: EncoderSection, build: ModelBuild, token_types: int = 0, position_offset: int = 0, sentence_classes: int = 0
+    model: EncoderSection,
+    build: ModelBuild,
+    token_types: int = 0,
+    position_offset: int = 0,
+    sentence_classes: int = 0,
+    embedding_size: int | None = None,
 ) -> list[LayerDescription]:
     """List the layers that write predicted_logits [b, p, v] and, with classes, sentence_logits [b, m, classes].
+
+    They write boundary_logits [b, p, v] if the objective needs them.
 
     Args:
         model: the recipe's section.
@@ -28,23 +45,55 @@ def encoder_layers(
         token_types: rows of the token-type table; 0 for no table.
         position_offset: row of the position table that holds position 0.
         sentence_classes: classes of a pooler and classifier over each sequence's first position; 0 for no classifier.
+        embedding_size: width of the tables; None for the width of the blocks. A matrix maps one to the other.
     """
     assert model.vocab_size is not None
     settings = block_settings(model, build, model.pre_layer_norm)
-    table = WordTable(model.vocab_size, model.hidden_size, settings.init, build)
+    width = embedding_size or model.hidden_size
+    table = WordTable(model.vocab_size, width, settings.init, build)
     heads = {
         "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
-        "init": settings.init, "build": build, "num_classes": sentence_classes,
+        "init": settings.init, "build": build, "predicted_width": width, "num_classes": sentence_classes,
     }  # fmt: skip
     cls, classes = (("cls_positions",), ("sentence_logits",)) if sentence_classes else ((), ())
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)
     bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
-    return [
+    layers = [
         table.look_up(),
-        input_embeddings(model, build, position_offset=position_offset, num_token_types=token_types, layer_norm=True),
+        input_embeddings(
+            model, build, position_offset=position_offset, num_token_types=token_types, layer_norm=True, width=width
+        ),
+        *([] if embedding_size is None else [project_embeddings(width, settings, build)]),
         *transformer_blocks("encoder", model.num_layers, settings, build),
         *final_layer_norm(settings, build),
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
         table.decode("predicted_hidden", "predicted_scores"),
         LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), ("predicted_logits",), bias),
+    ]
+    return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
+
+
+def project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
+    """Describe the layer that maps embeddings [..., width] to the width of the blocks (Lan 2020, section 3.1)."""
+    kwargs = {
+        "in_features": width, "out_features": settings.hidden_size, "init": settings.init, "kernels": build.kernels,
+        "parallel": build.parallel,
+    }  # fmt: skip
+    return LayerDescription("embedding_projection", TokenLinear, ("hidden",), ("hidden",), kwargs)
+
+
+def boundary_layers(
+    model: EncoderSection, build: ModelBuild, settings: BlockSettings, table: WordTable
+) -> list[LayerDescription]:
+    """List the layers that write boundary_logits [b, p, v], the words of spans predicted from their boundaries."""
+    head = {
+        "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
+        "init": settings.init, "build": build, "predicted_width": table.width,
+    }  # fmt: skip
+    reads = ("hidden", "sequence_ids", "boundary_positions", "boundary_offsets")
+    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel, "optional": True}
+    return [
+        LayerDescription("boundary_head", SpanBoundaryHead, reads, ("boundary_hidden",), head),
+        table.decode("boundary_hidden", "boundary_scores"),
+        LayerDescription("boundary_bias", VocabularyBias, ("boundary_scores",), ("boundary_logits",), bias),
     ]

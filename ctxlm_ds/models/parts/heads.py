@@ -1,6 +1,7 @@
-"""Prediction heads: the masked-token transform, and a classifier over each sequence's first position.
+"""Prediction heads: masked tokens, a classifier over each sequence's first position, span boundaries.
 
-Shape letters: b rows, s positions, p prediction slots, m sequences of a row, h width.
+Shape letters: b rows, s positions, p prediction slots, m sequences of a row, h width,
+e width of the word table.
 """
 
 from __future__ import annotations
@@ -8,11 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ctxlm_ds.data.fields import MOST_BOUNDARY_TARGETS
 from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.parts.embeddings import SharedEmbedding
 from ctxlm_ds.models.parts.transformer import LayerNorm
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import replicated_linear
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init
+
+BOUNDARY_POSITION_WIDTH = 200
+"""Width of the positions in a span (SpanBERT's --pair-positional-embedding-size)."""
 
 
 def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
@@ -30,7 +37,14 @@ class EncoderHeads(nn.Module):
     """
 
     def __init__(
-        self, width: int, eps: float, activation: str, init: Init, build: ModelBuild, num_classes: int = 0
+        self,
+        width: int,
+        eps: float,
+        activation: str,
+        init: Init,
+        build: ModelBuild,
+        predicted_width: int,
+        num_classes: int = 0,
     ) -> None:
         """Make the layers.
 
@@ -40,12 +54,13 @@ class EncoderHeads(nn.Module):
             activation: name of the transform's activation.
             init: initial values of the weights.
             build: kernels and this rank's share.
+            predicted_width: e, the width of the word table.
             num_classes: classes of BERT's pooler and classifier over each sequence's first position; 0 for neither.
         """
         super().__init__()
         kernels, self.parallel = build.kernels, build.parallel
-        self.mlm_transform = replicated_linear(width, width, init, kernels, activation)
-        self.mlm_layer_norm = LayerNorm(width, eps, kernels)
+        self.mlm_transform = replicated_linear(width, predicted_width, init, kernels, activation)
+        self.mlm_layer_norm = LayerNorm(predicted_width, eps, kernels)
         self.pooler = replicated_linear(width, width, init, kernels, optional=True) if num_classes else None
         self.nsp_classifier = (
             replicated_linear(width, num_classes, init, kernels, optional=True) if num_classes else None
@@ -54,7 +69,7 @@ class EncoderHeads(nn.Module):
     def forward(
         self, hidden: Tensor, sequence_ids: Tensor, prediction_positions: Tensor, cls_positions: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the predicted tokens' vectors [b, p, h] and, with classes, the sequences' logits [b, m, classes].
+        """Return the predicted tokens' vectors [b, p, e] and, with classes, the sequences' logits [b, m, classes].
 
         Args:
             hidden: hidden states of the encoder.
@@ -69,3 +84,47 @@ class EncoderHeads(nn.Module):
             return predicted
         pooled = torch.tanh(self.pooler(select_positions(hidden, cls_positions)))
         return predicted, self.nsp_classifier(pooled)
+
+
+class SpanBoundaryHead(nn.Module):
+    """The layers of SpanBERT between an encoder and the tied decoder that predict a span from its boundaries.
+
+    Two linear layers, each with activation and LayerNorm, over the vectors of the tokens before and after the span and
+    a learnt position in it (Joshi 2020, section 3.2; facebookresearch/SpanBERT fairseq/models/pair_bert.py). Every
+    tensor-parallel rank computes all of it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        eps: float,
+        activation: str,
+        init: Init,
+        build: ModelBuild,
+        predicted_width: int,
+    ) -> None:
+        """Make the layers; the arguments are those of EncoderHeads."""
+        super().__init__()
+        kernels, self.parallel = build.kernels, build.parallel
+        # Looks up slots, which sequence parallelism does not split.
+        self.position_embeddings = SharedEmbedding(
+            MOST_BOUNDARY_TARGETS, BOUNDARY_POSITION_WIDTH, init, ParallelContext(), optional=True
+        )
+        inputs = 2 * width + BOUNDARY_POSITION_WIDTH
+        self.first = replicated_linear(inputs, width, init, kernels, activation, optional=True)
+        self.first_layer_norm = LayerNorm(width, eps, kernels, optional=True)
+        self.second = replicated_linear(width, predicted_width, init, kernels, activation, optional=True)
+        self.second_layer_norm = LayerNorm(predicted_width, eps, kernels, optional=True)
+
+    def forward(
+        self, hidden: Tensor, sequence_ids: Tensor, boundary_positions: Tensor, boundary_offsets: Tensor
+    ) -> Tensor:
+        """Map hidden, sequence_ids [b, s], boundary_positions [b, 2 p] (first those before the spans, then those after)
+        and boundary_offsets [b, p] to vectors [b, p, e].
+        """
+        if self.parallel.splits_tokens:
+            hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)
+        left, right = select_positions(hidden, boundary_positions).chunk(2, dim=1)
+        places = self.position_embeddings(boundary_offsets)
+        inputs = torch.cat([left, right, places.to(left.dtype)], dim=-1)
+        return self.second_layer_norm(self.second(self.first_layer_norm(self.first(inputs))))

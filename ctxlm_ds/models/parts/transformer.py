@@ -148,12 +148,28 @@ def final_layer_norm(settings: BlockSettings, build: ModelBuild) -> list[LayerDe
 class LayerNorm(nn.Module):
     """LayerNorm over the width, computed by a kernel."""
 
-    def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
-        """Allocate weight and bias; `parallel` is None if every rank has all tokens."""
+    def __init__(
+        self,
+        width: int,
+        eps: float,
+        kernels: KernelSet,
+        parallel: ParallelContext | None = None,
+        optional: bool = False,
+    ) -> None:
+        """Allocate weight and bias.
+
+        Args:
+            width: h.
+            eps: added to the variance.
+            kernels: the kernel.
+            parallel: None if every rank has all tokens.
+            optional: as in ParameterFacts.
+        """
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
-        declare(self, weight=ParameterFacts(ONES, decays=False), bias=ParameterFacts(ZEROS, decays=False))
+        declare(self, weight=ParameterFacts(ONES, decays=False, optional=optional))
+        declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
         self.eps = eps
         self.kernel = kernels.layer_norm
         self.parallel = parallel or ParallelContext()

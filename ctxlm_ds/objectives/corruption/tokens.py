@@ -8,7 +8,8 @@ random token (80/10/10). `special_tokens` chooses the original to follow: `never
 them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens.
 
 With `whole_word`, words are drawn in random order and taken while they fit: a word that would exceed k is skipped
-(BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction.
+(BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction. spans.py chooses
+runs of tokens or words.
 
 The words of a sample's stream (data/numba_random.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate
 (token or word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i:
@@ -25,14 +26,25 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.corruption.spans import (
+    HALF_SCALE,
+    LOW_HALF,
+    Scratch,
+    choose_ngrams,
+    choose_spans,
+    geometric_shares,
+    ngram_shares,
+)
 
 if TYPE_CHECKING:
     from ctxlm_ds.objectives.masked_lm import MaskedLMSection
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 HALF_WORD = np.uint64(32)
-LOW_HALF = np.uint64((1 << 32) - 1)
-HALF_SCALE = 2.0**-32
+NEAREST, PROBABILISTIC, UP = range(3)
+ROUNDINGS = {"nearest": NEAREST, "probabilistic": PROBABILISTIC, "up": UP}
+SINGLE, SPANS, NGRAMS = range(3)
+RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS}
 
 
 class MaskingRules(NamedTuple):
@@ -41,8 +53,14 @@ class MaskingRules(NamedTuple):
     mask_prob: float
     keep_prob: float
     random_prob: float
-    rounds_to_nearest: bool
-    """False: by a random number (probabilistic)."""
+    rounding: int
+    """A value of ROUNDINGS."""
+    runs: int
+    """A value of RUNS."""
+    length_shares: NDArray[np.float64]
+    """Share of each length of a run, from 1."""
+    replaces_runs: bool
+    """Draw mask, random or kept once for all tokens of a run."""
     masks_specials: bool
     whole_word: bool
     mask_id: int
@@ -50,6 +68,8 @@ class MaskingRules(NamedTuple):
     """Ids that a random replacement is drawn from."""
     word_starts: NDArray[np.bool_]
     """[vocabulary] True if a token begins a word; empty without whole_word."""
+    is_special: NDArray[np.bool_]
+    """[vocabulary] True for special tokens."""
 
 
 def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRules:
@@ -68,25 +88,30 @@ def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRule
         ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
     if len(ids) == 0:
         raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
+    is_special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
+    is_special[sorted(tokenizer.special_ids)] = True
     return MaskingRules(
         mask_prob=section.mask_prob,
         keep_prob=section.keep_prob,
         random_prob=section.random_prob,
-        rounds_to_nearest=section.count_rounding == "nearest",
+        rounding=ROUNDINGS[section.count_rounding],
+        runs=RUNS[section.spans],
+        length_shares=length_shares(section),
+        replaces_runs=section.replace_spans,
         masks_specials=section.special_tokens == "roberta",
         whole_word=section.whole_word,
         mask_id=tokenizer.mask_id,
         random_ids=ids,
         word_starts=tokenizer.word_start_mask() if section.whole_word else np.empty(0, dtype=np.bool_),
+        is_special=is_special,
     )
 
 
-class Scratch(NamedTuple):
-    """Work space of one sample; `begins` and `ends` are its candidates for prediction."""
-
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    chosen: NDArray[np.bool_]
+def length_shares(section: MaskedLMSection) -> NDArray[np.float64]:
+    """Return the share of each length of a run of tokens or words, from 1; empty without runs."""
+    if section.spans == "geometric":
+        return geometric_shares(section.span_prob, section.max_span_length)
+    return ngram_shares(section.max_span_length) if section.spans == "ngram" else np.empty(0)
 
 
 @compiled
@@ -111,7 +136,10 @@ def mask_samples(
         longest = max(longest, length)
         most += min(length, budgets[number])
     scratch = Scratch(
-        np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.int64), np.zeros(longest, dtype=np.bool_)
+        np.empty(longest, dtype=np.int64),
+        np.empty(longest, dtype=np.int64),
+        np.empty(longest, dtype=np.int64),
+        np.zeros(longest, dtype=np.bool_),
     )
     positions, labels = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
     starts = np.zeros(count + 1, dtype=np.int64)
@@ -119,30 +147,43 @@ def mask_samples(
         begin, end = samples.starts[number], samples.starts[number + 1]
         original, special, replaced = samples.input_ids[begin:end], samples.special_mask[begin:end], ids[begin:end]
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
-        wanted = min(wanted_predictions(end - begin, word_at(state, 0), rules), budgets[number])
+        wanted = min(wanted_predictions(special, word_at(state, 0), rules), budgets[number])
         if rules.whole_word:
             candidates = find_words(original, special, rules, scratch)
         else:
             candidates = find_tokens(special, rules, scratch)
-        choose(candidates, wanted, state, scratch)
-        place = starts[number]
+        if rules.runs == SPANS:
+            choose_spans(candidates, wanted, state, rules.length_shares, scratch)
+        elif rules.runs == NGRAMS:
+            choose_ngrams(candidates, wanted, state, rules.length_shares, scratch)
+        else:
+            choose(candidates, wanted, state, scratch)
+        place, in_run, action = starts[number], False, np.uint64(0)
         for position in range(len(original)):
             replaced[position] = original[position]
             if scratch.chosen[position]:
                 scratch.chosen[position] = False
-                replaced[position] = replacement(original[position], word_at(state, 2 + 2 * position), rules)
+                word = word_at(state, 2 + 2 * position)
+                if not (rules.replaces_runs and in_run):
+                    action = word
+                replaced[position] = replacement(original[position], action, word, rules)
                 positions[place], labels[place] = position, original[position]
                 place += 1
+                in_run = True
+            else:
+                in_run = False
         starts[number + 1] = place
     return positions[: starts[count]], labels[: starts[count]], starts
 
 
 @compiled
-def wanted_predictions(length: int, word: np.uint64, rules: MaskingRules) -> int:
+def wanted_predictions(special: NDArray[np.bool_], word: np.uint64, rules: MaskingRules) -> int:
     """Return how many predictions a sample should have: at least one."""
-    expected = length * rules.mask_prob
-    if rules.rounds_to_nearest:
+    expected = len(special) * rules.mask_prob
+    if rules.rounding == NEAREST:
         return max(1, int(np.rint(expected)))
+    if rules.rounding == UP:
+        return max(1, int(np.ceil((len(special) - special.sum()) * rules.mask_prob)))
     return max(1, int(np.floor(expected + uniform(word))))
 
 
@@ -188,11 +229,11 @@ def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> 
 
 
 @compiled
-def replacement(token: np.int32, word: np.uint64, rules: MaskingRules) -> np.int32:
-    """Draw the mask, the token itself, or a random token."""
-    action = np.float64(word >> HALF_WORD) * HALF_SCALE
-    if action < 1.0 - rules.random_prob - rules.keep_prob:
+def replacement(token: np.int32, action: np.uint64, word: np.uint64, rules: MaskingRules) -> np.int32:
+    """Return the mask, the token itself, or a random token, as the upper half of `action` decides."""
+    share = np.float64(action >> HALF_WORD) * HALF_SCALE
+    if share < 1.0 - rules.random_prob - rules.keep_prob:
         return np.int32(rules.mask_id)
-    if action < 1.0 - rules.random_prob:
+    if share < 1.0 - rules.random_prob:
         return np.int32(token)
     return rules.random_ids[((word & LOW_HALF) * np.uint64(len(rules.random_ids))) >> HALF_WORD]

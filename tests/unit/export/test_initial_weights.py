@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
-from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.safetensors_files import HEADS_FILE
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.schema import RunConfig
@@ -110,3 +112,22 @@ def test_no_such_folder(tmp_path: Path, bert: Source) -> None:
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         load(tmp_path / "empty", bert.config)
+
+
+def test_an_export_keeps_the_boundary_head_for_the_next_run(tmp_path: Path, wordpiece_folder: Path) -> None:
+    """transformers has no class with SpanBERT's head: it reads the rest, and an import leaves the head out."""
+    source = Source(tmp_path, "spanbert", wordpiece_folder)
+    assert to_hf(source.run, tmp_path / "hf").hf_class == "BertForMaskedLM"
+    loaded = load(tmp_path / "hf", source.config)
+    assert any(name.startswith("boundary_") for name in loaded)
+    assert all(loaded[name].equal(value) for name, value in source.weights.items())
+    theirs, info = transformers.BertForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    weights = source.weights["word_embeddings.weight"]
+    assert theirs.bert.embeddings.word_embeddings.weight.equal(weights)
+    from_hf(tmp_path / "hf", tmp_path / "imported")
+    imported, fresh = load(tmp_path / "imported", source.config), fresh_values(source.config)
+    assert imported["boundary_head.first.weight"].equal(fresh["boundary_head.first.weight"])
+    (tmp_path / "hf" / HEADS_FILE).write_bytes(b"short")
+    with pytest.raises(ExportError, match="extra_heads.safetensors is damaged"):
+        load(tmp_path / "hf", source.config)

@@ -37,13 +37,13 @@ def test_a_gpt2_and_a_gpt1_are_possible() -> None:
                 "needs the model outputs predicted_logits",
                 "gpt2 does not compute",
                 "set objective.name to causal_lm",
-                "bert or roberta",
+                "bert, roberta or albert",
             ],
         ),
         (
             {"objective": {"name": "masked_lm_nsp"}},
             "objective.name",
-            ["predicted_logits and sentence_logits", "set objective.name to causal_lm, or model.family to bert"],
+            ["predicted_logits and sentence_logits", "causal_lm, or model.family to bert or albert"],
         ),
         (
             {"data": {"sample_format": "full_sentences"}},
@@ -53,7 +53,7 @@ def test_a_gpt2_and_a_gpt1_are_possible() -> None:
         (
             {"model": {"family": "bert"}, "objective": {"name": "masked_lm"}},
             "data.sample_format",
-            ["objective.name masked_lm does not read", "segment_pair, sentence_pair, full_sentences or doc_sentences"],
+            ["objective.name masked_lm does not read", "sentence_pair, full_sentences or doc_sentences"],
         ),
         (
             {
@@ -63,6 +63,15 @@ def test_a_gpt2_and_a_gpt1_are_possible() -> None:
             },
             "data.sample_format",
             ["no second segment", "set data.sample_format to segment_pair or sentence_pair, or objective.name to mask"],
+        ),
+        (
+            {
+                "model": {"family": "albert"},
+                "objective": {"name": "masked_lm_sop"},
+                "data": {"sample_format": "segment_pair"},
+            },
+            "data.sample_format",
+            ["next_sentence, objective.name masked_lm_sop reads sentence_order", "sample_format to sentence_o"],
         ),
     ],
 )

@@ -52,12 +52,12 @@ def test_a_hundred_mutated_files_end_without_a_traceback(kind: str, tmp_path: Pa
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_three_thousand_mutated_recipes_end_without_a_traceback(tmp_path: Path) -> None:
-    check("recipe", range(1000, 4000), tmp_path)
+def test_five_thousand_mutated_recipes_end_without_a_traceback(tmp_path: Path) -> None:
+    check("recipe", range(1000, 6000), tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_two_thousand_mutated_deepspeed_files_end_without_a_traceback(tmp_path: Path) -> None:
-    found = check("deepspeed", range(1000, 3000), tmp_path)
+def test_three_thousand_mutated_deepspeed_files_end_without_a_traceback(tmp_path: Path) -> None:
+    found = check("deepspeed", range(1000, 4000), tmp_path)
     assert accepted_by_deepspeed(tmp_path) == found["accepted"]

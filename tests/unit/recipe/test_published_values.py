@@ -179,6 +179,58 @@ GPT2: Values = GPT1 | {
     "training.global_batch_size": 512,  # section 2.3; Brown 2020, table 2.1: half a million tokens
     "training.max_steps": 572_205,  # Brown 2020, table 2.1: 300 billion tokens
 }
+# Joshi 2020 = arXiv:1907.10529; code = facebookresearch/SpanBERT, pretraining/.
+SPANBERT: Values = BERT | {
+    "model.vocab_size": 28_996,  # fairseq/models/pair_bert.py: cased_bert_pair
+    "model.initializer": "normal",  # fairseq/models/pair_bert.py: init_bert_weights
+    "data.seq_length": 512,  # section 3.3; README: --tokens-per-sample
+    "data.sample_format": "doc_sentences",  # fairseq/data/no_nsp_span_bert_dataset.py: break mode doc
+    "data.num_duplicates": 1,  # ours: dynamic masks
+    "data.separate_sentences": False,  # fairseq/data/no_nsp_span_bert_dataset.py: [CLS] sentences [SEP]
+    "objective.name": "masked_lm",  # README: --no-nsp
+    "objective.whole_word": True,  # section 3.1: complete words
+    "objective.spans": "geometric",  # section 3.1
+    "objective.span_prob": 0.2,  # section 3.1; README: --geometric-p
+    "objective.max_span_length": 10,  # section 3.1; README: --span-upper
+    "objective.replace_spans": True,  # section 3.1; README: --replacement-method span
+    "objective.boundary_weight": 1.0,  # section 3.2; README: --pair-loss-weight
+    "objective.masking": "dynamic",  # section 4.2
+    "objective.special_tokens": "never",  # fairseq/data/masking.py: tokens of the corpus
+    "objective.count_rounding": "up",  # fairseq/data/masking.py: math.ceil
+    "optimizer.eps": 1e-8,  # README: --adam-eps
+    "optimizer.decay_biases": True,  # fairseq/optim/adam.py: one group of all parameters
+    "schedule.total_steps": None,  # README: --total-num-update, the steps of the run
+    "schedule.final_learning_rate": 1e-9,  # README: --min-lr
+    "schedule.start_step": 0,
+    "training.global_batch_size": 256,  # README: 32 devices, --max-tokens 4096
+    "training.max_steps": 2_400_000,  # README: --max-update
+}
+del SPANBERT["data.short_seq_prob"]  # one segment in a row
+# Lan 2020 = arXiv:1909.11942; code = google-research/albert.
+ALBERT: Values = BERT | {
+    "model.family": "albert",
+    "model.vocab_size": 30_000,  # section 4.1
+    "model.embedding_size": 128,  # table 1
+    "model.num_groups": 1,  # table 1: all layers share
+    "model.layers_per_group": 1,  # modeling.py: inner_group_num
+    "model.hidden_activation": "gelu_tanh",  # modeling.py: gelu
+    "data.seq_length": 512,  # section 4.1
+    "data.sample_format": "sentence_order",  # section 3.1
+    "data.num_duplicates": 40,  # create_pretraining_data.py: dupe_factor
+    "objective.name": "masked_lm_sop",  # section 3.1
+    "objective.whole_word": True,  # create_pretraining_data.py: do_whole_word_mask
+    "objective.spans": "ngram",  # section 4.1
+    "objective.max_span_length": 3,  # section 4.1
+    "objective.max_predictions": 20,  # README: --max_predictions_per_seq
+    "optimizer.name": "lamb",  # section 4.1
+    "optimizer.learning_rate": 1.76e-3,  # section 4.1
+    "schedule.warmup_steps": 3125,  # README: --num_warmup_steps
+    "schedule.total_steps": None,  # README: --num_train_steps, the steps of the run
+    "schedule.start_step": 0,
+    "training.global_batch_size": 4096,  # section 4.1
+    "training.max_steps": 125_000,  # section 4.1
+}
+NO_DROPOUT: Values = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # Lan 2020, section 4.9
 ROBERTA_LARGE: Values = {"optimizer.learning_rate": 4e-4, "schedule.warmup_steps": 30_000}  # table 9
 FAIRSEQ: Values = {  # config/pretraining/base.yaml
     "optimizer.learning_rate": 5e-4, "schedule.warmup_steps": 10_000, "training.global_batch_size": 2048,
@@ -215,6 +267,10 @@ BERT_LAPTOP: Values = BERT | LAPTOP | {  # ours
     "objective.special_tokens": "never", "objective.max_predictions": None, "schedule.total_steps": None,
     "schedule.decay_from": "warmup",
 }  # fmt: skip
+ADAMW_OF_BERT: Values = {  # ours: the optimizer of bert-laptop
+    "optimizer.name": "adamw", "optimizer.eps": 1e-6, "optimizer.decay_biases": False,
+    "schedule.final_learning_rate": 0.0, "schedule.decay_from": "warmup",
+}  # fmt: skip
 LAPTOP_PHASES: Values = {  # ours
     "model.max_position_embeddings": 512, "schedule.warmup_steps": 480, "schedule.warmup_fraction": None,
     "schedule.total_steps": 8000, "training.max_steps": 7200,
@@ -229,6 +285,17 @@ PUBLISHED: dict[str, Values] = {
     "roberta-large": ROBERTA | LARGE | ROBERTA_LARGE,
     "roberta-tiny": ROBERTA | TINY | ROBERTA_TINY,
     "roberta-small": ROBERTA | SMALL | ROBERTA_TINY | {"optimizer.learning_rate": 5e-4},
+    "spanbert-base": SPANBERT | BASE,
+    "spanbert-large": SPANBERT | LARGE,
+    "spanbert-laptop": SPANBERT | LAPTOP | ADAMW_OF_BERT | {"training.max_steps": 8000},
+    "albert-base": ALBERT | BASE,
+    "albert-large": ALBERT | LARGE,
+    "albert-xlarge": ALBERT | shape(24, 2048, 32),
+    "albert-xxlarge": ALBERT | shape(12, 4096, 64) | NO_DROPOUT,
+    "albert-laptop": ALBERT | LAPTOP | ADAMW_OF_BERT | {
+        "model.initializer": "truncated_normal", "data.num_duplicates": 1, "objective.masking": "dynamic",
+        "objective.special_tokens": "never", "objective.max_predictions": None,
+    },
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,
     "gpt2-medium": GPT2 | LARGE | GPT2_MEDIUM,

@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "xlmr": ("unigram", 600, {}, "XLMRobertaTokenizer"),
     "mbart": ("unigram", 600, {"language_codes": MBART_CODES, "normalization": "whitespace"}, "MBartTokenizer"),
     "codes": ("unigram", 600, {"language_codes": ["en_XX", "de_DE"]}, "TokenizersBackend"),
+    "albert": ("albert", 600, {"normalization": "nmt_nfkc_cf"}, "TokenizersBackend"),
     "bpe": ("sentencepiece-bpe", 700, {"normalization": "identity"}, "TokenizersBackend"),
     "bytes": (
         "sentencepiece-bpe", 900, {"byte_fallback": True, "character_coverage": 0.98, "extra_ids": 5},
@@ -102,6 +103,13 @@ def test_transformers_loads_the_folder_with_the_same_ids(trained: tuple[str, Pat
         assert pair == first + end + second + end and tokenizer.special_ids >= {0, 1, 2}
     elif name in ("mbart", "codes"):
         assert pair == first + second + end + [loaded.convert_tokens_to_ids({"mbart": "en_XX", "codes": "en_XX"}[name])]
+    elif name == "albert":
+        names = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+        assert [tokenizer.id_to_token(number) for number in range(5)] == names
+        assert pair == [2, *first, 3, *second, 3] and not tokenizer.double_separator
+        types = loaded("harbour", "bridge", return_token_type_ids=True)["token_type_ids"]
+        assert types == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        assert loaded.mask_token_id == tokenizer.mask_id == 4
     else:
         assert pair == [0, *first, 2, 2, *second, 2] and tokenizer.double_separator
         assert loaded.mask_token_id == tokenizer.mask_id == tokenizer.vocab_size - 1

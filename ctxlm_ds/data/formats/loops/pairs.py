@@ -64,11 +64,39 @@ def make_pairs(
 def choose_segment_pairs(
     table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
 ) -> tuple[int, int]:
-    """Choose BERT's pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
+    """Choose BERT's pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A."""
+    return choose_segments(table, settings, first, after, records, a_sentences, choices, False)
+
+
+@compiled
+def choose_ordered_segments(
+    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
+) -> tuple[int, int]:
+    """Choose ALBERT's pairs: B follows A, or with probability 0.5 the two are exchanged.
+
+    A document's last sentence, if it is alone, is followed by a run of sentences from another document, with the label
+    of exchanged segments (google-research/albert create_pretraining_data.py).
+    """
+    return choose_segments(table, settings, first, after, records, a_sentences, choices, True)
+
+
+@compiled
+def choose_segments(
+    table: SentenceTable,
+    settings: PairSettings,
+    first: int,
+    after: int,
+    records: Any,
+    a_sentences: Any,
+    choices: Any,
+    exchanges: bool,
+) -> tuple[int, int]:
+    """Choose pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
 
     For each document the target length is drawn once (with short_seq_prob from 2..room); sentences are gathered until
     it is reached; A is the first 1..n-1 of them; B is the rest, or with probability 0.5 (always if the document has
     only one sentence left) a run of sentences from another document, and then the unused sentences are put back.
+    If a pair `exchanges` its segments, they are exchanged with probability 0.5 instead.
 
     Returns:
         How many pairs there are (at most one per sentence), and how many of them have a random next segment.
@@ -88,10 +116,11 @@ def choose_segment_pairs(
             if last > sentence:
                 a_last += below(word_at(state, drawn), last - sentence)
                 drawn += 1
-            is_random = last == sentence
+            is_random, exchanged = last == sentence, False
             if not is_random:
-                is_random = uniform(word_at(state, drawn)) < 0.5
+                coin = uniform(word_at(state, drawn)) < 0.5
                 drawn += 1
+                is_random, exchanged = coin and not exchanges, coin and exchanges
             a_end, b_end = end_of(table, a_last, document), end_of(table, last, document)
             if is_random:
                 choice = choices[num_random]
@@ -101,7 +130,9 @@ def choose_segment_pairs(
                 last = a_last
             record = records[count]
             record.a_start, record.a_end, record.b_start, record.b_end = start, a_end, a_end, b_end
-            record.is_random = is_random
+            if exchanged:
+                record.a_start, record.a_end, record.b_start, record.b_end = a_end, b_end, start, a_end
+            record.is_random = is_random or exchanged
             sentence = last + 1
             count += 1
     return count, num_random

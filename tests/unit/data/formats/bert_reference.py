@@ -1,4 +1,4 @@
-"""create_instances_from_document of google-research/bert create_pretraining_data.py, on lists of tokens."""
+"""create_instances_from_document of create_pretraining_data.py, on lists of tokens: google-research/bert and albert."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def create_instances(  # noqa: C901 - the original's shape, to be compared with 
     short_seq_prob: float,
     rng: Draws,
     truncation_rng: Callable[[int], Draws] | None = None,
+    random_next_sentence: bool = True,
 ) -> list[dict[str, Any]]:
-    """`truncation_rng` gives other draws for shortening a pair, by the number of its A's first sentence."""
+    """`truncation_rng` gives other draws for shortening a pair, by the number of its A's first sentence.
+
+    `random_next_sentence` is ALBERT's flag; False exchanges segments.
+    """
     document = documents[number]
     target_seq_length = max_num_tokens
     if rng.random() < short_seq_prob:
@@ -48,7 +52,7 @@ def create_instances(  # noqa: C901 - the original's shape, to be compared with 
                     tokens_a.extend(current_chunk[j])
                 tokens_b: list[int] = []
                 random_document_index = None
-                if len(current_chunk) == 1 or rng.random() < 0.5:
+                if len(current_chunk) == 1 or (random_next_sentence and rng.random() < 0.5):
                     is_random_next = True
                     target_b_length = target_seq_length - len(tokens_a)
                     for _ in range(10):
@@ -63,6 +67,11 @@ def create_instances(  # noqa: C901 - the original's shape, to be compared with 
                             break
                     num_unused_segments = len(current_chunk) - a_end
                     i -= num_unused_segments
+                elif not random_next_sentence and rng.random() < 0.5:
+                    is_random_next = True
+                    for j in range(a_end, len(current_chunk)):
+                        tokens_b.extend(current_chunk[j])
+                    tokens_a, tokens_b = tokens_b, tokens_a
                 else:
                     is_random_next = False
                     for j in range(a_end, len(current_chunk)):

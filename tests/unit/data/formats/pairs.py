@@ -19,6 +19,13 @@ def segment_pairs(
     return _all_pairs(table, "segment_pair", room, specials, short_seq_prob, seed, duplicate)
 
 
+def ordered_segments(
+    table: SentenceTable, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
+) -> list[Record]:
+    """All pairs of sentence-order prediction of one pass."""
+    return _all_pairs(table, "sentence_order", room, specials, short_seq_prob, seed, duplicate)
+
+
 def sentence_pairs(table: SentenceTable, room: int, specials: int, seed: int, duplicate: int) -> list[Record]:
     """All sentence pairs of one pass."""
     return _all_pairs(table, "sentence_pair", room, specials, 0.0, seed, duplicate)

@@ -1,0 +1,123 @@
+"""ALBERT as AlbertForPreTraining and AlbertForMaskedLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import CardText, Fields, TokenIds, at_positions
+from ctxlm_ds.export.key_maps import KeyMap, Row, expand
+from ctxlm_ds.families.albert.config import AlbertSection
+from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, EncoderExport, fill_mask_card
+
+LAYERS = "albert.encoder.albert_layer_groups"
+TABLES = "albert.embeddings"
+ROWS = (
+    Row("word_embeddings.weight", (f"{TABLES}.word_embeddings.weight",)),
+    Row("embeddings.position_embeddings.weight", (f"{TABLES}.position_embeddings.weight",)),
+    Row("embeddings.token_type_embeddings.weight", (f"{TABLES}.token_type_embeddings.weight",)),
+    Row("embeddings.layer_norm.{p}", (f"{TABLES}.LayerNorm.{{p}}",)),
+    Row("embedding_projection.{p}", ("albert.encoder.embedding_hidden_mapping_in.{p}",)),
+    Row("heads.mlm_transform.{p}", ("predictions.dense.{p}",)),
+    Row("heads.mlm_layer_norm.{p}", ("predictions.LayerNorm.{p}",)),
+    Row("mlm_bias.bias", ("predictions.bias",)),
+)
+SENTENCE_ROWS = (
+    Row("heads.pooler.{p}", ("albert.pooler.{p}",)),
+    Row("heads.nsp_classifier.{p}", ("sop_classifier.classifier.{p}",)),
+)
+TIED = {
+    "predictions.decoder.weight": f"{TABLES}.word_embeddings.weight",
+    "predictions.decoder.bias": "predictions.bias",
+}
+BUFFERS = (r"albert\.embeddings\.(position_ids|token_type_ids)",)
+SENTENCE_TENSORS = (r"albert\.pooler\.(weight|bias)", r"sop_classifier\.classifier\.(weight|bias)")
+
+
+def layer_rows(model: AlbertSection) -> tuple[Row, ...]:
+    """List the rows of every layer that has weights."""
+    rows: list[Row] = []
+    for number in range(model.num_groups * model.layers_per_group):
+        group, layer = divmod(number, model.layers_per_group)
+        ours, theirs = f"encoder.{number}", f"{LAYERS}.{group}.albert_layers.{layer}"
+        attention = f"{theirs}.attention"
+        products = tuple(f"{attention}.{part}.{{p}}" for part in ("query", "key", "value"))
+        rows += [
+            Row(f"{ours}.attention.qkv.{{p}}", products),
+            Row(f"{ours}.attention.output.{{p}}", (f"{attention}.dense.{{p}}",)),
+            Row(f"{ours}.attention_layer_norm.{{p}}", (f"{attention}.LayerNorm.{{p}}",)),
+            Row(f"{ours}.mlp.up.{{p}}", (f"{theirs}.ffn.{{p}}",)),
+            Row(f"{ours}.mlp.down.{{p}}", (f"{theirs}.ffn_output.{{p}}",)),
+            Row(f"{ours}.mlp_layer_norm.{{p}}", (f"{theirs}.full_layer_layer_norm.{{p}}",)),
+        ]
+    return expand(rows, 0)
+
+
+class AlbertExport(EncoderExport):
+    """ALBERT: two classes, one with the sentence-order head."""
+
+    section = AlbertSection
+    model_type = "albert"
+    config_class = "AlbertConfig"
+    hf_classes = {WITH_SENTENCES: "AlbertForPreTraining", MASKED_LM: "AlbertForMaskedLM"}
+    settings = EncoderExport.settings | {
+        "type_vocab_size": "type_vocab_size",
+        "embedding_size": "embedding_size",
+        "num_groups": "num_hidden_groups",
+        "layers_per_group": "inner_group_num",
+    }
+    activations = EncoderExport.activations | {"gelu_tanh": "gelu_new"}
+    further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
+    plain_settings = {"tie_word_embeddings": True}
+    kept_settings = ("classifier_dropout_prob",)
+
+    def check(self, model: Any, outputs: Sequence[str]) -> None:
+        if model.num_layers % model.num_groups:
+            raise ExportError(
+                f"num_hidden_groups {model.num_groups} does not divide num_hidden_layers {model.num_layers}; groups of "
+                "different sizes are not supported"
+            )
+        super().check(model, outputs)
+
+    def key_map(self, model: AlbertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        self.check(model, outputs)
+        with_sentences = "sentence_logits" in outputs
+        rows, unused = (ROWS + SENTENCE_ROWS, BUFFERS) if with_sentences else (ROWS, BUFFERS + SENTENCE_TENSORS)
+        table = (*expand(rows, 0), *layer_rows(model))
+        return KeyMap(self.hf_classes[frozenset(outputs)], table, TIED, unused)
+
+    def their_settings(self, model: AlbertSection, ids: TokenIds) -> dict[str, Any]:
+        return super().their_settings(model, ids) | {"bos_token_id": ids.cls_id, "eos_token_id": ids.sep_id}
+
+    def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
+        """Look for the sentence-order head."""
+        wanted = {name for row in expand(SENTENCE_ROWS, 0) for name in row.theirs}
+        return ("predicted_logits", "sentence_logits") if wanted <= set(file_names) else ("predicted_logits",)
+
+    def num_token_types(self, model: AlbertSection) -> int:
+        return model.type_vocab_size
+
+    def their_inputs(self, fields: Fields) -> Fields:
+        return super().their_inputs(fields) | {"token_type_ids": fields["token_type_ids"]}
+
+    def their_outputs(self, result: Any, fields: Fields) -> Fields:
+        """Return the predicted positions' logits [b, p, v] and, if there are any, those of sentences [b, 1, 2]."""
+        if "sop_logits" not in result:
+            return super().their_outputs(result, fields)
+        logits = at_positions(result.prediction_logits, fields["prediction_positions"])
+        return {"predicted_logits": logits, "sentence_logits": result.sop_logits[:, None]}
+
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
+        pairs = fields.get("sentence_order_labels")
+        return super().their_labels(fields) | ({} if pairs is None else {"sentence_order_label": pairs[:, 0]})
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        heads = "It has ALBERT's masked-language-modelling head; it was trained without sentence-order prediction."
+        if "sentence_logits" in outputs:
+            heads = "It has ALBERT's two heads: masked language modelling and sentence-order prediction."
+        return fill_mask_card("ALBERT encoder", heads, mask_token)
+
+
+EXPORT = AlbertExport()

@@ -1,0 +1,30 @@
+"""ALBERT (Lan 2020) as a list of layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ctxlm_ds.families.albert.config import AlbertSection
+from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.parts.encoder import SENTENCE_CLASSES, encoder_layers
+
+
+def albert_layers(model: AlbertSection, build: ModelBuild) -> list[LayerDescription]:
+    """List the layers: narrow embeddings, a projection to the hidden size, blocks with shared weights, the heads."""
+    classes = SENTENCE_CLASSES if "sentence_logits" in build.outputs else 0
+    layers = encoder_layers(
+        model, build, token_types=model.type_vocab_size, sentence_classes=classes, embedding_size=model.embedding_size
+    )
+    blocks = [index for index, layer in enumerate(layers) if layer.block]
+    for number, index in enumerate(blocks):
+        layers[index] = _shared(layers[index], model, number)
+    return layers
+
+
+def _shared(block: LayerDescription, model: AlbertSection, number: int) -> LayerDescription:
+    """Give block `number` the weights of its group."""
+    step, layer = divmod(number, model.layers_per_group)
+    group = step * model.num_groups // model.num_layers
+    name = f"encoder.{group * model.layers_per_group + layer}"
+    return replace(block, name=name, tie_key=name)

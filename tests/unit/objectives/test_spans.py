@@ -1,0 +1,249 @@
+"""Spans, n-grams and span boundaries against the published rules, written down here as slow loops."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ctxlm_ds.data.fields import IGNORE_LABEL, MOST_BOUNDARY_TARGETS
+from ctxlm_ds.data.numba_random import stream_key
+from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.recipe.check import check_config
+from tests.ragged import Rows, collate, each, pair_sample, samples_from, single_sample
+from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
+from tests.sections import changed_config, objective_section
+
+TOKENIZER = FakeTokenizer()
+SPANBERT = {
+    "name": "masked_lm", "whole_word": True, "spans": "geometric", "replace_spans": True, "count_rounding": "up",
+}  # fmt: skip
+ALBERT = {"name": "masked_lm", "whole_word": True, "spans": "ngram", "max_span_length": 3, "special_tokens": "bert"}
+BUDGET = 10_000
+
+
+def text(rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+    """Words of one to three tokens: even ids begin a word, odd ones continue it."""
+    starts = rng.random(size) < 0.7
+    starts[0] = True
+    ids = 2 * rng.integers(FIRST_WORD_ID, TOKENIZER.vocab_size // 2, size=size)
+    return np.where(starts, ids, ids + 1 - 2 * (ids + 1 >= TOKENIZER.vocab_size))
+
+
+def texts(count: int, size: int, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    return [single_sample(text(rng, size)) for _ in range(count)]
+
+
+def corrupt(samples: Sequence[Sample], budget: int = BUDGET, **settings: object) -> list[Example]:
+    objective = build_objective(objective_section(**settings), TOKENIZER)
+    return each(objective.corrupt_batch(samples_from(samples), stream_key(1, "mask"), np.full(len(samples), budget)))
+
+
+def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last position of each run."""
+    runs: list[tuple[int, int]] = []
+    for position in positions:
+        if runs and runs[-1][1] + 1 == position:
+            runs[-1] = runs[-1][0], position
+        else:
+            runs.append((position, position))
+    return runs
+
+
+def words_of(sample: Sample) -> list[list[int]]:
+    """Positions of each word of the text, special tokens left out."""
+    starts, words = TOKENIZER.word_start_mask(), []
+    for position, token in enumerate(sample.input_ids.tolist()):
+        if sample.special_mask[position]:
+            continue
+        if starts[token] or not words or sample.special_mask[position - 1]:
+            words.append([])
+        words[-1].append(position)
+    return words
+
+
+def spanbert_positions(sample: Sample, rng: np.random.Generator) -> set[int]:
+    """PairWithSpanMaskingScheme.mask: whole words from the anchor's word on, until the budget ends them."""
+    words = words_of(sample)
+    number_of = {position: number for number, word in enumerate(words) for position in word}
+    wanted = math.ceil(0.15 * len(number_of))
+    shares = np.array([0.2 * 0.8 ** (length - 1) for length in range(1, 11)])
+    marked: set[int] = set()
+    while len(marked) < wanted:
+        length = rng.choice(10, p=shares / shares.sum()) + 1
+        anchor = rng.choice(list(number_of))
+        if anchor in marked:
+            continue
+        for word in words[number_of[anchor] : number_of[anchor] + length]:
+            for position in word:
+                if len(marked) < wanted:
+                    marked.add(position)
+    return marked
+
+
+def albert_positions(sample: Sample, rng: np.random.Generator) -> set[int]:
+    """create_masked_lm_predictions with three-grams: shuffled starts, shortened to fit, none that overlap."""
+    words = words_of(sample)
+    wanted = max(1, round(0.15 * len(sample.input_ids)))
+    marked: set[int] = set()
+    for start in rng.permutation(len(words)):
+        if len(marked) >= wanted:
+            break
+        longest = min(3, len(words) - start)
+        shares = 1 / np.arange(1, longest + 1)
+        length = rng.choice(longest, p=shares / shares.sum()) + 1
+        while length and len(marked) + sum(map(len, words[start : start + length])) > wanted:
+            length -= 1
+        chosen = {position for word in words[start : start + length] for position in word}
+        if length and not chosen & marked:
+            marked |= chosen
+    return marked
+
+
+@pytest.mark.parametrize(("settings", "reference"), [(SPANBERT, spanbert_positions), (ALBERT, albert_positions)])
+def test_run_lengths_are_those_of_the_published_rule(
+    settings: dict[str, object], reference: Callable[[Sample, np.random.Generator], set[int]]
+) -> None:
+    """Histograms of runs over the same texts differ by at most four standard errors of a share."""
+    samples, rng = texts(1500, 100), np.random.default_rng(5)
+    wanted: Counter[int] = Counter()
+    got: Counter[int] = Counter()
+    for sample, example in zip(samples, corrupt(samples, **settings), strict=True):
+        wanted.update(last - first + 1 for first, last in runs_of(sorted(reference(sample, rng))))
+        got.update(last - first + 1 for first, last in runs_of(example.prediction_positions.tolist()))
+    totals = sum(wanted.values()), sum(got.values())
+    for length in range(1, 25):
+        share = (wanted[length] + got[length]) / sum(totals)
+        error = math.sqrt(share * (1 - share) * (1 / totals[0] + 1 / totals[1]))
+        assert abs(wanted[length] / totals[0] - got[length] / totals[1]) <= 4 * error, length
+
+
+@pytest.mark.parametrize(("settings", "reference"), [(SPANBERT, spanbert_positions), (ALBERT, albert_positions)])
+def test_the_budget_is_that_of_the_published_rule(
+    settings: dict[str, object], reference: Callable[[Sample, np.random.Generator], set[int]]
+) -> None:
+    samples, rng = texts(800, 60, seed=2), np.random.default_rng(6)
+    wanted = np.array([len(reference(sample, rng)) for sample in samples])
+    got = np.array([len(example.prediction_positions) for example in corrupt(samples, **settings)])
+    assert got.max() == wanted.max()
+    assert abs(got.mean() - wanted.mean()) <= 4 * math.hypot(got.std(), wanted.std()) / math.sqrt(len(samples))
+
+
+@pytest.mark.parametrize(("spans", "longest"), [("geometric", 10), ("ngram", 3)])
+def test_lengths_have_the_published_shares(spans: str, longest: int) -> None:
+    """In long texts with few predictions, runs rarely meet."""
+    size, per_text = 20_000, 20
+    rng = np.random.default_rng(3)
+    samples = [single_sample(2 * rng.integers(FIRST_WORD_ID, 400, size=size)) for _ in range(500)]
+    found: Counter[int] = Counter()
+    settings = {"spans": spans, "max_span_length": longest, "mask_prob": per_text / size, "name": "masked_lm"}
+    for example in corrupt(samples, **settings):
+        # The last run may be cut by the budget, and it may be any of them: it takes the same share of each length.
+        found.update(last - first + 1 for first, last in runs_of(example.prediction_positions.tolist()))
+    if spans == "ngram":
+        shares = {n: (1 / n) / sum(1 / m for m in range(1, 4)) for n in range(1, 4)}
+    else:
+        weights = {n: 0.2 * 0.8 ** (n - 1) for n in range(1, 11)}
+        shares = {n: weight / sum(weights.values()) for n, weight in weights.items()}
+        assert sum(n * share for n, share in shares.items()) == pytest.approx(3.797, abs=1e-3)
+    reference = expected_runs(shares, per_text, 200_000)
+    total = sum(found.values())
+    for length in range(1, longest + 1):
+        share = reference[length]
+        assert abs(found[length] / total - share) <= 4 * math.sqrt(share * (1 - share) * (1 / total + 1 / 200_000))
+
+
+def expected_runs(shares: dict[int, float], budget: int, count: int) -> dict[int, float]:
+    """Shares of run lengths if runs are drawn until `budget` tokens are full and the last is shortened to fit."""
+    rng = np.random.default_rng(9)
+    drawn = iter(rng.choice(list(shares), p=list(shares.values()), size=3 * count).tolist())
+    found: Counter[int] = Counter()
+    while sum(found.values()) < count:
+        room = budget
+        while room:
+            length = min(next(drawn), room)
+            found[length] += 1
+            room -= length
+    return {length: found[length] / sum(found.values()) for length in shares}
+
+
+def test_one_draw_replaces_a_run() -> None:
+    samples = texts(3000, 100)
+    counts: Counter[str] = Counter()
+    for example in corrupt(samples, **SPANBERT):
+        label_at = dict(zip(example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True))
+        for first, last in runs_of(example.prediction_positions.tolist()):
+            run = range(first, last + 1)
+            seen = [int(example.input_ids[position]) for position in run]
+            if TOKENIZER.mask_id in seen:
+                assert set(seen) == {TOKENIZER.mask_id}
+                counts["mask"] += 1
+            else:
+                counts["kept" if seen == [label_at[position] for position in run] else "random"] += 1
+    total = sum(counts.values())
+    for name, share in (("mask", 0.8), ("kept", 0.1), ("random", 0.1)):
+        # A random token is the original once in 995.
+        assert abs(counts[name] / total - share) < 4 * math.sqrt(share * (1 - share) / total) + 1e-3, name
+
+
+def test_spans_end_at_special_tokens_and_never_contain_them() -> None:
+    rng = np.random.default_rng(4)
+    samples = [pair_sample(text(rng, 20), text(rng, 20)) for _ in range(500)]
+    for settings in (SPANBERT, ALBERT):
+        for sample, example in zip(samples, corrupt(samples, mask_prob=0.6, **settings), strict=True):
+            assert not sample.special_mask[example.prediction_positions].any()
+
+
+def test_a_budget_above_the_text_predicts_all_of_it() -> None:
+    for example in corrupt(texts(20, 3), mask_prob=0.99, **SPANBERT):
+        assert example.prediction_positions.tolist() == [1, 2, 3]
+    assert {len(example.prediction_positions) for example in corrupt(texts(50, 100), budget=2, **ALBERT)} <= {1, 2}
+
+
+def test_boundaries_are_the_tokens_around_a_run() -> None:
+    """Against SpanBERT's span_masking: external endpoints, none at the edges, at most 15 targets a span."""
+    rng = np.random.default_rng(8)
+    samples = [pair_sample(text(rng, 40), text(rng, 30)) for _ in range(200)]
+    section = objective_section(**SPANBERT, mask_prob=0.5, boundary_weight=1.0)
+    objective = build_objective(section, TOKENIZER)
+    laid = samples_from(samples)
+    examples = objective.corrupt_batch(laid, stream_key(1, "mask"), np.full(len(samples), 48))
+    batch = collate([[example] for example in each(examples)], objective, Rows(96)).fields
+    arrays = {name: value.numpy() for name, value in batch.items()}
+    skipped = cut = 0
+    for row, (sample, example) in enumerate(zip(samples, each(examples), strict=True)):
+        labels, offsets = arrays["boundary_labels"][row], arrays["boundary_offsets"][row]
+        lefts, rights = np.split(arrays["boundary_positions"][row], 2)
+        slot = 0
+        for first, last in runs_of(example.prediction_positions.tolist()):
+            inside = not sample.special_mask[first - 1] and not sample.special_mask[last + 1]
+            skipped += not inside
+            for offset, position in enumerate(range(first, last + 1)):
+                if inside and offset < MOST_BOUNDARY_TARGETS:
+                    wanted = (first - 1, last + 1, offset, sample.input_ids[position])
+                    assert (lefts[slot], rights[slot], offsets[slot], labels[slot]) == wanted
+                else:
+                    cut += inside
+                    assert labels[slot] == IGNORE_LABEL
+                slot += 1
+        assert (labels[slot:] == IGNORE_LABEL).all()
+    assert skipped > 0 and cut > 0
+
+
+def test_the_boundary_term_needs_a_model_that_has_its_head() -> None:
+    section = {"name": "causal_lm"}
+    objective = build_objective(objective_section(**SPANBERT, boundary_weight=0.5), None)
+    assert objective.outputs == ("predicted_logits", "boundary_logits")
+    assert [(term.name, term.weight) for term in objective.terms] == [("masked_lm", 1.0), ("span_boundary", 0.5)]
+    assert build_objective(objective_section(**SPANBERT), None).outputs == ("predicted_logits",)
+    sections = {"model": {"family": "gpt2"}, "objective": section, "data": {"sample_format": "blocks"}}
+    changed = changed_config(sections, {"objective.name": "masked_lm", "objective.boundary_weight": 1.0})
+    with pytest.raises(ConfigError, match="boundary_logits"):
+        check_config(changed, None)
