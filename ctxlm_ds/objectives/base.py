@@ -147,9 +147,9 @@ def shown(token_id: int, tokenizer: Tokenizer) -> tuple[str, str]:
     """Return the space before a token, and the token: WordPiece tokens by name, others as their text."""
     if tokenizer.kind == "wordpiece" or token_id in tokenizer.special_ids:
         return " ", tokenizer.id_to_token(token_id)
-    piece = tokenizer.id_to_token(token_id)
-    # Decoding one piece of sentencepiece drops the space before it.
-    text = piece.replace("▁", " ") if piece.startswith("▁") else tokenizer.decode([token_id]).replace("\n", "⏎")
+    text = tokenizer.decode([token_id]).replace("\n", "⏎")
+    if tokenizer.kind == "sentencepiece" and tokenizer.id_to_token(token_id).startswith("▁"):
+        text = f" {text.lstrip()}"  # decoding one piece drops the space before it
     return (" ", text[1:]) if text.startswith(" ") else ("", text)
 
 

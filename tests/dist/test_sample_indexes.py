@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.data.index import storage
+from ctxlm_ds.data.index import build_once
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
@@ -39,7 +39,7 @@ def _on_nodes(
             looks.append(rank)
             return super().acquire(wait_s)
 
-    storage.RunLock = CountedLock  # type: ignore[misc]  # in this rank's own process
+    build_once.RunLock = CountedLock  # type: ignore[misc]  # in this rank's own process
     return _rows_of(rank, prefix, f"{parent}/node{rank // ranks_a_node}", ranks_a_node), len(looks)
 
 

@@ -43,8 +43,8 @@ class EncoderHeads(nn.Module):
         activation: str,
         init: Init,
         build: ModelBuild,
-        predicted_width: int,
         num_classes: int = 0,
+        predicted_width: int | None = None,
     ) -> None:
         """Make the layers.
 
@@ -54,10 +54,11 @@ class EncoderHeads(nn.Module):
             activation: name of the transform's activation.
             init: initial values of the weights.
             build: kernels and this rank's share.
-            predicted_width: e, the width of the word table.
             num_classes: classes of BERT's pooler and classifier over each sequence's first position; 0 for neither.
+            predicted_width: e, the width of the word table; None for h.
         """
         super().__init__()
+        predicted_width = predicted_width or width
         kernels, self.parallel = build.kernels, build.parallel
         self.mlm_transform = replicated_linear(width, predicted_width, init, kernels, activation)
         self.mlm_layer_norm = LayerNorm(predicted_width, eps, kernels)

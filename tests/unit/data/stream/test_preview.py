@@ -83,6 +83,18 @@ def test_byte_level_tokens_are_read_as_text() -> None:
     assert text.plain == "<s> there [<mask>→cat] </s>"
 
 
+def test_pieces_of_sentencepiece_are_read_as_text() -> None:
+    class Pieces(FakeTokenizer):
+        def decode(self, ids: list[int]) -> str:  # type: ignore[override]
+            return self.id_to_token(ids[0]).replace("▁", "")
+
+        def id_to_token(self, token_id: int) -> str:
+            return {2: "[CLS]", 3: "[SEP]", 4: "[MASK]", 10: "▁the", 11: "re", 12: "▁cat"}[token_id]
+
+    text = render_example(example([2, 10, 11, 4, 3], {3: 12}), Pieces(kind="sentencepiece"))
+    assert text.plain == "[CLS] there [MASK→cat] [SEP]"
+
+
 def test_a_packed_row_shows_its_sequences_and_labels() -> None:
     row = [example([2, 10, 3], {1: 10}, is_random=0), example([2, 12, 14, 3], {1: 12}, is_random=1)]
     lines = render_row(row, "row 5", 16, LABELS, partial(render_example, tokenizer=TOKENIZER)).plain.splitlines()
