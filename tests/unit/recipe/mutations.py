@@ -55,7 +55,9 @@ def mutate_tree(tree: dict[str, Any], paths: list[str], draw: random.Random) -> 
         holder = tree
         for part in above:
             inner = holder.get(part)
-            holder = holder.setdefault(part, {}) if inner is None or isinstance(inner, dict) else {}
+            if inner is None:
+                inner = holder[part] = {}
+            holder = inner if isinstance(inner, dict) else {}
         value = draw.choice(NASTY)
         holder[name] = {name: value} if draw.random() < 0.05 else value
     return tree
