@@ -114,7 +114,7 @@ def input_case(runner: Runner, folder: Path, rng: random.Random) -> str:
     path.write_bytes(content)
     options = [option for option in ("--split-sentences", "--append-eod", "--keep-newlines") if rng.random() < 0.5]
     if rng.random() < 0.7:
-        options += ["--max-bad-records", rng.choice(("1000000", "50%"))]
+        options += ["--max-bad-records", rng.choice(("1000000", "20"))]
     if ".wiki" in name:
         options += ["--input-format", "wikiextractor"]
     output = folder / "case" / "out"
