@@ -63,7 +63,7 @@ def describe_search(
         config: the recipe.
         cluster: GPUs of the search.
         command: starts the recommended plan.
-        show_all: True for every layout; False for the fastest of each tp, pp and ZeRO stage.
+        show_all: list all layouts instead of the fastest one per tp, pp and ZeRO stage.
         width: characters of the terminal; None for no limit.
     """
     lines, usable = [], f"{cluster.usable_bytes / GIB:.1f} GiB"

@@ -260,7 +260,7 @@ class EvalLoader:
         self._num_rows = min(config.evaluation.max_rows, len(rows))
 
     def __len__(self) -> int:
-        """Return the number of micro-batches, which is the same for every rank."""
+        """Return the number of micro-batches; all ranks have the same number."""
         return -(-self._num_rows // self._plan.global_batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
