@@ -116,7 +116,7 @@ def test_dropout_does_not_depend_on_the_layout(results: Results, family: str) ->
     run = results.run(family, dropout=True)
     wanted = results.of(runs.train, run)
     plain = results.reference(results.run(family))["losses"][:STEPS]
-    assert (wanted["losses"] != pytest.approx(plain, rel=1e-4)) == run.config().model.drops
+    assert (wanted["losses"] != pytest.approx(plain, rel=1e-3)) == run.config().model.drops
     for layout in MODEL_PARALLEL if run.config().model.drops else []:
         assert_same_steps(results.of(runs.train, run.on(layout)), wanted)
 

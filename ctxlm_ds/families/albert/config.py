@@ -53,6 +53,8 @@ ALBERT = Family(
     objective="masked_lm_sop",
     sample_format="sentence_order",
     tokenizer="albert",
-    tiny=lambda: tiny_transformer("albert", "masked_lm_sop", "sentence_order", embedding_size=16, num_groups=2),
+    tiny=lambda: tiny_transformer(
+        "albert", "masked_lm_sop", "sentence_order", embedding_size=16, num_groups=2, initializer_range=0.05
+    ),
     vocab_size=30_000,
 )
