@@ -87,7 +87,8 @@ def next_action(context: JobContext, signals: JobSignals, start: RankStart, node
         time_is_up=bool(signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
         broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(nodes)),
         may_continue=context.settings.restart != "off",
-        gives_up=fruitless >= context.settings.max_restarts,
+        fruitless_starts=fruitless,
+        max_restarts=context.settings.max_restarts,
     )
 
 

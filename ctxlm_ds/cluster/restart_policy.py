@@ -53,7 +53,14 @@ class Action(Enum):
 
 
 def decide(
-    outcome: Outcome, *, still_ours: bool, time_is_up: bool, broken_nodes: bool, may_continue: bool, gives_up: bool
+    outcome: Outcome,
+    *,
+    still_ours: bool,
+    time_is_up: bool,
+    broken_nodes: bool,
+    may_continue: bool,
+    fruitless_starts: int,
+    max_restarts: int,
 ) -> Action:
     """Return the action of the first row that fits.
 
@@ -63,7 +70,8 @@ def decide(
         time_is_up: the job itself was asked to stop (ahead of its limit, preemption), or too little time is left.
         broken_nodes: a node of the ranks is down.
         may_continue: CTXLM_RESTART is not off.
-        gives_up: too many starts in a row made no progress.
+        fruitless_starts: number of starts in a row without progress, this one included.
+        max_restarts: number of such starts at which the job gives up.
     """
     if outcome in (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD):
         return Action.DONE
@@ -71,7 +79,7 @@ def decide(
         return Action.LEAVE
     if outcome in (Outcome.USER_ERROR, Outcome.TRAINING_ERROR) or not may_continue:
         return Action.STOP
-    if gives_up:
+    if fruitless_starts >= max_restarts:
         return Action.GIVE_UP
     if outcome is Outcome.STOPPED or time_is_up or broken_nodes:
         return Action.CONTINUE_LATER

@@ -8,7 +8,7 @@ from ctxlm_ds.cluster.restart_policy import Action, Outcome, decide
 
 CALM = {
     "outcome": Outcome.FAILED, "still_ours": True, "time_is_up": False, "broken_nodes": False, "may_continue": True,
-    "gives_up": False,
+    "fruitless_starts": 1, "max_restarts": 4,
 }  # fmt: skip
 
 
@@ -18,12 +18,13 @@ CALM = {
         ({}, Action.RESTART),
         ({"time_is_up": True}, Action.CONTINUE_LATER),
         ({"broken_nodes": True}, Action.CONTINUE_LATER),
-        ({"gives_up": True}, Action.GIVE_UP),
-        ({"gives_up": True, "time_is_up": True}, Action.GIVE_UP),
+        ({"fruitless_starts": 3}, Action.RESTART),
+        ({"fruitless_starts": 4}, Action.GIVE_UP),
+        ({"fruitless_starts": 4, "time_is_up": True}, Action.GIVE_UP),
         ({"still_ours": False}, Action.LEAVE),
         ({"may_continue": False}, Action.STOP),
         ({"outcome": Outcome.STOPPED}, Action.CONTINUE_LATER),
-        ({"outcome": Outcome.STOPPED, "gives_up": True}, Action.GIVE_UP),
+        ({"outcome": Outcome.STOPPED, "fruitless_starts": 9}, Action.GIVE_UP),
         ({"outcome": Outcome.STOPPED, "still_ours": False}, Action.LEAVE),
         ({"outcome": Outcome.STOPPED, "may_continue": False}, Action.STOP),
         ({"outcome": Outcome.COMPLETED}, Action.DONE),
