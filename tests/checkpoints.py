@@ -35,15 +35,18 @@ def make_tokenizer(kind: str, folder: Path) -> Path:
 def make_config(
     kind: str, tokenizer: Path, vocab_size: int, model_settings: dict | None = None, **settings: object
 ) -> RunConfig:
-    """A recipe: `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `spanbert`, `roberta`, `gpt2` or `gpt1`."""
+    """A recipe: `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `spanbert`, or a family."""
     family = "bert" if kind in ("bert_nsp", "spanbert") else kind
-    eps = 1e-12 if family == "bert" else 1e-5
+    eps = 1e-12 if family in ("bert", "albert") else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
     if family in ("gpt2", "gpt1"):
         model |= {"hidden_activation": "gelu_tanh", "intermediate_size": 128}
         objective, sample_format = "causal_lm", "blocks"
     elif kind == "bert_nsp":
         objective, sample_format = "masked_lm_nsp", "segment_pair"
+    elif kind == "albert":
+        model |= {"embedding_size": 16, "num_groups": 2, "layers_per_group": 2, "num_layers": 40}
+        objective, sample_format = "masked_lm_sop", "sentence_order"
     else:
         objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(

@@ -188,7 +188,7 @@ def open_checkpoint(path: Path) -> CheckpointSource:
 
 def _check_layers(model: ModelSection, num_tensors: int, folder: Path) -> None:
     """Raise CheckpointError before a model with more layers than there are tensors is built."""
-    if model.num_blocks > num_tensors:
+    if model.num_distinct_blocks > num_tensors:
         raise CheckpointError(
-            f"{folder}: its config describes {model.num_blocks} layers, but it has only {num_tensors} tensors"
+            f"{folder}: its config describes {model.num_distinct_blocks} layers, but it has only {num_tensors} tensors"
         )

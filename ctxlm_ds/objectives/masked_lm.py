@@ -22,7 +22,7 @@ from ctxlm_ds.objectives.base import (
     token_fields,
 )
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, Probability, SmallInt, Width
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, PositiveFraction, Probability, SmallInt, Width
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ class MaskedLMSection(ObjectiveSection):
     (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT)."""
     max_span_length: SmallInt = 10
     """Longest run (SpanBERT 10, ALBERT 3)."""
-    span_prob: Probability = 0.2
+    span_prob: PositiveFraction = 0.2
     """p of the lengths of `geometric` spans: p(1 - p)^(n - 1), renormalised (SpanBERT 0.2)."""
     replace_spans: bool = False
     """Draw mask, random or kept once per run of predicted tokens instead of per token (SpanBERT)."""

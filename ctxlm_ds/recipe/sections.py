@@ -58,6 +58,11 @@ class ModelSection(Section):
         raise NotImplementedError
 
     @property
+    def num_distinct_blocks(self) -> int:
+        """Number of repeated layers with separate weights; less than num_blocks if layers share theirs."""
+        return self.num_blocks
+
+    @property
     def longest_sequence(self) -> int | None:
         """Longest sequence that the model can read; None for no limit."""
         return None

@@ -32,6 +32,10 @@ class AlbertSection(BertSection):
     def num_blocks(self) -> int:
         return self.num_layers * self.layers_per_group
 
+    @property
+    def num_distinct_blocks(self) -> int:
+        return self.num_groups * self.layers_per_group
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.num_layers % self.num_groups:
@@ -54,7 +58,8 @@ ALBERT = Family(
     sample_format="sentence_order",
     tokenizer="albert",
     tiny=lambda: tiny_transformer(
-        "albert", "masked_lm_sop", "sentence_order", embedding_size=16, num_groups=2, initializer_range=0.05
-    ),
+        "albert", "masked_lm_sop", "sentence_order", embedding_size=16, num_groups=2, layers_per_group=2,
+        initializer_range=0.05,
+    ),  # fmt: skip
     vocab_size=30_000,
 )

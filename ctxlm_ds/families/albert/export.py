@@ -9,7 +9,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, Fields, TokenIds, at_positions
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.albert.config import AlbertSection
-from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, EncoderExport, fill_mask_card
+from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, fill_mask_card
 
 LAYERS = "albert.encoder.albert_layer_groups"
 TABLES = "albert.embeddings"
@@ -38,7 +38,7 @@ SENTENCE_TENSORS = (r"albert\.pooler\.(weight|bias)", r"sop_classifier\.classifi
 def layer_rows(model: AlbertSection) -> tuple[Row, ...]:
     """List the rows of every layer that has weights."""
     rows: list[Row] = []
-    for number in range(model.num_groups * model.layers_per_group):
+    for number in range(model.num_distinct_blocks):
         group, layer = divmod(number, model.layers_per_group)
         ours, theirs = f"encoder.{number}", f"{LAYERS}.{group}.albert_layers.{layer}"
         attention = f"{theirs}.attention"
@@ -54,20 +54,20 @@ def layer_rows(model: AlbertSection) -> tuple[Row, ...]:
     return expand(rows, 0)
 
 
-class AlbertExport(EncoderExport):
+class AlbertExport(BertExport):
     """ALBERT: two classes, one with the sentence-order head."""
 
     section = AlbertSection
     model_type = "albert"
     config_class = "AlbertConfig"
     hf_classes = {WITH_SENTENCES: "AlbertForPreTraining", MASKED_LM: "AlbertForMaskedLM"}
-    settings = EncoderExport.settings | {
-        "type_vocab_size": "type_vocab_size",
+    settings = BertExport.settings | {
         "embedding_size": "embedding_size",
         "num_groups": "num_hidden_groups",
         "layers_per_group": "inner_group_num",
     }
-    activations = EncoderExport.activations | {"gelu_tanh": "gelu_new"}
+    sentence_rows = SENTENCE_ROWS
+    activations = BertExport.activations | {"gelu_tanh": "gelu_new"}
     further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
     plain_settings = {"tie_word_embeddings": True}
     kept_settings = ("classifier_dropout_prob",)
@@ -80,7 +80,7 @@ class AlbertExport(EncoderExport):
             )
         super().check(model, outputs)
 
-    def key_map(self, model: AlbertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+    def key_map(self, model: Any, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
         with_sentences = "sentence_logits" in outputs
         rows, unused = (ROWS + SENTENCE_ROWS, BUFFERS) if with_sentences else (ROWS, BUFFERS + SENTENCE_TENSORS)
@@ -89,17 +89,6 @@ class AlbertExport(EncoderExport):
 
     def their_settings(self, model: AlbertSection, ids: TokenIds) -> dict[str, Any]:
         return super().their_settings(model, ids) | {"bos_token_id": ids.cls_id, "eos_token_id": ids.sep_id}
-
-    def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
-        """Look for the sentence-order head."""
-        wanted = {name for row in expand(SENTENCE_ROWS, 0) for name in row.theirs}
-        return ("predicted_logits", "sentence_logits") if wanted <= set(file_names) else ("predicted_logits",)
-
-    def num_token_types(self, model: AlbertSection) -> int:
-        return model.type_vocab_size
-
-    def their_inputs(self, fields: Fields) -> Fields:
-        return super().their_inputs(fields) | {"token_type_ids": fields["token_type_ids"]}
 
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         """Return the predicted positions' logits [b, p, v] and, if there are any, those of sentences [b, 1, 2]."""

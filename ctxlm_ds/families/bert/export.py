@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -146,6 +146,8 @@ class BertExport(EncoderExport):
     config_class = "BertConfig"
     hf_classes = {WITH_SENTENCES: "BertForPreTraining", MASKED_LM: "BertForMaskedLM"}
     settings = EncoderExport.settings | {"type_vocab_size": "type_vocab_size"}
+    sentence_rows: ClassVar[tuple[Row, ...]] = SENTENCE_ROWS
+    """Tensors of the sentence head."""
 
     def key_map(self, model: BertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
@@ -155,7 +157,7 @@ class BertExport(EncoderExport):
 
     def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
         """Look for the next-sentence head: bert-base-uncased has it and declares BertForMaskedLM."""
-        wanted = {name for row in expand(SENTENCE_ROWS, 0) for name in row.theirs}
+        wanted = {name for row in expand(self.sentence_rows, 0) for name in row.theirs}
         return ("predicted_logits", "sentence_logits") if wanted <= set(file_names) else ("predicted_logits",)
 
     def num_token_types(self, model: BertSection) -> int:

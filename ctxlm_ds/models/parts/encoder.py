@@ -26,6 +26,9 @@ class EncoderSection(TransformerShape, Protocol):
 
     pre_layer_norm: bool
 
+    @property
+    def num_blocks(self) -> int: ...
+
 
 def encoder_layers(
     model: EncoderSection,
@@ -64,7 +67,7 @@ def encoder_layers(
             model, build, position_offset=position_offset, num_token_types=token_types, layer_norm=True, width=width
         ),
         *([] if embedding_size is None else [project_embeddings(width, settings, build)]),
-        *transformer_blocks("encoder", model.num_layers, settings, build),
+        *transformer_blocks("encoder", model.num_blocks, settings, build),
         *final_layer_norm(settings, build),
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
         table.decode("predicted_hidden", "predicted_scores"),

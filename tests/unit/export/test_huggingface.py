@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AlbertConfig,
+    AlbertForPreTraining,
     AutoConfig,
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -31,7 +33,13 @@ from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_checkpoint, write_run
 
-CLASSES = {"bert_nsp": BertForPreTraining, "bert": BertForMaskedLM, "roberta": RobertaForMaskedLM}
+CLASSES = {
+    "bert_nsp": BertForPreTraining, "bert": BertForMaskedLM, "roberta": RobertaForMaskedLM,
+    "albert": AlbertForPreTraining,
+}  # fmt: skip
+CONFIGS = {"roberta": RobertaConfig, "albert": AlbertConfig}
+ALBERT = {"num_hidden_layers": 40, "num_hidden_groups": 2, "inner_group_num": 2, "embedding_size": 16}
+"""More layers than tensors: they share their weights."""
 
 
 @pytest.fixture(params=list(CLASSES))
@@ -52,8 +60,10 @@ def hf_folder(kind: str, tokenizer_folder: Path, folder: Path, **settings: objec
               "intermediate_size": 48, "initializer_range": 0.3}  # fmt: skip
     if kind == "roberta":
         values |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    if kind == "albert":
+        values |= ALBERT
     rows = 40 + (load_tokenizer(tokenizer_folder).pad_id + 1 if kind == "roberta" else 0)
-    config_class = RobertaConfig if kind == "roberta" else BertConfig
+    config_class = CONFIGS.get(kind, BertConfig)
     model = CLASSES[kind](config_class(**{**values, "max_position_embeddings": rows, **settings}))
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -103,7 +113,7 @@ def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_fo
     model, info = CLASSES[kind].from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.dtype == torch.float32 and model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    expected = "RobertaForMaskedLM" if kind == "roberta" else "BertForMaskedLM"
+    expected = {"roberta": "RobertaForMaskedLM", "albert": "AlbertForMaskedLM"}.get(kind, "BertForMaskedLM")
     assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")).__name__ == expected
 
     raw = json.loads((tmp_path / "hf" / "config.json").read_text())
