@@ -75,6 +75,8 @@ def unused_settings(config: RunConfig) -> list[str]:
         value, default = getattr(holder, name), type(holder).model_fields[name].get_default(call_default_factory=True)
         if without_effect and value != default:
             sentences.append(f"{path}: {value} has no effect with the other settings of this recipe")
+    if config.initialize_moments and config.initialize_from is None:
+        sentences.append("initialize_moments: true has no effect, because initialize_from names no checkpoint")
     keep = config.checkpoint.keep_every_steps
     if keep is not None and keep % config.checkpoint.interval_steps:
         sentences.append(
@@ -108,6 +110,9 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if optimizer.name == "from_ds_config" and kernel != "auto":
         text = f"{kernel} has no effect if optimizer.name is from_ds_config; set auto"
         yield Problem("kernels.optimizer", text, ("optimizer.name",))
+    if optimizer.name == "from_ds_config" and config.initialize_moments:
+        text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
+        yield Problem("initialize_moments", text, ("optimizer.name",))
 
 
 def _check_schedule(config: RunConfig) -> Iterator[Problem]:
