@@ -65,6 +65,11 @@ def build_run(
     if newest is not None:
         # Before the sample indexes are built, which takes long.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+    elif config.initialize_moments and config.initialize_from is None:
+        raise ConfigError(
+            "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
+            "--set initialize_from=runs/phase1, or set initialize_moments=false"
+        )
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
     engine = build_engine(config, deepspeed_config, objective, topology)

@@ -75,8 +75,6 @@ def unused_settings(config: RunConfig) -> list[str]:
         value, default = getattr(holder, name), type(holder).model_fields[name].get_default(call_default_factory=True)
         if without_effect and value != default:
             sentences.append(f"{path}: {value} has no effect with the other settings of this recipe")
-    if config.initialize_moments and config.initialize_from is None:
-        sentences.append("initialize_moments: true has no effect, because initialize_from names no checkpoint")
     keep = config.checkpoint.keep_every_steps
     if keep is not None and keep % config.checkpoint.interval_steps:
         sentences.append(
