@@ -46,9 +46,10 @@ class MaskedLMSection(ObjectiveSection):
     """Share of the predicted tokens replaced by a random one; the rest becomes the mask token."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
-    spans: Literal["none", "geometric", "ngram"] = "none"
+    spans: Literal["none", "geometric", "ngram", "given"] = "none"
     """Choose runs of tokens, or of words with whole_word. `geometric`: lengths by span_prob, up to max_span_length
-    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT)."""
+    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT). `given`: each span of
+    the dataset is chosen as a word is (phrases and entities of ERNIE)."""
     max_span_length: SmallInt = 10
     """Longest run (SpanBERT 10, ALBERT 3)."""
     span_prob: PositiveFraction = 0.2
@@ -71,9 +72,13 @@ class MaskedLMSection(ObjectiveSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        if self.spans == "none":
+        if self.spans in ("none", "given"):
             return "max_span_length", "span_prob"
         return ("span_prob",) if self.spans == "ngram" else ()
+
+    @property
+    def needs_spans(self) -> bool:
+        return self.spans == "given"
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         if self.keep_prob + self.random_prob > 1.0:

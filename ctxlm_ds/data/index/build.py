@@ -62,6 +62,11 @@ class IndexPlace:
         part = part if isinstance(part, SourcePart) else SourcePart(str(part))
         dataset = IndexedDataset(part.prefix)
         require_encoding(dataset, tokenizer, config.data)
+        if config.objective.needs_spans and not dataset.has_spans:
+            raise DataError(
+                f"{part.prefix}: gives no spans, which this objective masks (objective.spans); run "
+                "tools/preprocess_data.py again with --spans-key"
+            )
         documents = (0, dataset.num_documents) if part.documents is None else part.documents
         if not 0 <= documents[0] <= documents[1] <= dataset.num_documents:
             raise DataError(
