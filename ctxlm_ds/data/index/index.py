@@ -99,6 +99,7 @@ class SampleIndex:
         Raises DataError if a file of the folder is missing or has another size, or the index has another key.
         """
         self.directory = directory
+        self.dataset = dataset
         self.meta: dict[str, Any] = read_meta(directory, key)
         settings = self.meta["settings"]
         self.is_static = settings["static_masking"] is not None

@@ -69,7 +69,7 @@ class MaskingRules(NamedTuple):
     """Choose each given span like a word."""
     mask_id: int
     random_ids: NDArray[np.int32]
-    """Ids that a random replacement is drawn from."""
+    """Ids that a random replacement is drawn from; frequent tokens of a corpus are in it several times."""
     word_starts: NDArray[np.bool_]
     """[vocabulary] True if a token begins a word; empty without whole_word."""
     is_special: NDArray[np.bool_]
@@ -92,6 +92,8 @@ def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRule
         ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
     if len(ids) == 0:
         raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
+    if section.random_tokens == "corpus":
+        ids = ids[:0]  # corpus_tokens.py has them once the corpus is known
     is_special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
     is_special[sorted(tokenizer.special_ids)] = True
     return MaskingRules(

@@ -48,7 +48,8 @@ def given_spans(text: str, rng: random.Random) -> list[list[int]]:
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tokenizers")
     for kind in KINDS:
-        train_tokenizer(kind, DOCUMENTS, 300, folder / kind)
+        every_character = {"character_coverage": 1.0} if kind == "unigram" else {}
+        train_tokenizer(kind, DOCUMENTS, 300, folder / kind, **every_character)
     return {kind: folder / kind for kind in KINDS}
 
 
