@@ -23,14 +23,14 @@ def encode_spanned(
     """Encode the sequences of texts with the flags of their tokens.
 
     Args:
-        tokenizer: gives the same ids as its `encode_batch`.
+        tokenizer: the ids are those of its `encode_batch`.
         texts: [documents] the complete texts.
         split: [documents] the sequences of each text, in their order.
         spans: [documents] the spans of each text, in characters, in their order and without overlap.
         prefix: what stands before each sequence but a text's first and is not in the text.
     """
     sequences = [sequence for of_text in split for sequence in of_text]
-    encodings = iter(tokenizer.backend.encode_batch(sequences, add_special_tokens=False))
+    encodings = iter(tokenizer.encode_with_offsets(sequences))
     ids: list[int] = []
     lengths, flags = np.zeros(len(sequences), dtype=np.int64), [np.empty(0, dtype=np.uint8)]
     for text, of_text, given in zip(texts, split, spans, strict=True):
@@ -39,11 +39,11 @@ def encode_spanned(
         for number, sequence in enumerate(of_text):
             core = sequence[len(prefix) * (number > 0) :].strip()
             position = text.index(core, position)
-            encoding = next(encodings)
-            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + position - sequence.index(core)
+            found, places = next(encodings)
+            offsets = np.array(places, dtype=np.int64).reshape(-1, 2) + position - sequence.index(core)
             position += len(core)
-            lengths[len(flags) - 1] = len(encoding.ids)
-            ids += encoding.ids
+            lengths[len(flags) - 1] = len(found)
+            ids += found
             flags.append(continuations(offsets, bounds))
     return np.array(ids, dtype=np.int32), lengths, np.concatenate(flags)
 
