@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ctxlm_ds.planning.layouts import Layout
@@ -40,20 +38,6 @@ def test_a_pipelines_first_stage_holds_a_micro_batch_for_every_stage() -> None:
     many = weigh(config, Layout(1, 1, 4, 1, 16)).memory
     # Two micro-batches of 128 rows are held at most, and four of 16.
     assert few.activations / many.activations == pytest.approx(2 * 128 / (4 * 16), rel=0.05)
-
-
-def test_the_pipelines_idle_time() -> None:
-    config = load_config("bert-large", ["training.global_batch_size=64", "parallel.pipeline_partition=uniform"])
-    time = weigh(config, Layout(1, 1, 8, 1, 4)).time
-    assert time.bubble == pytest.approx((time.compute + time.pipeline) * 7 / 16)
-
-
-def test_recomputation_adds_a_forward_pass() -> None:
-    config = load_config("bert-large", ["training.global_batch_size=256"])
-    layout = Layout(8, micro_batch_size=32)
-    kept, again = weigh(config, layout), weigh(config, replace(layout, recompute=True))
-    assert 1.25 < again.time.compute / kept.time.compute < 4 / 3
-    assert again.mfu < kept.mfu
 
 
 def test_days_and_utilisation_follow_from_the_step() -> None:

@@ -1,4 +1,4 @@
-"""The shipped list of DeepSpeed's keys against its source, the documentation, and what DeepSpeed reads while it runs."""
+"""The shipped list of DeepSpeed's keys against its source, the documentation, and what DeepSpeed reads."""
 
 from __future__ import annotations
 

@@ -41,11 +41,6 @@ def line_about(problems: list[str], path: str) -> str:
     return found[0]
 
 
-def test_empty_recipe_is_the_schema_s_defaults(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path / "r.yaml", "")) == RunConfig()
-    assert load_config(write(tmp_path / "r.yaml", "# nothing\nmodel:\n")) == RunConfig()
-
-
 def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
     recipe = write(
         tmp_path / "r.yaml",
@@ -63,36 +58,6 @@ def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
     assert (config.training.max_steps, config.training.global_batch_size) == (1_000_000, 8192)
     assert config.training.max_hours == 3.0
     assert paths(config) == ["no", "on", "1e5x"]
-
-
-@pytest.mark.parametrize(
-    ("override", "path", "expected"),
-    [
-        ('training.max_steps="12"', "training.max_steps", ["12", "whole number from 1 to", "without quotes"]),
-        ("training.max_steps=1.5", "training.max_steps", ["1.5", "whole number from 1 to"]),
-        ("training.max_steps=true", "training.max_steps", ["true", "whole number"]),
-        ("training.seed=-1", "training.seed", ["-1", "of at least 0"]),
-        ("optimizer.learning_rate=fast", "optimizer.learning_rate", ['"fast"', "a number above 0"]),
-        ("optimizer.learning_rate=.inf", "optimizer.learning_rate", ["inf", "a number above 0"]),
-        ("optimizer.learning_rate=.nan", "optimizer.learning_rate", ["nan", "a number above 0"]),
-        ("optimizer.betas=[0.9]", "optimizer.betas[1]", ["missing", "from 0 to 1"]),
-        ("optimizer.betas=[0.9, 1.5]", "optimizer.betas[1]", ["1.5", "from 0 to 1"]),
-        ("data.packing=1", "data.packing", ["1", "true or false"]),
-        ("data.packing=yes", "data.packing", ['"yes"', "true or false"]),
-        ("data.train=wiki", "data.train", ['"wiki"', "a list of text", "[wiki]"]),
-        ("training.precision=bf61", "training.precision", ["bf61", "bf16, fp16, fp32", "did you mean bf16?"]),
-        ("training=5", "training", ["5", "a section with global_batch_size"]),
-        ("model.hidden_size.x=5", "model.hidden_size", ["a section with x", "whole number"]),
-        ("model.vocab_size=big", "model.vocab_size", ['"big"', "or null"]),
-        ("model.hidden_size=null", "model.hidden_size", ["null", "whole number"]),
-    ],
-)
-def test_wrong_types(tmp_path: Path, override: str, path: str, expected: list[str]) -> None:
-    problems = problems_of(write(tmp_path / "r.yaml", ""), [override])
-    line = line_about(problems, path)
-    for words in (*expected, f"[--set {override}]"):
-        assert words in line
-    assert len(problems) == 1
 
 
 def test_the_section_of_an_earlier_version_is_refused_with_what_replaces_it(tmp_path: Path) -> None:
