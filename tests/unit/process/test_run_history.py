@@ -7,7 +7,16 @@ import os
 import time
 from pathlib import Path
 
-from ctxlm_ds.process.run_history import FailureRecord, clear_evidence, read_failures, write_record
+from ctxlm_ds.process.run_history import (
+    END,
+    START,
+    FailureRecord,
+    append_event,
+    clear_evidence,
+    is_completed,
+    read_failures,
+    write_record,
+)
 
 
 def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
@@ -28,3 +37,15 @@ def test_evidence_of_earlier_starts_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "rank-00001.json").touch()
     clear_evidence(tmp_path, time.time() - 100)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["output.log", "rank-00001.json"]
+
+
+def test_a_run_is_completed_when_its_last_start_was(tmp_path: Path) -> None:
+    assert not is_completed(tmp_path)
+    append_event(tmp_path, START, step=0)
+    append_event(tmp_path, END, step=5, completed=False)
+    assert not is_completed(tmp_path)
+    append_event(tmp_path, START, step=5)
+    append_event(tmp_path, END, step=9, completed=True)
+    assert is_completed(tmp_path)
+    append_event(tmp_path, START, step=9)
+    assert not is_completed(tmp_path)

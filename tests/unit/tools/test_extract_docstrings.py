@@ -1,4 +1,4 @@
-"""The embedded corpus: what is kept of a docstring, and that nothing is imported."""
+"""The embedded corpus: what is kept of a docstring, that nothing is imported, and the tool that writes it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import DataError
+from tests.integration.test_preprocess_data import run_tool
 from tools import extract_docstrings as docstrings
 from tools.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 
@@ -141,3 +142,10 @@ def test_numpy_is_read_whole() -> None:
     text = "\n".join(module_prose(path))
     assert "Return the cumulative sum of the elements along a given axis." in text
     assert ">>>" not in text and "----" not in text and "array_like" not in text.split("\n")[0]
+
+
+def test_docstrings_tool(tmp_path: Path) -> None:
+    done = run_tool("extract_docstrings", "--output-dir", tmp_path / "out", "--packages", "numpy", "--workers", 2)
+    assert f"{tmp_path}/out/train.jsonl" in done.stdout
+    held_out = [json.loads(line) for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
+    assert len(held_out) > 10 and all(record["text"].count(" ") > 40 for record in held_out)

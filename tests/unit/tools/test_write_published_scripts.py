@@ -12,7 +12,6 @@ import pytest
 
 from ctxlm_ds.planning.hardware import find_gpu
 from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.process.run_history import END, START, append_event, is_completed
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.registry import FAMILIES
@@ -150,15 +149,3 @@ def test_the_gpu_is_known_by_what_nvidia_smi_says(answer: str, name: str, tmp_pa
     smi.write_text(f"#!/bin/sh\necho '{answer}'\necho '{answer}'\n")
     smi.chmod(0o755)
     assert shell("gpu_type", PATH=f"{tmp_path}:{os.environ['PATH']}").strip() == name
-
-
-def test_a_run_is_completed_when_its_last_start_was(tmp_path: Path) -> None:
-    assert not is_completed(tmp_path)
-    append_event(tmp_path, START, step=0)
-    append_event(tmp_path, END, step=5, completed=False)
-    assert not is_completed(tmp_path)
-    append_event(tmp_path, START, step=5)
-    append_event(tmp_path, END, step=9, completed=True)
-    assert is_completed(tmp_path)
-    append_event(tmp_path, START, step=9)
-    assert not is_completed(tmp_path)

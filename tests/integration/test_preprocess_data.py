@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -24,19 +23,19 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ("train_tokenizer", "preprocess_data", "inspect_dataset", "extract_docstrings")
 
 
-def _command(tool: str, *arguments: object) -> list[str]:
+def command_of(tool: str, *arguments: object) -> list[str]:
     return [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *map(str, arguments)]
 
 
-def _run(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(_command(tool, *arguments), capture_output=True, text=True, timeout=120)
+def run_tool(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command_of(tool, *arguments), capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
 
 
-def _fails(message: str, tool: str, *arguments: object) -> None:
-    done = _run(tool, *arguments, code=2)
+def refused(message: str, tool: str, *arguments: object) -> None:
+    done = run_tool(tool, *arguments, code=2)
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
 
@@ -51,7 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(corpus: Path) -> Path:
     folder = corpus.parent / "tokenizer"
-    _run("train_tokenizer", "--input", corpus, "--type", "wordpiece", "--vocab-size", 600, "--output-dir", folder)
+    run_tool("train_tokenizer", "--input", corpus, "--type", "wordpiece", "--vocab-size", 600, "--output-dir", folder)
     return folder
 
 
@@ -69,13 +68,13 @@ def long_corpus(corpus: Path) -> Path:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_help_within_a_second(tool: str) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "usage:" in _run(tool, "--help").stdout
+    assert "usage:" in run_tool(tool, "--help").stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
 
 
 def test_the_route(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    done = _run(
+    done = run_tool(
         "preprocess_data",
         "--input",
         corpus,
@@ -98,22 +97,22 @@ def test_the_route(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
         "data_text_sentence.json",
         "data_text_sentence.sha256",
     ]
-    shown = _run("inspect_dataset", prefix, "--verify", "--show", 1).stdout
+    shown = run_tool("inspect_dataset", prefix, "--verify", "--show", 1).stdout
     assert "documents     150" in shown and shown.count("verified ") >= 4
     assert "[1]" in shown and "chapter 0 is about" in shown and "[SEP]" in shown
     assert f"{tokenizer} has the recorded fingerprint" in shown
     again = ("--input", corpus, "--split-sentences", "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    assert "complete already, nothing to do" in _run("preprocess_data", "--append-eod", *again).stdout
-    _fails("already", "preprocess_data", *again)
+    assert "complete already, nothing to do" in run_tool("preprocess_data", "--append-eod", *again).stdout
+    refused("already", "preprocess_data", *again)
 
 
 def test_byte_level_route_with_a_glob_and_compressed_files(tmp_path: Path) -> None:
     write_corpus(tmp_path / "a.jsonl.gz", 30, seed=1, format="jsonl.gz")
     write_corpus(tmp_path / "b.jsonl.xz", 30, seed=2, format="jsonl.xz")
     pattern, folder = tmp_path / "*.jsonl.*", tmp_path / "tokenizer"
-    done = _run("train_tokenizer", "--input", pattern, "--type", "bpe", "--vocab-size", 500, "--output-dir", folder)
+    done = run_tool("train_tokenizer", "--input", pattern, "--type", "bpe", "--vocab-size", 500, "--output-dir", folder)
     assert "byte_bpe, 500 tokens" in done.stdout
-    _run(
+    run_tool(
         "preprocess_data",
         "--input",
         pattern,
@@ -129,16 +128,16 @@ def test_byte_level_route_with_a_glob_and_compressed_files(tmp_path: Path) -> No
 
 def test_mistakes_give_one_clear_line(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     output = ("--output-prefix", tmp_path / "data")
-    _fails("no such file", "preprocess_data", "--input", tmp_path / "none", "--tokenizer", tokenizer, *output)
-    _fails("no such tokenizer folder", "preprocess_data", "--input", corpus, "--tokenizer", "bert-base", *output)
-    _fails("has no key 'body'", "preprocess_data", "--input", corpus, "--json-keys", "body", "--tokenizer", tokenizer,
+    refused("no such file", "preprocess_data", "--input", tmp_path / "none", "--tokenizer", tokenizer, *output)
+    refused("no such tokenizer folder", "preprocess_data", "--input", corpus, "--tokenizer", "bert-base", *output)
+    refused("has no key 'body'", "preprocess_data", "--input", corpus, "--json-keys", "body", "--tokenizer", tokenizer,
            "--workers", 2, *output)  # fmt: skip
-    _fails("already exists", "train_tokenizer", "--input", corpus, "--type", "bpe", "--output-dir", tokenizer)
-    _fails("no such file", "inspect_dataset", tmp_path / "data")
+    refused("already exists", "train_tokenizer", "--input", corpus, "--type", "bpe", "--output-dir", tokenizer)
+    refused("no such file", "inspect_dataset", tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "cut.idx").write_bytes(b"MMIDIDX")
     (tmp_path / "cut.bin").write_bytes(b"")
-    _fails("not an indexed dataset", "inspect_dataset", tmp_path / "cut", "--verify")
+    refused("not an indexed dataset", "inspect_dataset", tmp_path / "cut", "--verify")
 
 
 def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Pat
     path.write_text('{"text": "Ada."}\n')
     flags = ("--input", path, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data", "--workers", 1)
     for shard in ("0/2", "1/2"):
-        done = _run("preprocess_data", *flags, "--shard", shard)
+        done = run_tool("preprocess_data", *flags, "--shard", shard)
         if shard == "0/2":
             assert ": 1 document (0 empty and 0 bad ones skipped), 1 sequence, " in done.stdout
             assert re.search(r"^4 characters in 0:\d\d \(\d+/s\)$", done.stdout, re.MULTILINE)
@@ -155,7 +154,7 @@ def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Pat
     assert line.startswith("next, when all 2 shards are there: python tools/merge_datasets.py --input ")
     command = line.split("python tools/merge_datasets.py ")[1]
     assert command == f"--input {whole}_shard*-of-00002.idx --output-prefix {whole}"
-    merged = _run("merge_datasets", "--input", *sorted(tmp_path.glob("*_shard*.idx")), "--output-prefix", whole)
+    merged = run_tool("merge_datasets", "--input", *sorted(tmp_path.glob("*_shard*.idx")), "--output-prefix", whole)
     assert merged.stdout.startswith(f"{whole}: 2 parts, 1 document, 1 sequence, ") and "kB in " in merged.stdout
 
 
@@ -186,7 +185,7 @@ def _as_in_a_foreground() -> None:
 def running(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """preprocess_data with two workers, in the middle of writing."""
     arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    command = _command("preprocess_data", *arguments, "--split-sentences", "--workers", 2)
+    command = command_of("preprocess_data", *arguments, "--split-sentences", "--workers", 2)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_foreground
     )
@@ -210,10 +209,10 @@ def test_kill_9_leaves_nothing_that_is_accepted(
     assert {path.suffix for path in (tmp_path / "data_text_sentence.partial").iterdir()} <= {".part", ".json", ""}
     with pytest.raises(DataError, match="no such file"):
         IndexedDataset(tmp_path / "data_text_sentence")
-    _fails("no such file", "inspect_dataset", tmp_path / "data_text_sentence", "--verify")
+    refused("no such file", "inspect_dataset", tmp_path / "data_text_sentence", "--verify")
     _wait(lambda: not any(_alive(pid) for pid in workers))
-    done = _run("preprocess_data", "--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data",
-                "--split-sentences", "--workers", 1)  # fmt: skip
+    words = ("--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data", "--split-sentences")
+    done = run_tool("preprocess_data", *words, "--workers", 1)
     assert "which has ended" in done.stderr
     assert IndexedDataset(tmp_path / "data_text_sentence").num_documents == 150
     assert not (tmp_path / "data_text_sentence.partial").exists()
@@ -253,7 +252,7 @@ def _bytes_of(prefix: Path) -> dict[str, bytes]:
 def whole(long_corpus: Path, tokenizer: Path) -> dict[str, bytes]:
     """What an uninterrupted run makes of the long corpus."""
     prefix = long_corpus.parent / "whole"
-    _run("preprocess_data", "--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", prefix)
+    run_tool("preprocess_data", "--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", prefix)
     return _bytes_of(long_corpus.parent / "whole_text_document")
 
 
@@ -268,7 +267,7 @@ def test_an_interrupted_run_keeps_its_progress_and_goes_on(
     assert process.returncode == 130
     kept = f"interrupted; {tmp_path}/data_text_document.partial is kept: rerun the command to resume"
     assert errors.strip().splitlines()[-1] == kept
-    done = _run("preprocess_data", *arguments, "--workers", 2)
+    done = run_tool("preprocess_data", *arguments, "--workers", 2)
     assert "resuming after" in done.stderr
     assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
 
@@ -313,7 +312,7 @@ def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str
 
 def test_a_full_disk_gives_one_error_and_leaves_nothing(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    command = _command("preprocess_data", *arguments, "--workers", 1)
+    command = command_of("preprocess_data", *arguments, "--workers", 1)
     done = subprocess.run(
         command,
         capture_output=True,
@@ -341,10 +340,3 @@ def test_memory_stays_flat(long_corpus: Path, tokenizer: Path, tmp_path: Path) -
         command = [sys.executable, "-c", code, str(path), str(tokenizer), str(tmp_path / name)]
         peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout))
     assert peaks[1] < peaks[0] * 1.15  # three times the text; peaks in kB
-
-
-def test_docstrings_tool(tmp_path: Path) -> None:
-    done = _run("extract_docstrings", "--output-dir", tmp_path / "out", "--packages", "numpy", "--workers", 2)
-    assert f"{tmp_path}/out/train.jsonl" in done.stdout
-    held_out = [json.loads(line) for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
-    assert len(held_out) > 10 and all(record["text"].count(" ") > 40 for record in held_out)
