@@ -262,6 +262,7 @@ DISTILBERT: Values = {
     "objective.masked_lm_weight": 2.0,  # README: --alpha_mlm
     "objective.cosine_weight": 1.0,  # README: --alpha_cos
     "objective.mask_prob": 0.15,  # train.py: mlm_mask_prop
+    "objective.count_smoothing": 0.7,  # train.py: mlm_smoothing
     "objective.keep_prob": 0.1,  # train.py: word_keep
     "objective.random_prob": 0.1,  # train.py: word_rand
     "objective.whole_word": False,
