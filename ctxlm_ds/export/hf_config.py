@@ -73,9 +73,40 @@ def from_hf_config(folder: Path) -> FolderModel:
     Raises:
         ExportError: no family has this type of model, or it computes something that ours cannot.
     """
-    values = read_hf_config(folder)
     path = folder / "config.json"
-    export = _export_for(values.get("model_type"), path)
+    export = _export_for(read_hf_config(folder).get("model_type"), path)
+    settings: dict[str, Any] = {}
+    try:
+        for part in reversed(export.models()):
+            config, found = _read_settings(part, folder)
+            for key, value in found.items():
+                if settings.setdefault(key, value) != value:
+                    raise ExportError(
+                        f"{folder} does not hold one model: {key} is {value!r} in {path}, {settings[key]!r} in another "
+                        "folder of it"
+                    )
+        model = export.section.model_validate(settings)
+        pad_id = export.pad_id(config)
+        vocab_size = int(model.vocab_size or 0)
+        if not 0 <= pad_id < vocab_size:
+            raise ValueError(f"pad_token_id {pad_id} is not one of {vocab_size} ids")
+    except (ValueError, TypeError) as error:
+        raise ExportError(f"{path} describes no model that can be trained here: {error}") from error
+    return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
+
+
+def _read_settings(export: FamilyExport, folder: Path) -> tuple[PretrainedConfig, dict[str, Any]]:
+    """Read the config of one class's folder, and our settings of it."""
+    place = folder / export.folder
+    if export.folder and not place.is_dir():
+        (hf_class,) = export.hf_classes.values()
+        raise ExportError(
+            f"{folder} has no folder {export.folder}: the model's {hf_class} belongs there; if {folder} holds it, give "
+            f"the folder of {', '.join(export.models()[0].hf_classes.values())} that has it as {export.folder}"
+        )
+    values, path = read_hf_config(place), place / "config.json"
+    if values.get("model_type") != export.model_type:
+        raise ExportError(f"{path}: model_type {values.get('model_type')!r} is not {export.model_type}")
     config = _complete(export, values, path)
     for key, value in export.plain_settings.items():
         if values.get(key, value) != value:
@@ -84,15 +115,7 @@ def from_hf_config(folder: Path) -> FolderModel:
         size = getattr(config, key)
         if isinstance(size, (int, float)) and size > MAX_SIZE:
             raise ExportError(f"{path}: {key} is {size}, more than {MAX_SIZE:,}; correct the file")
-    try:
-        model = export.section.model_validate(export.our_settings(config, folder))
-        pad_id = export.pad_id(config)
-        vocab_size = int(model.vocab_size or 0)
-        if not 0 <= pad_id < vocab_size:
-            raise ValueError(f"pad_token_id {pad_id} is not one of {vocab_size} ids")
-    except (ValueError, TypeError) as error:
-        raise ExportError(f"{path} describes no model that can be trained here: {error}") from error
-    return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
+    return config, export.our_settings(config, place)
 
 
 def _export_for(model_type: Any, path: Path) -> FamilyExport:
