@@ -123,7 +123,8 @@ def _export_for(model_type: Any, path: Path) -> FamilyExport:
     if isinstance(model_type, str) and model_type in known:
         return known[model_type]
     *types, last = known
-    classes = ", ".join(name for export in known.values() for name in export.hf_classes.values())
+    parts = [part for export in known.values() for part in export.models()]
+    classes = ", ".join(name for part in parts for name in part.hf_classes.values())
     raise ExportError(
         f"{path}: model_type {model_type!r} cannot be imported; only {', '.join(types)} and {last} ({classes})"
     )
