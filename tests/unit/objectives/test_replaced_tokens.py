@@ -18,7 +18,7 @@ from ctxlm_ds.parallel.cross_entropy import binary_sums
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.training.losses import TermLosses
 from tests.sections import objective_section
-from tests.unit.objectives.test_corruption import TOKENIZER, corrupt, outcomes, samples_of
+from tests.unit.objectives.corruption.test_tokens import TOKENIZER, corrupt, outcomes, samples_of
 
 NAME = "replaced_tokens"
 WORDS, ROWS, LENGTH, SLOTS = 50, 400, 30, 6
