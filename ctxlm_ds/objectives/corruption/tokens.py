@@ -75,7 +75,7 @@ class MaskingRules(NamedTuple):
     is_special: NDArray[np.bool_]
     """[vocabulary] True for special tokens."""
     weights: NDArray[np.float64]
-    """[vocabulary] weight of a token among the candidates of its sample; empty if all are alike."""
+    """[vocabulary] weight of a token among the candidates of its sample; empty for equal weights."""
 
 
 def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRules:
