@@ -72,8 +72,7 @@ class PendingSave:
     def advance(self) -> None:
         """Do the next collective part, and wait for a rank that is still busy.
 
-        Raises:
-            CheckpointError, RunLockedError: the save failed and is over; the same on every rank.
+        Raises CheckpointError or RunLockedError, the same on every rank, if the save failed and is over.
         """
         try:
             self._work = next(self._stages)

@@ -36,8 +36,7 @@ def merge_index(
 ) -> dict[str, Any]:
     """Write index.json from the value of each rank's ChunkWriter.write(), and numbers that belong to no parameter.
 
-    Raises:
-        CheckpointError: ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
+    Raises CheckpointError if ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
     """
     parameters: ParameterChunks = {}
     for rank, chunks in enumerate(chunks_by_rank):
@@ -93,8 +92,7 @@ def check_shape(where: str, shape: Any) -> tuple[int, ...]:
 def group_chunks(where: str, shape: Sequence[int], chunks: Sequence[ChunkEntry]) -> list[ShardChunks]:
     """Return the chunks, in any order, of one kind of one parameter by shard; `where` begins the messages.
 
-    Raises:
-        CheckpointError: they do not cover the parameter exactly once.
+    Raises CheckpointError if they do not cover the parameter exactly once.
     """
     whole = Shard.whole(shape)
     by_shard: dict[Shard, list[ChunkEntry]] = {}

@@ -71,11 +71,7 @@ class CheckpointManager:
         self._was_full = False
 
     def clean_leftovers(self) -> None:
-        """Remove half-written and half-removed checkpoints of a killed process.
-
-        Raises:
-            RunLockedError: this run's lock is not held, so they may belong to a live process.
-        """
+        """Remove half-written and half-removed checkpoints of a killed process. Raises RunLockedError without lock."""
 
         def clean() -> None:
             if self._lock is None:
@@ -86,11 +82,7 @@ class CheckpointManager:
         self._topology.run_on_rank_0(clean)
 
     def check_shared(self) -> None:
-        """Check before training that every node sees the lock file of rank 0.
-
-        Raises:
-            CheckpointError: a node does not, so the run directory is not on shared storage.
-        """
+        """Raise CheckpointError if a node does not see rank 0's lock: the run directory is not on shared storage."""
         path = self.directory.parent / LOCK_NAME
         token = self._topology.compute_on_rank_0(lambda: self._lock.token if self._lock is not None else None)
 
@@ -103,10 +95,7 @@ class CheckpointManager:
     def find_resumable(self) -> Path | None:
         """Return the newest checkpoint that verifies, on every rank; None if the run has none yet.
 
-        Rank 0 reads every byte and logs a warning for each damaged checkpoint.
-
-        Raises:
-            CheckpointError: there are checkpoints and all are damaged.
+        Rank 0 reads every byte and logs a warning for each damaged checkpoint. Raises CheckpointError if all are.
         """
         search = self._topology.compute_on_rank_0(lambda: find_newest_intact(self.directory))
         self._damaged = {step_of(folder) for folder in search.damaged}

@@ -161,11 +161,7 @@ class RankStates:
 
 
 class HostCopies:
-    """One flat buffer of CPU memory for fp32 values of states on `devices`.
-
-    Raises:
-        CheckpointError: there is not enough memory.
-    """
+    """One flat buffer of CPU memory for fp32 values of states on `devices`. Raises CheckpointError without memory."""
 
     def __init__(self, num_elements: int, devices: Iterable[torch.device]) -> None:
         try:

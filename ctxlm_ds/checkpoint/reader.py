@@ -37,8 +37,7 @@ READ_ELEMENTS = 1 << 21
 class CheckpointReader:
     """A checkpoint's folder (RUN/checkpoints/step-…) opened for reading; only the ranges asked for are loaded.
 
-    Raises:
-        CheckpointError: the index is missing or damaged, or chunks do not cover a parameter exactly once.
+    Raises CheckpointError if the index is missing or damaged, or chunks do not cover a parameter exactly once.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -46,11 +46,7 @@ class _SavedState(BaseModel):
 
 
 def read_saved_state(folder: Path) -> dict[str, Any]:
-    """Read state.json of a checkpoint; return an empty dict for imported weights, which have none.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """Read state.json; empty for imported weights, which have none. Raises CheckpointError if it is damaged."""
     path = folder / STATE_NAME
     if not path.exists():
         return {}

@@ -113,8 +113,7 @@ def _bytes_of(value: torch.Tensor) -> memoryview:
 class TensorFileReader:
     """Reader of ranges of the flat fp32 tensors of a safetensors file; each read opens the file.
 
-    Raises:
-        CheckpointError: there is no such file, or it is not of this format.
+    Raises CheckpointError if there is no such file, or it is not of this format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,8 +141,7 @@ class TensorFileReader:
     def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
         """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor, from `first` on.
 
-        Raises:
-            CheckpointError: the file is damaged, or holds no such tensor of `length` elements.
+        Raises CheckpointError if the file is damaged, or holds no such tensor of `length` elements.
         """
         start = self.find(key, length) + first * FP32_BYTES
         buffer = memoryview(target.numpy()).cast("B")

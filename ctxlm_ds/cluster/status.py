@@ -20,7 +20,7 @@ from ctxlm_ds.cluster.start_records import START_FILE
 from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process import run_history as history
-from ctxlm_ds.process.lock_record import LockRecord, ObservedLock, look_at_lock, this_process
+from ctxlm_ds.process.lock_record import LockRecord, look_at_lock, this_process
 from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, START, read_failures, read_history, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S
 
@@ -104,7 +104,9 @@ def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
         return None
     events = read_history(run_dir)
     starts = files.list_starts(run_dir, events)
-    lock = _read(status, LOCK_NAME, lambda: _whole_lock(run_dir))
+    lock = _read(status, LOCK_NAME, lambda: look_at_lock(run_dir / LOCK_NAME))
+    if lock is not None and lock.record is None:
+        lock, status.damaged[LOCK_NAME] = None, "damaged"
     holder = lock.record if lock is not None else None
     attempt = files.newest_attempt(run_dir) or ""
     own = files.read_job_id(run_dir / history.ATTEMPTS_DIR / attempt / START_FILE)
@@ -132,13 +134,6 @@ def _read(status: RunStatus, name: str, read: Callable[[], T]) -> T | None:
     except (ValueError, TypeError, RecursionError):
         status.damaged[name] = "damaged"
     return None
-
-
-def _whole_lock(run_dir: Path) -> ObservedLock | None:
-    lock = look_at_lock(run_dir / LOCK_NAME)
-    if lock is not None and lock.record is None:
-        raise ValueError("no lock record")
-    return lock
 
 
 def _add_checkpoint(status: RunStatus, run_dir: Path) -> None:

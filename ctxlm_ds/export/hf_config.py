@@ -70,8 +70,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 def from_hf_config(folder: Path) -> FolderModel:
     """Read our settings and the padding id from a local folder of any family's model.
 
-    Raises:
-        ExportError: no family has this type of model, or it computes something that ours cannot.
+    Raises ExportError if no family has this type of model, or it computes something that ours cannot.
     """
     values = read_hf_config(folder)
     path = folder / "config.json"

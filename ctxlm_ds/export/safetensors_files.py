@@ -91,11 +91,7 @@ def write_model(
 
 
 def write_heads(folder: Path, source: WeightSource, names: Sequence[str], dtype: str) -> None:
-    """Write parameters under our names into HEADS_FILE.
-
-    Raises:
-        ExportError: a value is not finite in the data type.
-    """
+    """Write parameters under our names into HEADS_FILE. Raises ExportError if a value is not finite in `dtype`."""
     file = TensorFileWriter(folder / HEADS_FILE, DTYPE_CODES[dtype])
     values = (source.read_full(name) for name in names)
     for name in names:
@@ -115,11 +111,7 @@ def _next_tensor(values: Iterator[torch.Tensor], name: str, dtype: str) -> torch
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a local Hugging Face folder: model.safetensors or its shards.
-
-    Raises:
-        ExportError: the folder holds no complete safetensors files.
-    """
+    """Return a local folder's files, model.safetensors or its shards. Raises ExportError if they are incomplete."""
     index = folder / INDEX_FILE
     if not index.exists() and not (folder / SINGLE_FILE).exists():
         raise ExportError(_no_safetensors(folder))

@@ -37,8 +37,7 @@ MEASURED_ROWS = 64
 def with_vocabulary(model: ModelSection) -> ModelSection:
     """Return the model with the published vocabulary of its family if the recipe leaves the size to the tokenizer.
 
-    Raises:
-        ConfigError: the family was published with none.
+    Raises ConfigError if the family was published without one.
     """
     if model.vocab_size is not None:
         return model

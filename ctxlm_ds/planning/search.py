@@ -103,10 +103,9 @@ def _micro_batches(global_batch_size: int, data: int) -> list[int]:
 
 
 def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = None) -> Plan:
-    """Return the recommended plan. `offloaded` is the search with zero3-offload, for the message.
+    """Return the recommended plan. Raises ConfigError with the missing memory and a remedy if nothing fits.
 
-    Raises:
-        ConfigError: nothing fits; the message has the missing memory and the nearest remedy.
+    `offloaded` is the search with zero3-offload, for the message.
     """
     plan = found.recommended
     if plan is not None:

@@ -187,7 +187,6 @@ class StopSignal:
         self.name: str | None = None
         """Name of the signal that came first, such as SIGTERM; None if none came."""
         self._interrupts = 0
-        self._before: dict[signal.Signals, object] = {}
 
     @property
     def number(self) -> int:
@@ -197,14 +196,8 @@ class StopSignal:
     def install(self) -> StopSignal:
         """Handle the signals from now on (main thread only)."""
         for number in STOP_SIGNALS:
-            self._before[number] = signal.signal(number, self._handle)
+            signal.signal(number, self._handle)
         return self
-
-    def restore(self) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # torchrun passes on a second Ctrl-C as SIGTERM.
