@@ -53,8 +53,7 @@ def run_action(action: Callable[[], T], name: str, background: bool) -> Future[T
 class PendingSave:
     """One checkpoint between its beginning and its end.
 
-    Args:
-        stages: yields what this rank works on in each stage, and does the collective parts between them.
+    `stages` yields what this rank works on in each stage, and does the collective parts between them.
     """
 
     def __init__(self, stages: Iterator[Future[Any]]) -> None:

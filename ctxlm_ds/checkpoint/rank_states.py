@@ -58,7 +58,8 @@ class RankStates:
         self._topology = engine.topology
         self._copies: HostCopies | None = None
         self._checked_bytes = -1
-        self._given_up = threading.Event()
+        self.given_up = threading.Event()
+        """Ends the writing of copies with an error once it is set."""
 
     def bytes_of_all_ranks(self) -> int:
         """Return the size of all weights, moments and carried tensors; every rank calls this together."""
@@ -102,11 +103,7 @@ class RankStates:
         return True
 
     def copy(self) -> Callable[[Path], WrittenFiles]:
-        """Copy the chunks now.
-
-        Returns:
-            The function that writes the copies, from any thread, before the next copy.
-        """
+        """Copy the chunks now; return the function that writes the copies, from any thread, before the next copy."""
         copies = self._copies
         assert copies is not None
         chunks = list(self._chunks())
@@ -119,10 +116,6 @@ class RankStates:
 
         return write
 
-    def give_up(self) -> None:
-        """End the writing of copies with an error."""
-        self._given_up.set()
-
     def _write(self, folder: Path, chunks: Iterable[_Chunk]) -> WrittenFiles:
         writer = ChunkWriter(folder, self._topology.rank)
         for chunk in chunks:
@@ -130,7 +123,7 @@ class RankStates:
         return writer.write(self._check_wanted)
 
     def _check_wanted(self) -> None:
-        if self._given_up.is_set():
+        if self.given_up.is_set():
             raise CheckpointError("given up because training ended with an error")
 
     def _own_fragments(self) -> list[Fragment]:

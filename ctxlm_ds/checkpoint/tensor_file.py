@@ -93,21 +93,14 @@ class TensorFileWriter:
 
     def _blocks(self) -> Iterator[memoryview]:
         """Yield the header and the tensors' bytes, a few megabytes at a time."""
-        parts = chain([memoryview(self._header())], (_bytes_of(read()) for read in self._reads))
-        for part in parts:
-            for start in range(0, part.nbytes, WRITE_BYTES):
-                yield part[start : start + WRITE_BYTES]
+        import torch
 
-    def _header(self) -> bytes:
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
         header += b" " * (-len(header) % ALIGNMENT)
-        return len(header).to_bytes(LENGTH_BYTES, "little") + header
-
-
-def _bytes_of(value: torch.Tensor) -> memoryview:
-    import torch
-
-    return memoryview(value.contiguous().view(-1).view(torch.uint8).numpy())
+        data = (memoryview(read().contiguous().view(-1).view(torch.uint8).numpy()) for read in self._reads)
+        for part in chain([memoryview(len(header).to_bytes(LENGTH_BYTES, "little") + header)], data):
+            for start in range(0, part.nbytes, WRITE_BYTES):
+                yield part[start : start + WRITE_BYTES]
 
 
 class TensorFileReader:

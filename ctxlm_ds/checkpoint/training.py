@@ -119,7 +119,7 @@ class TrainingCheckpoints:
 
     def abandon(self) -> None:
         """Stop this rank's writing before the process ends; no collective."""
-        self._states.give_up()
+        self._states.given_up.set()
         if self._pending is not None:
             self._pending.wait_for_threads(GIVE_UP_S)
 
@@ -242,7 +242,12 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
 
 def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise CheckpointError if what describes the training rows is not what describes them in a checkpoint."""
-    changed = _changed_sources(saved.get(SOURCES, []), now.get(SOURCES, []))
+    sources = enumerate(zip_longest(saved.get(SOURCES, []), now.get(SOURCES, [])))
+    changed = [
+        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
+        for number, (before, after) in sources
+        if before is None or after is None or before["index"] != after["index"]
+    ]
     changed += [
         f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
         for key, value in now.items()
@@ -261,15 +266,6 @@ def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
         return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]
     pairs = enumerate(zip(before, now, strict=True))
     return [f"  data.train[{number}]: {old} -> {new}" for number, (old, new) in pairs if old != new]
-
-
-def _changed_sources(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each training source whose samples are not those of the checkpoint."""
-    return [
-        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
-        for number, (before, after) in enumerate(zip_longest(saved, now))
-        if before is None or after is None or before["index"] != after["index"]
-    ]
 
 
 def _show_source(source: Mapping[str, Any] | None) -> str:

@@ -88,7 +88,11 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
             _save(step, zero / name / f"{STEP_FILE}.pt")
             for kind in reader.kinds(name):
                 _save({PARAM: reader.read_full(name, kind), **marks}, _file_of(zero, name, kind))
-        _save(_optimizer_state(updates), zero / "optimizer_state.pt")
+        # Groups without settings, so that the engine keeps its weight decay, betas and learning rate.
+        optimizer = {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]}
+        groups: list[dict[str, Any]] = [{"params": []} for _ in range(MAX_GROUPS)]
+        state = {"param_groups": groups, "ds_version": version("deepspeed"), "optimizer_state_dict": optimizer}
+        _save(state, zero / "optimizer_state.pt")
         for name in STATE_FILES:
             _save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
         (folder / UNIVERSAL_LATEST_NAME).write_text(tag, encoding="utf-8")
@@ -121,15 +125,6 @@ def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
     if len(set(split.blocks)) > 1:
         raise CheckpointError(f"DeepSpeed's universal format has no parameter made of unequal blocks {split.blocks}")
     return {"cat_dim": 0, "param_n_sub_params": len(split.blocks)}
-
-
-def _optimizer_state(updates: int) -> dict[str, Any]:
-    """Return groups without settings, so that the engine keeps its weight decay, betas and learning rate."""
-    return {
-        "param_groups": [{"params": []} for _ in range(MAX_GROUPS)],
-        "ds_version": version("deepspeed"),
-        "optimizer_state_dict": {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]},
-    }
 
 
 def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.cluster import run_files as files
 from ctxlm_ds.cluster.run_files import CONFIG_NAME, METRICS_NAME, NO_WORD, Start, seconds
 from ctxlm_ds.cluster.slurm_commands import call
-from ctxlm_ds.cluster.start_records import START_FILE
+from ctxlm_ds.cluster.start_records import END_FILE, START_FILE
 from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process import run_history as history
@@ -222,7 +222,8 @@ def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, s
         why = f"job {job_id} is {state.lower()}"
         if state in WAITING:
             return "queued", why
-        if state in ACTIVE and (continues or files.has_open_attempt(run.run_dir, job_id)):
+        begun = (run.run_dir / history.ATTEMPTS_DIR).glob(f"job-{job_id}-*/{START_FILE}")
+        if state in ACTIVE and (continues or not all(path.with_name(END_FILE).exists() for path in begun)):
             return ("restarting" if course else "starting"), why
         if state and last == REQUEUE and state not in ACTIVE:
             return "stopped", f"requeued, and {why} since"

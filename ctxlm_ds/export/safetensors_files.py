@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource
+from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 SINGLE_FILE = "model.safetensors"
@@ -28,7 +29,6 @@ DEFAULT_SHARD_BYTES = 5 * 10**9
 NAME_BYTES = 255
 """Longest name of a file."""
 DTYPE_CODES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def parse_size(text: str) -> int:
@@ -130,7 +130,12 @@ class SafetensorsFiles:
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, Shape] = {}
         for path in paths:
-            found = _shapes_in(path)
+            try:
+                open_regular(path).close()
+                with safe_open(path, framework="pt") as handle:
+                    found = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError, ValueError) as error:
+                raise ExportError(f"{path} is damaged ({error}): copy it again") from error
             self._files |= dict.fromkeys(found, path)
             self.shapes |= found
 
@@ -153,16 +158,6 @@ def _indexed_files(index: Path) -> list[str]:
         if Path(name).name != name or "\0" in name or name == ".." or len(name.encode(errors="replace")) > NAME_BYTES:
             raise ExportError(f"{index}: the file {name!r:.80} is not in the model's folder; give a folder you trust")
     return sorted(set(names))
-
-
-def _shapes_in(path: Path) -> dict[str, Shape]:
-    try:
-        open_regular(path).close()
-        with safe_open(path, framework="pt") as handle:
-            names = handle.keys()
-            return {name: tuple(handle.get_slice(name).get_shape()) for name in names}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ExportError(f"{path} is damaged ({error}): copy it again") from error
 
 
 def _no_safetensors(folder: Path) -> str:

@@ -74,12 +74,7 @@ class StagedChunk:
 
 
 class DocumentFilter:
-    """The stages that judge a document by itself.
-
-    Args:
-        filters: their settings.
-        held_out: the file of write_held_out, for decontamination.
-    """
+    """The stages that judge a document by itself; `held_out` is the file of write_held_out, for decontamination."""
 
     def __init__(self, filters: FilterConfig, held_out: Path | None = None) -> None:
         self.stages = active_stages(filters)
