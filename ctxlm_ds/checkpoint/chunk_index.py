@@ -1,7 +1,6 @@
 """index.json: which chunk of which file holds which flat range of a parameter, or of a tensor-parallel shard of it.
 
-In: every rank's list of chunks (chunk_writer.py), or the index of a checkpoint. Out: chunks in order by shard, or a
-CheckpointError that names what is missing, double or outside. On disk a chunk is called a piece.
+On disk a chunk is called a piece.
 """
 
 from __future__ import annotations

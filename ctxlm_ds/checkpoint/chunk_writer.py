@@ -1,8 +1,4 @@
-"""The writer of one rank's files of a checkpoint: chunks of weights, of moments, and of carried tensors.
-
-In: flat fp32 ranges of parameters or of tensor-parallel shards. Out: safetensors files with their checksums, and this
-rank's part of index.json (chunk_index.py). Not here: which rank owns which range (training/fragments.py).
-"""
+"""The writer of one rank's files of a checkpoint: chunks of weights, of moments, and of carried tensors."""
 
 from __future__ import annotations
 

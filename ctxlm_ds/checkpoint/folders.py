@@ -1,8 +1,4 @@
-"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space on every node.
-
-In: a directory. Out: its checkpoints by step, those that rotation removes, a NodeView from each node. Not here: what
-a checkpoint holds (training.py), its checksums (manifest.py).
-"""
+"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space on every node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""manifest.json: the files of a complete checkpoint with sizes and checksums.
-
-In: a folder of files. Out: its manifest, or a CheckpointError that names each file and what differs. Checksums show
-damage, not origin.
-"""
+"""manifest.json: the files of a complete checkpoint with sizes and checksums, which show damage, not origin."""
 
 from __future__ import annotations
 

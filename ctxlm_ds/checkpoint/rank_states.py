@@ -1,9 +1,8 @@
 """This rank's part of a run's weights and moments: written directly, or copied first and written in the background.
 
-In: an engine's fragments and carried tensors. Out: the rank's files of a checkpoint, with the same bytes either way.
-Copies are stored in CPU memory that is kept from one save to the next. On CUDA this memory is page-locked and the
-copies run on a separate stream, so `HostCopies.wait_on_device` must come before the states change. Not here: the other
-files of a checkpoint (training.py).
+The files have the same bytes either way. Copies are stored in CPU memory that is kept from one save to the next. On
+CUDA this memory is page-locked and the copies run on a separate stream, so `HostCopies.wait_on_device` must come before
+the states change.
 """
 
 from __future__ import annotations

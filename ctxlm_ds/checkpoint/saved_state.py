@@ -1,7 +1,4 @@
-"""state.json of a checkpoint: the train state, what describes the training rows, and the environment of the run.
-
-In: a checkpoint's folder. Out: the document, once its form is checked, since its values decide how a run continues.
-"""
+"""state.json of a checkpoint: the train state, what describes the training rows, and the environment of the run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """One safetensors file: written in a single pass from tensors read one at a time, and read by ranges of bytes.
 
-In: names, shapes and functions that return the tensors. Out: a file that any safetensors library reads, with its size
-and sha256; or ranges of flat fp32 tensors, straight into a tensor's memory. Files are not mapped, so that a file which
-is cut off while it is read is an error and does not end the process.
+Files are not mapped, so that one which is cut off while it is read is an error and does not end the process.
 """
 
 from __future__ import annotations

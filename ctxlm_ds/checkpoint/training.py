@@ -1,8 +1,4 @@
-"""Saving and resuming of a run: its complete state to a checkpoint and back.
-
-In: an engine's fragments, the train state, the resolved recipe, the tokenizer's folder. Out: a checkpoint folder, which
-any layout over ranks and any ZeRO stage reads.
-"""
+"""Saving and resuming of a run: its complete state to a checkpoint, which any layout reads, and back."""
 
 from __future__ import annotations
 

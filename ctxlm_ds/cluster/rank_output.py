@@ -1,7 +1,7 @@
 """Filters the output of all ranks into the job's one readable log.
 
-In: lines of `srun --label`. Out: rank 0's lines unchanged, other ranks' warnings and errors once each, everything raw
-in a file of the start. The last lines of dying ranks are held back: rank_failures.py shows the first one's at the end.
+Rank 0's lines are unchanged, other ranks' warnings and errors come once each, and a file of the start has everything.
+The last lines of dying ranks are held back: rank_failures.py shows the first one's at the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Slurm's commands: run, parsed, and explained if they fail.
-
-Not here: when to do which (job.py).
-"""
+"""Slurm's commands: run, parsed, and explained if they fail."""
 
 from __future__ import annotations
 

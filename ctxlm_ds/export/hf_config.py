@@ -1,8 +1,4 @@
-"""The settings of a model as a Hugging Face config and back.
-
-In: a section of a recipe and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here:
-weights, and what differs by family (FamilyExport).
-"""
+"""The settings of a model as a Hugging Face config and back; FamilyExport has what differs by family."""
 
 from __future__ import annotations
 

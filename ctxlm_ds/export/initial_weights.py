@@ -1,7 +1,7 @@
 """Weights for a new run from a checkpoint of this project or a Hugging Face folder (`initialize_from`).
 
-In: the folder and the new model's shape. Out: its parameters one at a time. The additional rows of a larger vocabulary
-or position table, and heads that the source lacks, keep their initial values; any other difference is an error.
+The additional rows of a larger vocabulary or position table, and heads that the source lacks, keep their initial
+values; any other difference is an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The model card (README.md) of an exported model, from what its run recorded.
-
-In: a checkpoint, the run's metrics.jsonl, and the JSON next to each dataset. Out: Markdown; what is unknown is "not
-recorded".
-"""
+"""The model card (README.md) of an exported model, from what its run recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Weight files of a Hugging Face folder: sharded writing, and reading, of one tensor at a time.
-
-In: names, shapes and tensors, or a local folder. Out: model.safetensors or shards with their index; tensors by name.
-"""
+"""Weight files of a Hugging Face folder: sharded writing, and reading, of one tensor at a time."""
 
 from __future__ import annotations
 

@@ -143,6 +143,3 @@ class _Watched(Generic[T]):
         for batch in self._batches:
             self._watchdog.beat()
             yield batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
