@@ -1,8 +1,4 @@
-"""The settings of a model as a Hugging Face config and back.
-
-In: a section of a recipe and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here:
-weights, and what differs by family (FamilyExport).
-"""
+"""The settings of a model as a Hugging Face config and back; FamilyExport has what differs by family."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports, export_of
+from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.untrusted_json import read_json_object
@@ -20,7 +17,6 @@ from ctxlm_ds.untrusted_json import read_json_object
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MAX_SIZE = 1 << 24
 """No size in a config is larger; products of two such sizes are still countable."""
 
@@ -57,7 +53,8 @@ def to_hf_config(
         ExportError: transformers refuses the settings.
     """
     kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
-    values = {**export.their_settings(model, ids), **kept, "architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
+    head = {"architectures": [hf_class], "dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+    values = {**export.their_settings(model, ids), **kept, **head}
     return _complete(export, values, hf_class)
 
 
@@ -72,8 +69,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 def from_hf_config(folder: Path) -> FolderModel:
     """Read our settings and the padding id from a local folder of any family's model.
 
-    Raises:
-        ExportError: no family has this type of model, or it computes something that ours cannot.
+    Raises ExportError if no family has this type of model, or it computes something that ours cannot.
     """
     return _folder_model(folder, _complete)
 
