@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports, export_of
-from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.untrusted_json import read_json_object
@@ -17,6 +16,7 @@ from ctxlm_ds.untrusted_json import read_json_object
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MAX_SIZE = 1 << 24
 """No size in a config is larger; products of two such sizes are still countable."""
 
@@ -53,7 +53,7 @@ def to_hf_config(
         ExportError: transformers refuses the settings.
     """
     kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
-    head = {"architectures": [hf_class], "dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+    head = {"architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
     values = {**export.their_settings(model, ids), **kept, **head}
     return _complete(export, values, hf_class)
 
