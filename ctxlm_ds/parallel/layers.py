@@ -123,10 +123,27 @@ class TokenLinear(Linear):
     """A linear layer between blocks that every tensor-parallel rank holds completely and applies to its tokens."""
 
     def __init__(
-        self, in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
+        self,
+        in_features: int,
+        out_features: int,
+        init: Init,
+        kernels: KernelSet,
+        parallel: ParallelContext,
+        optional: bool = False,
     ) -> None:
+        """Allocate weight and bias.
+
+        Args:
+            in_features: i.
+            out_features: o.
+            init: initial values of the weight; the bias begins at 0.
+            kernels: compute the product.
+            parallel: this rank's share of the tokens.
+            optional: as in ParameterFacts.
+        """
         super().__init__(in_features, out_features, kernels.linear)
-        declare(self, weight=ParameterFacts(init, decays=True), bias=ParameterFacts(ZEROS, decays=False))
+        declare(self, weight=ParameterFacts(init, decays=True, optional=optional))
+        declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
         self.parallel = parallel
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,30 @@
+"""TinyBERT's settings (Jiao 2020)."""
+
+from __future__ import annotations
+
+from ctxlm_ds.families.base import Family, tiny_transformer
+from ctxlm_ds.families.bert.config import BertSection
+from ctxlm_ds.recipe.sections import Width
+
+
+class TinyBertSection(BertSection):
+    """TinyBERT: a small BERT without heads, and a projection to the width of its teacher."""
+
+    family: str = "tinybert"
+    fit_size: Width = 768
+    """Width of the teacher's hidden states, to which one matrix maps those of every layer."""
+
+
+TINYBERT = Family(
+    name="tinybert",
+    title="TinyBERT (Jiao 2020)",
+    section=TinyBertSection,
+    layers="ctxlm_ds.families.tinybert.layers:tinybert_layers",
+    export="ctxlm_ds.families.tinybert.export:EXPORT",
+    outputs=frozenset({"hidden_states.-1", "projected_states"}),
+    objective="tinybert",
+    sample_format="segment_pair",
+    tokenizer="wordpiece",
+    tiny=lambda: tiny_transformer("tinybert", "tinybert", "segment_pair", fit_size=48),
+    vocab_size=30_522,
+)
