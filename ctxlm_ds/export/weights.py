@@ -24,7 +24,8 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
-from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles, model_files
+from ctxlm_ds.export.model_files import model_files
+from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
 from ctxlm_ds.models.build import WholeModel, describe_model, vocabulary_table
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_saved_config
