@@ -89,6 +89,7 @@ FAMILIES = Registry(
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
         "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
+        "tinybert": "ctxlm_ds.families.tinybert.config:TINYBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },
@@ -101,6 +102,7 @@ OBJECTIVES = Registry(
         "masked_lm_nsp": "ctxlm_ds.objectives.masked_lm:MaskedLMNextSentence",
         "masked_lm_sop": "ctxlm_ds.objectives.masked_lm:MaskedLMSentenceOrder",
         "distillation": "ctxlm_ds.objectives.distillation:Distillation",
+        "tinybert": "ctxlm_ds.objectives.tinybert:TinyBert",
         "causal_lm": "ctxlm_ds.objectives.causal_lm:CausalLM",
     },
 )

@@ -77,7 +77,7 @@ def from_hf_config(folder: Path) -> FolderModel:
     """
     values = read_hf_config(folder)
     path = folder / "config.json"
-    export = _export_for(values.get("model_type"), path)
+    export = _export_for(values, path)
     return _folder_model(export, values, _complete(export, values, path), folder)
 
 
@@ -90,7 +90,7 @@ def read_section(folder: Path) -> ModelSection:
         ExportError: as from_hf_config.
     """
     values = read_hf_config(folder)
-    export = _export_for(values.get("model_type"), folder / "config.json")
+    export = _export_for(values, folder / "config.json")
     fields = export.section.model_fields
     defaults = {theirs: fields[ours].default for ours, theirs in export.settings.items()}
     defaults[export.activation_key] = export.activations[fields["hidden_activation"].default]
@@ -118,7 +118,11 @@ def _folder_model(export: FamilyExport, values: Mapping[str, Any], config: Any, 
     return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
 
 
-def _export_for(model_type: Any, path: Path) -> FamilyExport:
+def _export_for(values: Mapping[str, Any], path: Path) -> FamilyExport:
+    model_type = values.get("model_type")
+    claiming = next((export for export in all_exports() if export.claims(values)), None)
+    if claiming is not None:
+        return claiming
     if isinstance(model_type, str) and model_type in FAMILIES and FAMILIES.get(model_type).export is not None:
         export = export_of(model_type)
         if export.model_type == model_type:

@@ -215,8 +215,9 @@ def _their_side(
 
     with _inside_transformers(folder):
         module, info = getattr(transformers, hf_class).from_pretrained(
-            str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True
-        )
+            str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True,
+            **export.proof_arguments.get(hf_class, {}),
+        )  # fmt: skip
     wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "mismatched_keys") if info.get(key)}
     if wrong:
         raise ExportError(f"transformers cannot fill {hf_class} from {folder}: {wrong}")
@@ -232,7 +233,7 @@ def _logits(export: FamilyExport, inputs: dict[str, Fields], run: Callable[[Fiel
     with torch.no_grad():
         for name, fields in inputs.items():
             for output, value in run(fields).items():
-                if output == export.next_token_output:
+                if output == export.next_token_output or output in export.position_outputs:
                     value = at_positions(value, fields["prediction_positions"])
                 logits[f"{name}/{output}"] = value.float()
     return logits

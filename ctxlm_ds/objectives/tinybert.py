@@ -6,6 +6,7 @@ The student learns the teacher's embeddings, hidden states and attention scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field as Setting
@@ -116,13 +117,11 @@ class TinyBert(Masking):
     name = "tinybert"
     section = TinyBertSection
     outputs: tuple[str, ...] = ("hidden_states.-1", "projected_states")
-    teacher_outputs: tuple[str, ...] = ("hidden_states.-1",)
+    teacher_outputs: tuple[str, ...] = ("hidden_states.0",)  # comparisons name the others
     terms: tuple[LossTerm, ...] = (EMBEDDING, HIDDEN, ATTENTION)
     config: TinyBertSection
 
     def __init__(self, section: TinyBertSection, tokenizer: Tokenizer | None = None) -> None:
-        from dataclasses import replace
-
         super().__init__(section, tokenizer)
         weights = (section.embedding_weight, section.hidden_weight, section.attention_weight)
         terms = zip(type(self).terms, weights, strict=True)

@@ -189,7 +189,10 @@ def _layers(
     else:
         teacher = teacher.model_copy(update={"model": with_vocabulary(teacher.model)})
     config = config.model_copy(update={"model": with_vocabulary(config.model), "teacher": teacher})
-    return build_run_layers(config, build, theirs, lambda name: _kernels(config, platform, name)), tensors
+    layers = build_run_layers(
+        config, build, theirs, lambda name: _kernels(config, platform, name), objective.comparisons
+    )
+    return layers, tensors
 
 
 def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:

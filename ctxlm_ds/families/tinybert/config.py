@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.base import Family, tiny_transformer
-from ctxlm_ds.families.bert.config import BertSection
+from ctxlm_ds.families.bert.config import BERT, BertSection
 from ctxlm_ds.recipe.sections import Width
+
+LAST_HIDDEN, PROJECTED = "hidden_states.-1", "projected_states"
 
 
 class TinyBertSection(BertSection):
-    """TinyBERT: a small BERT without heads, and a projection to the width of its teacher."""
+    """TinyBERT: a small BERT, and a projection of its hidden states to the width of a teacher's."""
 
     family: str = "tinybert"
     fit_size: Width = 768
@@ -21,10 +23,10 @@ TINYBERT = Family(
     section=TinyBertSection,
     layers="ctxlm_ds.families.tinybert.layers:tinybert_layers",
     export="ctxlm_ds.families.tinybert.export:EXPORT",
-    outputs=frozenset({"hidden_states.-1", "projected_states"}),
+    outputs=frozenset({"predicted_logits", "sentence_logits", LAST_HIDDEN, PROJECTED}),
     objective="tinybert",
     sample_format="segment_pair",
     tokenizer="wordpiece",
-    tiny=lambda: tiny_transformer("tinybert", "tinybert", "segment_pair", fit_size=48),
-    vocab_size=30_522,
+    tiny=lambda: tiny_transformer("tinybert", "masked_lm", "segment_pair", fit_size=48),
+    vocab_size=BERT.vocab_size,
 )

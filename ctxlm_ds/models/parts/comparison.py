@@ -11,22 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.distillation import ATTENTION_SCORES, TEACHER
+from ctxlm_ds.models.parts.distillation import ATTENTION_SCORES
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import Sums
 from ctxlm_ds.parallel.layers import TokenLinear
 from ctxlm_ds.parallel.mappings import gather_tokens, reduce_from_ranks
 from ctxlm_ds.parallel.parameters import Init
 
+if TYPE_CHECKING:
+    from ctxlm_ds.models.build import ModelBuild
+
 PROJECTION, PROJECTED_STATES = "fit_dense", "projected_states"
+TEACHER = "teacher."
 LOWEST_SCORE = -1e2
 """Attention scores from here down count as 0, in both models (general_distill.py of TinyBERT)."""
 
@@ -44,7 +47,7 @@ class Comparison(NamedTuple):
 def projection(width: int, teacher_width: int, init: Init, build: ModelBuild) -> LayerDescription:
     """Describe the layer that maps the student's last hidden states to the teacher's width, and compares all of them.
 
-    It writes `projected_states`. with_comparisons repeats it.
+    It writes `projected_states`; in a run, with_comparisons replaces it by comparisons with the same weights.
     """
     kwargs = {
         "in_features": width, "out_features": teacher_width, "init": init, "kernels": build.kernels,
@@ -56,15 +59,18 @@ def projection(width: int, teacher_width: int, init: Init, build: ModelBuild) ->
 def with_comparisons(
     layers: Sequence[LayerDescription], comparisons: Sequence[Comparison], build: ModelBuild
 ) -> list[LayerDescription]:
-    """Insert each comparison after the layers that write its tensors.
+    """Insert each comparison after the layers that write its tensors, in the place of the student's `projection`.
 
     Args:
-        layers: those of both models, with a `projection` if hidden states are compared.
-        comparisons: what to compare; no two insert the same tensors.
+        layers: those of both models, with a projection if hidden states are compared.
+        comparisons: what to compare.
         build: of the student.
     """
-    written = {name: index for index, description in enumerate(layers) for name in description.writes}
+    if not comparisons:
+        return list(layers)
     projections = [description for description in layers if PROJECTED_STATES in description.writes]
+    layers = [description for description in layers if PROJECTED_STATES not in description.writes]
+    written = {name: index for index, description in enumerate(layers) for name in description.writes}
     after: dict[int, list[Comparison]] = {}
     for comparison in comparisons:
         index = max(written[comparison.student], written[TEACHER + comparison.teacher])
