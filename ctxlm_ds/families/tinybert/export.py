@@ -9,6 +9,7 @@ from typing import Any
 
 from ctxlm_ds.export.base import CardText, Fields, TokenIds
 from ctxlm_ds.export.key_maps import KeyMap, expand
+from ctxlm_ds.families.bert.config import BertSection
 from ctxlm_ds.families.bert.export import BUFFERS, OLD_ENDINGS, ROWS, BertExport
 from ctxlm_ds.families.tinybert.config import LAST_HIDDEN, PROJECTED, TinyBertSection
 
@@ -32,18 +33,15 @@ class TinyBertExport(BertExport):
     proof_arguments = {"BertModel": {"add_pooling_layer": False}}
 
     def claims(self, values: Mapping[str, Any]) -> bool:
-        return values.get("model_type") == self.model_type and (
-            SIZE in values or values.get("architectures") == ["BertModel"]
-        )
+        return values.get("model_type") == self.model_type and SIZE in values
 
     def their_settings(self, model: TinyBertSection, ids: TokenIds) -> dict[str, Any]:
         return super().their_settings(model, ids) | {SIZE: model.fit_size}
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
-        default = TinyBertSection.model_fields[SIZE].default
-        return super().our_settings(config, folder) | {SIZE: getattr(config, SIZE, default)}
+        return super().our_settings(config, folder) | {SIZE: getattr(config, SIZE)}
 
-    def key_map(self, model: TinyBertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+    def key_map(self, model: BertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         if frozenset(outputs) != ENCODER:
             return super().key_map(model, outputs, pad_id)
         self.check(model, outputs)

@@ -163,6 +163,6 @@ def token_error_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parall
 
 
 def pair_error_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
-    """Sum an error [b] over the ranks that hold its parts; the count is that of visible pairs in sequence_ids [b, s]."""
+    """Sum an error [b] over the ranks that hold its parts; the count is that of pairs in sequence_ids [b, s]."""
     (error,), (sequence_ids,) = outputs, labels
     return Sums(reduce_from_ranks(error.sum(), parallel), None, visible_pairs(sequence_ids).sum(dtype=torch.float32))

@@ -156,7 +156,7 @@ def test_terms_and_gradients_are_those_of_transformers(lengths: list[list[int]],
     wanted = plain_terms(ours, known, layer_map or [2, 4], fit, batch.fields["sequence_ids"] > 0)
     assert means == pytest.approx({name: value.item() for name, value in wanted.items()}, rel=1e-5)
     theirs = sum(weights[f"{name}_weight"] * value for name, value in wanted.items())
-    assert float(total) == pytest.approx(float(theirs), rel=1e-5)
+    assert total.item() == pytest.approx(theirs.item(), rel=1e-5)
     theirs.backward()
 
     gradients = {name: value.grad for name, value in model.named_parameters() if not name.startswith("teacher.")}
