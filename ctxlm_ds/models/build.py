@@ -70,7 +70,7 @@ def build_run_layers(
         config: the recipe; model.vocab_size and, with a teacher, teacher.model and its vocab_size are set.
         build: for the model.
         teacher_outputs: what the objective needs from a teacher (Objective.teacher_outputs); empty for no teacher.
-        kernels_of: chooses kernels for a precision, which the teacher may have of its own.
+        kernels_of: chooses kernels for a precision, which may differ for the teacher.
         comparisons: Objective.comparisons.
 
     Raises:

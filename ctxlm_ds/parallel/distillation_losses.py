@@ -34,24 +34,27 @@ def soft_target_sums(
     """
     student, teacher = (logits.flatten(0, -2).float() / temperature for logits in outputs)
     counted = labels[0].flatten() != IGNORE_LABEL
-    log_student, log_teacher = log_softmax(student, parallel), log_softmax(teacher, parallel)
-    probabilities = log_teacher.exp()
+    student, log_total = shifted(student, parallel)
+    teacher, teachers_log_total = shifted(teacher, parallel)
+    probabilities = (teacher - teachers_log_total).exp()
     # Padding rows of the table have logits of -inf in both models.
-    difference = (log_teacher - log_student).masked_fill(probabilities == 0.0, 0.0)
+    difference = (teacher - student).masked_fill(probabilities == 0.0, 0.0)
+    # The logarithms, which every rank has, stay outside the sum over ranks, so that their gradient is complete.
     divergences = reduce_from_ranks((probabilities * difference).sum(-1), parallel)
+    divergences = divergences + (log_total - teachers_log_total).squeeze(-1)
     largest = [first_largest(logits.detach(), parallel) for logits in (student, teacher)]
     hits = (largest[0] == largest[1]) & counted
     loss = temperature**2 * divergences.where(counted, 0.0).sum()
     return Sums(loss, hits.sum(dtype=torch.float32), counted.sum(dtype=torch.float32))
 
 
-def log_softmax(logits: Tensor, parallel: ParallelContext) -> Tensor:
-    """Return log probabilities [k, v / n] of this rank's words, over the words of all ranks."""
-    if parallel.size == 1:
-        return logits.log_softmax(-1)
-    largest = all_reduce(logits.detach().amax(-1, keepdim=True), parallel, dist.ReduceOp.MAX)
-    shifted = logits - largest
-    return shifted - reduce_from_ranks(shifted.exp().sum(-1, keepdim=True), parallel).log()
+def shifted(logits: Tensor, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
+    """Return logits [k, v / n] minus the largest of all ranks, and the log of their exponentials' sum [k, 1]."""
+    largest = logits.detach().amax(-1, keepdim=True)
+    if parallel.size > 1:
+        largest = all_reduce(largest, parallel, dist.ReduceOp.MAX)
+    moved = logits - largest
+    return moved, reduce_from_ranks(moved.exp().sum(-1, keepdim=True), parallel).log()
 
 
 def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:

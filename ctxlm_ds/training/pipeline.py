@@ -42,7 +42,6 @@ BIT_CAST = {
 tensor, and gloo sends no booleans. Integers cross as int64."""
 
 
-
 def _spec(description: LayerDescription) -> LayerSpec:
     """Return DeepSpeed's specification of a layer, tied if several stages may share its parameters."""
     if description.tie_key is None:

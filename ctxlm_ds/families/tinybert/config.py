@@ -27,6 +27,6 @@ TINYBERT = Family(
     objective="tinybert",
     sample_format="segment_pair",
     tokenizer="wordpiece",
-    tiny=lambda: tiny_transformer("tinybert", "masked_lm", "segment_pair", fit_size=48),
+    tiny=lambda: tiny_transformer("tinybert", "masked_lm", "segment_pair", fit_size=32),
     vocab_size=BERT.vocab_size,
 )
