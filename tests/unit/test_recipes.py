@@ -31,13 +31,15 @@ PUBLISHED_MILLIONS = {
     "albert-large": 18,
     "albert-xlarge": 60,
     "albert-xxlarge": 223,
+    "tinybert-4l": 14.5,
+    "tinybert-6l": 67,
 }
 """Devlin 2018, Turc 2019 (README of google-research/bert), Liu 2019, Radford 2018 and 2019 (as corrected there), Lan
-2020 (whose 235M for xxlarge is not the size of the released file: 223M)."""
+2020 (whose 235M for xxlarge is not the size of the released file: 223M), Jiao 2020 (table 1)."""
 
 
 def num_parameters(config: RunConfig) -> int:
-    return describe(config)[1].num_parameters
+    return sum(torch.Size(shape).numel() for shape in describe(config)[1].trained_shapes.values())
 
 
 def test_the_promised_recipes_are_there() -> None:
@@ -70,6 +72,9 @@ def test_the_promised_recipes_are_there() -> None:
         "albert-xlarge",
         "albert-xxlarge",
         "albert-laptop",
+        "tinybert-4l",
+        "tinybert-6l",
+        "tinybert-laptop",
         "gpt2-small",
         "gpt2-medium",
         "gpt2-laptop",
@@ -95,7 +100,7 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("# ")
     assert any("Sources" in line for line in header)
-    authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Joshi")
+    authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Joshi", "Jiao")
     assert any(author in text for author in authors)
     assert max(map(len, text.splitlines())) <= 120
 

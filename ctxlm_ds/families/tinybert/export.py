@@ -1,4 +1,4 @@
-"""TinyBERT as BertModel, and with heads as BERT's classes."""
+"""TinyBERT as BertModel, and with a head as BertForMaskedLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ctxlm_ds.export.base import CardText, Fields, TokenIds
 from ctxlm_ds.export.key_maps import KeyMap, expand
 from ctxlm_ds.families.bert.config import BertSection
-from ctxlm_ds.families.bert.export import BUFFERS, OLD_ENDINGS, ROWS, BertExport
+from ctxlm_ds.families.bert.export import BUFFERS, MASKED_LM, OLD_ENDINGS, ROWS, BertExport
 from ctxlm_ds.families.tinybert.config import LAST_HIDDEN, PROJECTED, TinyBertSection
 
 BERT, SIZE = "bert.", "fit_size"
@@ -24,11 +24,11 @@ POOLER = (r"pooler\.dense\.(weight|bias)",)
 
 
 class TinyBertExport(BertExport):
-    """TinyBERT: the encoder alone, or with the heads of a BERT."""
+    """TinyBERT: the encoder alone, or with BERT's masked-LM head."""
 
     section = TinyBertSection
-    hf_classes = {**BertExport.hf_classes, ENCODER: "BertModel"}
-    extra_outputs = BertExport.extra_outputs | {PROJECTED}
+    hf_classes = {MASKED_LM: "BertForMaskedLM", ENCODER: "BertModel"}
+    extra_outputs = frozenset({PROJECTED})
     position_outputs = frozenset({LAST_HIDDEN})
     proof_arguments = {"BertModel": {"add_pooling_layer": False}}
 
@@ -49,8 +49,8 @@ class TinyBertExport(BertExport):
         return KeyMap("BertModel", expand(ENCODER_ROWS, model.num_layers), {}, buffers + POOLER, OLD_ENDINGS)
 
     def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
-        has_heads = any(name.startswith("cls.") for name in file_names)
-        return super().outputs_in(file_names) if has_heads else (LAST_HIDDEN,)
+        has_head = any(name.startswith("cls.") for name in file_names)
+        return ("predicted_logits",) if has_head else (LAST_HIDDEN,)
 
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         if "last_hidden_state" in result:

@@ -12,7 +12,7 @@ from ctxlm_ds.models.parts.transformer import initial_weights
 
 
 def tinybert_layers(model: TinyBertSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers: embeddings with token types, blocks, BERT's heads or the projection if they are needed."""
+    """List the layers: embeddings with token types, blocks, then BERT's head or the projection if it is needed."""
     if "predicted_logits" in build.outputs:
         return bert_layers(model, build)
     layers = encoder_trunk(model, build, token_types=model.type_vocab_size)

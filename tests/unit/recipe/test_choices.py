@@ -94,7 +94,7 @@ MASKED = "a setting of masked_lm, masked_lm_nsp, masked_lm_sop, distillation and
     ("text", "path", "words"),
     [
         ("model: {family: gpt2, type_vocab_size: 2}", "model.type_vocab_size",
-         "(value 2): it is a setting of bert and albert; model.family is gpt2"),
+         "(value 2): it is a setting of bert, albert and tinybert; model.family is gpt2"),
         ("objective: {name: causal_lm, mask_prob: 0.2}", "objective.mask_prob", f"it is {MASKED}"),
         ("data: {reset_at_documents: true}", "data.reset_at_documents",
          "it is a setting of blocks; data.sample_format is segment_pair"),
