@@ -102,7 +102,7 @@ def count_pairs(arrays: Arrays) -> int:
 
 SUMS = "ctxlm_ds.models.parts.comparison"
 EMBEDDING, HIDDEN, ATTENTION = (
-    LossTerm(name, (f"{name}_error",), ("sequence_ids",), f"{SUMS}:{reduce}", 1.0, count, has_accuracy=False)
+    LossTerm(f"{name}_mse", (f"{name}_error",), ("sequence_ids",), f"{SUMS}:{reduce}", 1.0, count, has_accuracy=False)
     for name, reduce, count in (
         ("embedding", "token_error_sums", count_positions),
         ("hidden", "token_error_sums", count_positions),

@@ -130,9 +130,9 @@ def plain_terms(
         return torch.where(x <= -1e2, 0.0, x)[pairs.expand_as(x)]
 
     return {
-        "embedding": F.mse_loss(fit(ours[0])[inside], theirs[0][inside]),
-        "hidden": sum(F.mse_loss(fit(ours[m])[inside], theirs[n][inside]) for m, n in enumerate(layer_map, 1)),
-        "attention": sum(
+        "embedding_mse": F.mse_loss(fit(ours[0])[inside], theirs[0][inside]),
+        "hidden_mse": sum(F.mse_loss(fit(ours[m])[inside], theirs[n][inside]) for m, n in enumerate(layer_map, 1)),
+        "attention_mse": sum(
             F.mse_loss(scores(our_scores[m]), scores(their_scores[n - 1])) for m, n in enumerate(layer_map)
         ),
     }
@@ -155,7 +155,7 @@ def test_terms_and_gradients_are_those_of_transformers(lengths: list[list[int]],
     ours = student.run(batch.fields, 4)
     wanted = plain_terms(ours, known, layer_map or [2, 4], fit, batch.fields["sequence_ids"] > 0)
     assert means == pytest.approx({name: value.item() for name, value in wanted.items()}, rel=1e-5)
-    theirs = sum(weights[f"{name}_weight"] * value for name, value in wanted.items())
+    theirs = sum(weights[name.replace("mse", "weight")] * value for name, value in wanted.items())
     assert total.item() == pytest.approx(theirs.item(), rel=1e-5)
     theirs.backward()
 
@@ -193,9 +193,9 @@ def test_counts_are_those_of_positions_and_of_pairs_in_a_sequence() -> None:
 @pytest.mark.parametrize(
     ("weights", "terms", "has_projection"),
     [
-        ({"embedding_weight": 0.0}, ["hidden", "attention"], True),
-        ({"hidden_weight": 0.0, "attention_weight": 0.0}, ["embedding"], True),
-        ({"hidden_weight": 0.0, "embedding_weight": 0.0}, ["attention"], False),
+        ({"embedding_weight": 0.0}, ["hidden_mse", "attention_mse"], True),
+        ({"hidden_weight": 0.0, "attention_weight": 0.0}, ["embedding_mse"], True),
+        ({"hidden_weight": 0.0, "embedding_weight": 0.0}, ["attention_mse"], False),
     ],
 )
 def test_a_term_without_weight_is_not_computed(
