@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_run_layers
@@ -67,6 +67,11 @@ def build_run(
     if newest is not None:
         # Before the sample indexes are built, which takes long.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+    elif config.initialize_moments and config.initialize_from is None:
+        raise ConfigError(
+            "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
+            "--set initialize_from=runs/phase1, or set initialize_moments=false"
+        )
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
     engine = build_engine(config, deepspeed_config, objective, topology)
@@ -232,18 +237,25 @@ def build_engine(
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
-    """Set the parameters to fresh values by (seed, name), or to the weights of `initialize_from`."""
+    """Set the parameters to fresh values by (seed, name), or weights (and moments) to those of `initialize_from`."""
     fresh = partial(engine.whole_model.initial_value, seed=config.training.seed)
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.whole_model.trained_shapes if name in held]
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)
-    if config.initialize_from is not None:
-        source = config.initialize_from
-        values = engine.topology.run_on_rank_0_first(
-            lambda: load_initial_weights(source, config.model, engine.objective.outputs, fresh)
-        )
-        logger.info("weights taken from %s", source)
+    source = config.initialize_from
+    if source is None:
+        engine.load_weights((name, fresh(name)) for name in names)
+        return
+    on_every_rank = engine.topology.run_on_rank_0_first
+    values = on_every_rank(lambda: load_initial_weights(source, config.model, engine.objective.outputs, fresh))
+    moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
+    if config.initialize_moments:
+        moments = on_every_rank(lambda: load_initial_moments(source, config.optimizer.name, engine.whole_model))
     engine.load_weights(values)
+    if moments:
+        engine.prepare_optimizer_state(0, list(moments))
+    for kind, named in moments.items():
+        engine.load_weights(named, kind)
+    logger.info("%s taken from %s", " and ".join(("weights", *moments)), source)
 
 
 def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:

@@ -109,6 +109,9 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if optimizer.name == "from_ds_config" and kernel != "auto":
         text = f"{kernel} has no effect if optimizer.name is from_ds_config; set auto"
         yield Problem("kernels.optimizer", text, ("optimizer.name",))
+    if optimizer.name == "from_ds_config" and config.initialize_moments:
+        text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
+        yield Problem("initialize_moments", text, ("optimizer.name",))
 
 
 def _check_schedule(config: RunConfig) -> Iterator[Problem]:

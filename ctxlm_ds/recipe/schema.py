@@ -253,6 +253,9 @@ class RunConfig(Section):
     """Run directory; null is runs/NAME."""
     initialize_from: str | None = None
     """Run, checkpoint or Hugging Face folder that initializes the weights; everything else starts at step 0."""
+    initialize_moments: bool = False
+    """Also take the optimizer's moments from initialize_from, a run or checkpoint with the same optimizer.name; the
+    count of updates in the bias correction starts at 0 (phase 2 of NVIDIA's LAMB)."""
     deepspeed: str | None = None
     """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
     model: Annotated[SerializeAsAny[ModelSection], WrapValidator(MODEL.validate)] = Field(

@@ -216,8 +216,11 @@ class Engine:
         """Give every owner zeroed moments of the given kinds and a count of `updates` updates."""
         restore_state(self._inner, loaded_owners(self._zero, self._owners()), updates, kinds)
 
-    def load_weights(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write full fp32 parameters into this rank's fragments; every held one must come exactly once."""
+    def load_weights(self, named: Iterable[tuple[str, torch.Tensor]], moment: str | None = None) -> None:
+        """Write full fp32 parameters into this rank's fragments; every held one must come exactly once.
+
+        With `moment`, a kind that prepare_optimizer_state was given, write these moments instead.
+        """
         pieces: dict[str, list[Fragment]] = {}
         for fragment in self.fragments():
             pieces.setdefault(fragment.name, []).append(fragment)
@@ -226,7 +229,9 @@ class Engine:
             missing.discard(name)
             for fragment in pieces.get(name, []):
                 flat = tensor.reshape(-1) if fragment.shard.is_whole else fragment.shard.extract(tensor)
-                fragment.weight().copy_(flat.narrow(0, fragment.start, fragment.length))
+                state = self.optimizer_state(fragment.owner)
+                view = fragment.moment(state, moment) if moment else fragment.weight()
+                view.copy_(flat.narrow(0, fragment.start, fragment.length))
         assert not missing, f"no values for {sorted(missing)}"
         self.weights_changed()
 

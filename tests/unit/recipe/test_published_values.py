@@ -82,6 +82,7 @@ LAMB_PHASE_1: Values = BERT_PHASE_1 | LAMB | {
     "training.max_steps": 7038,  # scripts/run_pretraining.sh
 }  # fmt: skip
 LAMB_PHASE_2: Values = BERT_PHASE_2 | LAMB | {
+    "initialize_moments": True,  # run_pretraining.py: loads the optimizer, with group['step'].zero_()
     "objective.max_predictions": 80,  # scripts/run_pretraining.sh
     "optimizer.learning_rate": 4e-3,  # scripts/run_pretraining.sh
     "schedule.warmup_fraction": 0.128,  # scripts/run_pretraining.sh
@@ -389,8 +390,8 @@ def test_every_setting_that_decides_the_result_is_in_the_table(name: str) -> Non
 
 
 def flatten(values: Values) -> Values:
-    """Map `section.key` to its value."""
-    return {
+    """Map `section.key`, or the name of a setting outside the sections, to its value."""
+    return values | {
         f"{section}.{key}": value
         for section, settings in values.items()
         if isinstance(settings, dict)
