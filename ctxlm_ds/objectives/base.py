@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
+    from ctxlm_ds.data.index.index import RowSource
     from ctxlm_ds.data.sample import Examples, Samples
     from ctxlm_ds.models.parts.comparison import Comparison
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -104,6 +105,9 @@ class Objective(ABC):
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most predictions of sequences of `lengths`, so that no row exceeds its fields."""
         return lengths
+
+    def read_corpus(self, rows: RowSource, seed: int) -> None:  # noqa: B027 (most objectives need nothing)
+        """Take what corruption needs from the training rows; called once, before the first batch of any rows."""
 
     @abstractmethod
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any:

@@ -96,6 +96,11 @@ class ObjectiveSection(Section):
     name: str
     """Name of a registered objective."""
 
+    @property
+    def needs_spans(self) -> bool:
+        """True if datasets must give spans of their text (preprocess_data.py --spans-key)."""
+        return False
+
     def problems(self, data: DataSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the rows."""
         yield from ()

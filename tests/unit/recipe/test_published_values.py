@@ -194,6 +194,7 @@ SPANBERT: Values = BERT | {
     "objective.span_prob": 0.2,  # section 3.1; README: --geometric-p
     "objective.max_span_length": 10,  # section 3.1; README: --span-upper
     "objective.replace_spans": True,  # section 3.1; README: --replacement-method span
+    "objective.random_tokens": "corpus",  # fairseq/data/masking.py: np.random.choice(tokens)
     "objective.boundary_weight": 1.0,  # section 3.2; README: --pair-loss-weight
     "objective.masking": "dynamic",  # section 4.2
     "objective.special_tokens": "never",  # fairseq/data/masking.py: tokens of the corpus
@@ -319,6 +320,7 @@ LAPTOP_PHASES: Values = {  # ours
     "model.max_position_embeddings": 512, "schedule.warmup_steps": 480, "schedule.warmup_fraction": None,
     "schedule.total_steps": 8000, "training.max_steps": 7200,
 }  # fmt: skip
+WHOLE_WORD: Values = {"objective.whole_word": True}  # README of google-research/bert, May 31st, 2019
 PUBLISHED: dict[str, Values] = {
     **{f"bert-{size}": BERT_PHASE_1 | values for size, values in SIZES.items()},
     **{f"bert-{size}-phase2": BERT_PHASE_2 | values for size, values in SIZES.items()},
@@ -349,6 +351,9 @@ PUBLISHED: dict[str, Values] = {
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,
     "gpt2-medium": GPT2 | LARGE | GPT2_MEDIUM,
+    "bert-wwm-large": BERT_PHASE_1 | LARGE | WHOLE_WORD,
+    "bert-wwm-large-phase2": BERT_PHASE_2 | LARGE | WHOLE_WORD,
+    "bert-wwm-laptop": BERT_LAPTOP | WHOLE_WORD,
     "bert-laptop": BERT_LAPTOP,
     "bert-laptop-phase1": BERT_LAPTOP | LAPTOP_PHASES,
     "bert-laptop-phase2": BERT_LAPTOP | LAPTOP_PHASES | {
