@@ -64,7 +64,10 @@ class CardText:
 
 
 class FamilyExport(ABC):
-    """A family's part of the conversion to and from transformers."""
+    """A family's part of the conversion to and from transformers.
+
+    A family whose model is several classes of transformers has one export for each of them (`models`).
+    """
 
     section: ClassVar[type[ModelSection]]
     model_type: ClassVar[str]
@@ -87,12 +90,23 @@ class FamilyExport(ABC):
     """Settings with the only values that are imported: those with which the class computes the published model."""
     kept_settings: ClassVar[tuple[str, ...]] = ()
     """Their settings that our model does not have: an export of imported weights has the source's values."""
-    position_outputs: ClassVar[frozenset[str]] = frozenset()
-    """Outputs [b, s, ...] with a value for every position."""
     proof_arguments: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Arguments with which the proof of a conversion makes a class, to leave out parts that a model lacks."""
     next_token_output: ClassVar[str | None] = None
     """The output [b, s, v] with the next token's logits at every position, if transformers' class can generate()."""
+
+    position_outputs: ClassVar[frozenset[str]] = frozenset()
+    """Outputs with a value for every position, of which those of padding have no meaning."""
+    folder: ClassVar[str] = ""
+    """Folder of this class's files in an export; empty for the export's folder."""
+
+    def models(self) -> tuple[FamilyExport, ...]:
+        """Return the exports that together hold a model of the family; that of the export's folder is the first."""
+        return (self,)
+
+    def num_blocks(self, model: Any) -> int:
+        """Return the number of layers of the class's model."""
+        return int(model.num_blocks)
 
     @abstractmethod
     def key_map(self, model: Any, outputs: Sequence[str], pad_id: int) -> KeyMap:
@@ -103,7 +117,7 @@ class FamilyExport(ABC):
         """
 
     def shared_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """Return the outputs that a class of transformers can have."""
+        """Return those of a model's outputs that this class of transformers can have."""
         return tuple(name for name in outputs if name not in self.extra_outputs)
 
     def claims(self, values: Mapping[str, Any]) -> bool:

@@ -129,19 +129,11 @@ class TokenLinear(Linear):
         init: Init,
         kernels: KernelSet,
         parallel: ParallelContext,
+        activation: str | None = None,
         optional: bool = False,
     ) -> None:
-        """Allocate weight and bias.
-
-        Args:
-            in_features: i.
-            out_features: o.
-            init: initial values of the weight; the bias begins at 0.
-            kernels: compute the product.
-            parallel: this rank's share of the tokens.
-            optional: as in ParameterFacts.
-        """
-        super().__init__(in_features, out_features, kernels.linear)
+        """Make the layer; the arguments are those of replicated_linear."""
+        super().__init__(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
         declare(self, weight=ParameterFacts(init, decays=True, optional=optional))
         declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
         self.parallel = parallel
