@@ -88,6 +88,7 @@ FAMILIES = Registry(
         "bert": "ctxlm_ds.families.bert.config:BERT",
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
+        "modernbert": "ctxlm_ds.families.modernbert.config:MODERNBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },
