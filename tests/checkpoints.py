@@ -47,6 +47,10 @@ def make_config(
     elif kind == "albert":
         model |= {"embedding_size": 16, "num_groups": 2, "layers_per_group": 2, "num_layers": 40}
         objective, sample_format = "masked_lm_sop", "sentence_order"
+    elif kind == "modernbert":
+        # One dropout there is both of ours.
+        model |= {"num_layers": 4, "local_attention": 8, "hidden_dropout": 0.1, "attention_dropout": 0.1}
+        objective, sample_format = "masked_lm", "doc_sentences"
     else:
         objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(

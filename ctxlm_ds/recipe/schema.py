@@ -84,6 +84,8 @@ class ScheduleConfig(Section):
     counts it from step 0, so the warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
     """Fraction of total_steps, at the end, in which `wsd` decays."""
+    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """Shape of the decay of `wsd`; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele 2024; ModernBERT)."""
 
 
 class TrainingConfig(Section):

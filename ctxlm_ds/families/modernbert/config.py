@@ -38,7 +38,7 @@ class ModernBertSection(TransformerSection):
     initializer: Literal["normal", "truncated_normal"] = "truncated_normal"
     """Distribution of the initial weights; `truncated_normal` has none beyond two deviations, as published."""
     global_attention_every: SmallInt = 3
-    """Layer 0 and every so many layers after it see the whole sequence; the others are local. 1: all are global."""
+    """Layer 0 and each layer at a multiple of this see the complete sequence; the others are local."""
     local_attention: Width = 128
     """Window of the local layers: half of these positions to each side, and the position itself."""
     global_rotary_base: RotaryBase = 160_000.0
@@ -51,7 +51,7 @@ class ModernBertSection(TransformerSection):
         return ("local_attention", "local_rotary_base") if self.global_attention_every == 1 else ()
 
     def is_global(self, layer: int) -> bool:
-        """Return True if layer number `layer` sees the whole sequence."""
+        """Return True if layer number `layer` sees the complete sequence."""
         return layer % self.global_attention_every == 0
 
     def problems(self) -> Iterator[Problem]:

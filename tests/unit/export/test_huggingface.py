@@ -21,6 +21,8 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -35,9 +37,9 @@ from tests.checkpoints import make_config, random_weights, write_checkpoint, wri
 
 CLASSES = {
     "bert_nsp": BertForPreTraining, "bert": BertForMaskedLM, "roberta": RobertaForMaskedLM,
-    "albert": AlbertForPreTraining,
+    "albert": AlbertForPreTraining, "modernbert": ModernBertForMaskedLM,
 }  # fmt: skip
-CONFIGS = {"roberta": RobertaConfig, "albert": AlbertConfig}
+CONFIGS = {"roberta": RobertaConfig, "albert": AlbertConfig, "modernbert": ModernBertConfig}
 ALBERT = {"num_hidden_layers": 40, "num_hidden_groups": 2, "inner_group_num": 2, "embedding_size": 16}
 """More layers than tensors: they share their weights."""
 
@@ -49,7 +51,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def tokenizer_folder(kind: str, wordpiece_folder: Path, byte_bpe_folder: Path) -> Path:
-    return byte_bpe_folder if kind == "roberta" else wordpiece_folder
+    return byte_bpe_folder if kind in ("roberta", "modernbert") else wordpiece_folder
 
 
 def hf_folder(kind: str, tokenizer_folder: Path, folder: Path, **settings: object) -> Path:
@@ -62,6 +64,11 @@ def hf_folder(kind: str, tokenizer_folder: Path, folder: Path, **settings: objec
         values |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
     if kind == "albert":
         values |= ALBERT
+    if kind == "modernbert":
+        ids = load_tokenizer(tokenizer_folder)
+        values |= {"num_hidden_layers": 5, "local_attention": 8, "pad_token_id": ids.pad_id}
+        values |= {name: ids.cls_id for name in ("bos_token_id", "cls_token_id")}
+        values |= {name: ids.sep_id for name in ("eos_token_id", "sep_token_id")}
     rows = 40 + (load_tokenizer(tokenizer_folder).pad_id + 1 if kind == "roberta" else 0)
     config_class = CONFIGS.get(kind, BertConfig)
     model = CLASSES[kind](config_class(**{**values, "max_position_embeddings": rows, **settings}))
@@ -113,7 +120,8 @@ def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_fo
     model, info = CLASSES[kind].from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.dtype == torch.float32 and model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    expected = {"roberta": "RobertaForMaskedLM", "albert": "AlbertForMaskedLM"}.get(kind, "BertForMaskedLM")
+    others = {"roberta": "RobertaForMaskedLM", "albert": "AlbertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}
+    expected = others.get(kind, "BertForMaskedLM")
     assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")).__name__ == expected
 
     raw = json.loads((tmp_path / "hf" / "config.json").read_text())
@@ -121,12 +129,19 @@ def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_fo
     assert raw["architectures"] == [CLASSES[kind].__name__]
     assert raw["dtype"] == "float32" and raw["vocab_size"] == len(tokenizer) + 5
     assert raw["pad_token_id"] == tokenizer.pad_token_id
-    assert raw["layer_norm_eps"] == config.model.layer_norm_eps
+    assert raw["norm_eps" if kind == "modernbert" else "layer_norm_eps"] == config.model.layer_norm_eps
     assert tokenizer.model_max_length == 32
     if kind == "roberta":
         assert raw["max_position_embeddings"] == 42 and raw["type_vocab_size"] == 1
         assert (raw["bos_token_id"], raw["eos_token_id"]) == (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2)
         assert not model.roberta.embeddings.token_type_embeddings.weight.any()
+    elif kind == "modernbert":
+        assert raw["layer_types"] == ["full_attention", *["sliding_attention"] * 2, "full_attention"]
+        assert (raw["local_attention"], raw["max_position_embeddings"]) == (8, 40)
+        assert {kind: values["rope_theta"] for kind, values in raw["rope_parameters"].items()} == {
+            "full_attention": 160_000.0, "sliding_attention": 10_000.0,
+        }  # fmt: skip
+        assert (raw["cls_token_id"], raw["sep_token_id"]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     else:
         assert raw["max_position_embeddings"] == 40 and raw["type_vocab_size"] == 2
 
@@ -344,7 +359,8 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
     with pytest.raises(ExportError, match=r"not a BertForMaskedLM; save it .* missing: bert.*and 23 more; unknown: e"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ExportError, match="model_type .t5. cannot be imported; only bert, roberta, albert, gpt2 and"):
+    names = "bert, roberta, albert, modernbert, gpt2 and"
+    with pytest.raises(ExportError, match=f"model_type .t5. cannot be imported; only {names}"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text("{")
     with pytest.raises(ExportError, match="cannot be read as JSON"):
@@ -365,6 +381,16 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
         ("bert", {"intermediate_size": 47}, "shape"),
         ("bert", {"num_attention_heads": 5}, "5 does not divide model.hidden_size 32"),
         ("roberta", {"hidden_act": "relu"}, "hidden_activation"),
+        ("modernbert", {"norm_bias": True}, "norm_bias is True; only"),
+        ("modernbert", {"decoder_bias": False}, "decoder_bias is False; only"),
+        ("modernbert", {"mlp_dropout": 0.1}, "mlp_dropout is 0.1; only"),
+        ("modernbert", {"classifier_activation": "relu"}, "classifier_activation is 'relu' and hidden_activation"),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 5}, "layer_types has no full_attention at layer 0"),
+        ("modernbert", {"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }}, "rope_type 'linear'"),
+        ("modernbert", {"local_attention": 7}, "7 is odd"),
     ],
 )
 def test_configs_that_compute_something_else_are_refused(
@@ -389,3 +415,26 @@ def test_config_fields_come_back(tmp_path: Path) -> None:
     RobertaConfig(max_position_embeddings=514).save_pretrained(tmp_path)
     _, model, pad_id, _ = from_hf_config(tmp_path)
     assert (model.family, model.max_position_embeddings, pad_id) == ("roberta", 512, 1)
+
+
+def test_config_of_the_released_modernbert_is_understood(tmp_path: Path) -> None:
+    """Settings of answerdotai/ModernBERT-large as written by the version of transformers at its release."""
+    released = {
+        "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+        "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True, "embedding_dropout": 0.0,
+        "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "hidden_activation": "gelu", "hidden_size": 1024, "initializer_cutoff_factor": 2.0, "initializer_range": 0.02,
+        "intermediate_size": 2624, "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "model_type": "modernbert",
+        "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 16, "num_hidden_layers": 28,
+        "pad_token_id": 50283, "position_embedding_type": "absolute", "sep_token_id": 50282,
+        "tie_word_embeddings": True, "vocab_size": 50368,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(released))
+    _, model, pad_id, kept = from_hf_config(tmp_path)
+    shape = (model.num_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size)
+    assert shape == (28, 1024, 16, 2624) and (pad_id, kept["classifier_pooling"]) == (50283, "mean")
+    assert (model.global_attention_every, model.local_attention) == (3, 128)
+    assert (model.global_rotary_base, model.local_rotary_base) == (160_000.0, 10_000.0)
+    assert (model.hidden_dropout, model.attention_dropout, model.initializer) == (0.0, 0.0, "truncated_normal")
