@@ -88,6 +88,7 @@ FAMILIES = Registry(
         "bert": "ctxlm_ds.families.bert.config:BERT",
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
+        "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
         "modernbert": "ctxlm_ds.families.modernbert.config:MODERNBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
@@ -100,6 +101,7 @@ OBJECTIVES = Registry(
         "masked_lm": "ctxlm_ds.objectives.masked_lm:MaskedLM",
         "masked_lm_nsp": "ctxlm_ds.objectives.masked_lm:MaskedLMNextSentence",
         "masked_lm_sop": "ctxlm_ds.objectives.masked_lm:MaskedLMSentenceOrder",
+        "distillation": "ctxlm_ds.objectives.distillation:Distillation",
         "causal_lm": "ctxlm_ds.objectives.causal_lm:CausalLM",
     },
 )

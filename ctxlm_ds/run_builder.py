@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights
+from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
+from ctxlm_ds.models.build import ModelBuild, build_run_layers
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -57,6 +58,7 @@ def build_run(
     """
     run_dir = lock.run_dir
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
+    config = agreed_teacher(config, tokenizer, topology)
     objective = build_objective(config.objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     manager.check_shared()
@@ -65,6 +67,11 @@ def build_run(
     if newest is not None:
         # Before the sample indexes are built, which takes long.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+    elif config.initialize_moments and config.initialize_from is None:
+        raise ConfigError(
+            "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
+            "--set initialize_from=runs/phase1, or set initialize_moments=false"
+        )
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
     engine = build_engine(config, deepspeed_config, objective, topology)
@@ -146,6 +153,22 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
     return own
 
 
+def agreed_teacher(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> RunConfig:
+    """Return the recipe with the teacher's settings and fingerprint, which are the same on every rank.
+
+    Raises:
+        ConfigError: the teacher does not fit, or a rank has another one; raised on every rank.
+    """
+    config = topology.run_on_rank_0_first(lambda: with_checked_teacher(config, tokenizer))
+    for rank, found in enumerate(topology.all_gather_object(config.teacher.fingerprint)):
+        if found != config.teacher.fingerprint:
+            raise ConfigError(
+                f"teacher.path: {config.teacher.path} holds other files on rank {rank} than on rank "
+                f"{topology.rank}; copy the same folder to every node"
+            )
+    return config
+
+
 def build_loaders(
     config: RunConfig, rows: RunRows, objective: Objective, topology: Topology, start_row: int
 ) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
@@ -187,18 +210,21 @@ def build_engine(
         ConfigError: the layout or the model is impossible, or does not fit in memory.
         KernelError: a kernel that the recipe names cannot run here.
     """
-    kernels = KernelSet(config.kernels, device_type(), DTYPES[config.training.precision])
+    def kernels_of(precision: str) -> KernelSet:
+        return KernelSet(config.kernels, device_type(), DTYPES[precision])
+
+    kernels = kernels_of(config.training.precision)
 
     def list_layers(parallel: ParallelContext) -> list[LayerDescription]:
         build = ModelBuild(
-            objective.outputs,
+            (*objective.outputs, *objective.taps),
             kernels,
             parallel,
             recompute=config.training.activation_checkpointing,
             compile=config.training.compile,
             shares_rows=config.data.shares_rows,
         )
-        return build_layer_list(config.model, build)
+        return build_run_layers(config, build, objective.teacher_outputs, kernels_of)
 
     with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)
@@ -206,23 +232,30 @@ def build_engine(
     family, whole = FAMILIES.get(config.model.family), engine.whole_model
     fresh = partial(whole.initial_value, seed=config.training.seed)
     frozen = load_object(family.frozen)(config.model) if family.frozen else fresh
-    engine.load_frozen((name, frozen(name)) for name, facts in whole.facts.items() if not facts.trained)
+    engine.load_frozen(teacher_values(config) if objective.teacher_outputs else frozen)
     return engine
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
-    """Set the parameters to fresh values by (seed, name), or to the weights of `initialize_from`."""
+    """Set the parameters to fresh values by (seed, name), or weights (and moments) to those of `initialize_from`."""
     fresh = partial(engine.whole_model.initial_value, seed=config.training.seed)
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.whole_model.trained_shapes if name in held]
-    values: Iterable[tuple[str, torch.Tensor]] = ((name, fresh(name)) for name in names)
-    if config.initialize_from is not None:
-        source = config.initialize_from
-        values = engine.topology.run_on_rank_0_first(
-            lambda: load_initial_weights(source, config.model, engine.objective.outputs, fresh)
-        )
-        logger.info("weights taken from %s", source)
+    source = config.initialize_from
+    if source is None:
+        engine.load_weights((name, fresh(name)) for name in names)
+        return
+    on_every_rank = engine.topology.run_on_rank_0_first
+    values = on_every_rank(lambda: load_initial_weights(source, config.model, engine.objective.outputs, fresh))
+    moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
+    if config.initialize_moments:
+        moments = on_every_rank(lambda: load_initial_moments(source, config.optimizer.name, engine.whole_model))
     engine.load_weights(values)
+    if moments:
+        engine.prepare_optimizer_state(0, list(moments))
+    for kind, named in moments.items():
+        engine.load_weights(named, kind)
+    logger.info("%s taken from %s", " and ".join(("weights", *moments)), source)
 
 
 def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:

@@ -10,9 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.key_maps import KeyMap
@@ -20,7 +18,10 @@ from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 
-Fields = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Fields = dict[str, "Tensor"]
 """Fields of a batch by name."""
 
 

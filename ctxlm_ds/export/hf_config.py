@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports
+from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports, export_of
 from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.untrusted_json import read_json_object
 
 if TYPE_CHECKING:
@@ -76,7 +78,28 @@ def from_hf_config(folder: Path) -> FolderModel:
     values = read_hf_config(folder)
     path = folder / "config.json"
     export = _export_for(values.get("model_type"), path)
-    config = _complete(export, values, path)
+    return _folder_model(export, values, _complete(export, values, path), folder)
+
+
+def read_section(folder: Path) -> ModelSection:
+    """Read our settings from a local folder of any family's model, without torch and transformers.
+
+    Settings that config.json leaves out have our defaults.
+
+    Raises:
+        ExportError: as from_hf_config.
+    """
+    values = read_hf_config(folder)
+    export = _export_for(values.get("model_type"), folder / "config.json")
+    fields = export.section.model_fields
+    defaults = {theirs: fields[ours].default for ours, theirs in export.settings.items()}
+    defaults[export.activation_key] = export.activations[fields["hidden_activation"].default]
+    config = SimpleNamespace(**{"pad_token_id": None, **defaults, **values})
+    return _folder_model(export, values, config, folder).model
+
+
+def _folder_model(export: FamilyExport, values: Mapping[str, Any], config: Any, folder: Path) -> FolderModel:
+    path = folder / "config.json"
     for key, value in export.plain_settings.items():
         if values.get(key, value) != value:
             raise ExportError(f"{path}: {key} is {values[key]!r}; only models with {key} {value!r} can be imported")
@@ -90,12 +113,16 @@ def from_hf_config(folder: Path) -> FolderModel:
         vocab_size = int(model.vocab_size or 0)
         if not 0 <= pad_id < vocab_size:
             raise ValueError(f"pad_token_id {pad_id} is not one of {vocab_size} ids")
-    except (ValueError, TypeError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
         raise ExportError(f"{path} describes no model that can be trained here: {error}") from error
     return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
 
 
 def _export_for(model_type: Any, path: Path) -> FamilyExport:
+    if isinstance(model_type, str) and model_type in FAMILIES and FAMILIES.get(model_type).export is not None:
+        export = export_of(model_type)
+        if export.model_type == model_type:
+            return export
     known = {export.model_type: export for export in all_exports()}
     if isinstance(model_type, str) and model_type in known:
         return known[model_type]

@@ -1,7 +1,8 @@
 """Weights for a new run from a checkpoint of this project or a Hugging Face folder (`initialize_from`).
 
-In: the folder and the new model's shape. Out: its parameters one at a time. The additional rows of a larger vocabulary
-or position table, and heads that the source lacks, keep their initial values; any other difference is an error.
+In: the folder and the new model's shape. Out: its parameters one at a time, or their moments (`initialize_moments`).
+Additional rows of a larger vocabulary or position table, and heads that the source lacks, keep their initial values and
+moments of 0; any other difference is an error.
 """
 
 from __future__ import annotations
@@ -55,6 +56,45 @@ def load_initial_weights(
     return _values(source, whole, fresh, folder)
 
 
+def load_initial_moments(
+    path: str | Path, optimizer: str, model: WholeModel
+) -> dict[str, Iterator[tuple[str, torch.Tensor]]]:
+    """Return the moments of every parameter of the new model by kind, one parameter at a time.
+
+    Args:
+        path: a run or a checkpoint, whose weights load_initial_weights accepted.
+        optimizer: the new run's optimizer.name.
+        model: the new model.
+
+    Raises:
+        CheckpointError: the source has no moments, those of another optimizer, damaged ones, or a NaN in them.
+    """
+    folder = Path(path)
+    checkpoint = open_checkpoint(folder, with_moments=True) if is_checkpoint(folder) else None
+    kinds = checkpoint.reader.moment_kinds() if checkpoint else []
+    if checkpoint is None or not kinds:
+        raise CheckpointError(
+            f"initialize_moments: {folder} has no optimizer's moments; name a run or checkpoint that has trained in "
+            "initialize_from, or set initialize_moments to false"
+        )
+    theirs = checkpoint.config.optimizer.name
+    if theirs != optimizer:
+        raise CheckpointError(
+            f"initialize_moments: the moments of {folder} are of optimizer.name {theirs}, but the recipe has "
+            f"{optimizer}; set the same, or initialize_moments to false"
+        )
+    reader = checkpoint.reader
+
+    def values(kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape in model.trained_shapes.items():
+            value = torch.zeros(shape)
+            if name in reader:
+                value = _extend(check_finite(f"{name} ({kind})", reader.read_full(name, kind), folder), value)
+            yield name, value
+
+    return {kind: values(kind) for kind in kinds}
+
+
 def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
     if not folder.is_dir():
         raise CheckpointError(
@@ -105,7 +145,12 @@ def _values(
         if tuple(value.shape) != shape:
             logger.info("initialize_from: %s of %s, extended from %d to %d rows",
                         whole.facts[name].grows, name, value.shape[0], shape[0])  # fmt: skip
-            extended = fresh(name).clone()
-            extended[: value.shape[0]] = value
-            value = extended
+            value = _extend(value, fresh(name))
         yield name, value
+
+
+def _extend(value: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+    """Return the value in the shape of `fresh`, which gives the additional rows."""
+    if value.shape == fresh.shape:
+        return value
+    return torch.cat((value, fresh[value.shape[0] :]))

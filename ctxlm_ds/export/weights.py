@@ -24,7 +24,8 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
-from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles, model_files
+from ctxlm_ds.export.model_files import model_files
+from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
 from ctxlm_ds.models.build import WholeModel, describe_model, vocabulary_table
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_saved_config
@@ -35,7 +36,7 @@ from ctxlm_ds.untrusted_json import check_regular_files
 IMPORT_RECORD = "imported_from.json"
 KEPT_SETTINGS = "kept_settings"
 MOMENTS_PATTERN = "moments-*"
-"""Files of the optimizer's moments, which no export reads: only their sizes are checked."""
+"""Files of the optimizer's moments, of which an export checks only the sizes."""
 
 
 def describe_source(source: WeightSource, model: ModelSection, outputs: Sequence[str], folder: Path) -> WholeModel:
@@ -167,13 +168,13 @@ def is_checkpoint(path: Path) -> bool:
     return (path / INDEX_NAME).is_file() or (path / MANIFEST_NAME).is_file() or (path / CHECKPOINTS_DIR).is_dir()
 
 
-def open_checkpoint(path: Path) -> CheckpointSource:
-    """Open a checkpoint's folder, or the newest checkpoint of a run that verifies.
+def open_checkpoint(path: Path, with_moments: bool = False) -> CheckpointSource:
+    """Open a checkpoint's folder, or the newest checkpoint of a run that verifies, `with_moments` these too.
 
     Raises:
         CheckpointError: there is none, or it is damaged (of a run: all of them are).
     """
-    folder, _ = find_verified(path, partial(verify, sizes_only=MOMENTS_PATTERN))
+    folder, _ = find_verified(path, partial(verify, sizes_only=None if with_moments else MOMENTS_PATTERN))
     reader = CheckpointReader(folder)
     config = load_saved_config(folder / "config.yaml")
     outputs = build_objective(config.objective).outputs

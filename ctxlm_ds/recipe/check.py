@@ -13,6 +13,7 @@ from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_problems
+from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
 
@@ -109,6 +110,9 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if optimizer.name == "from_ds_config" and kernel != "auto":
         text = f"{kernel} has no effect if optimizer.name is from_ds_config; set auto"
         yield Problem("kernels.optimizer", text, ("optimizer.name",))
+    if optimizer.name == "from_ds_config" and config.initialize_moments:
+        text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
+        yield Problem("initialize_moments", text, ("optimizer.name",))
 
 
 def _check_schedule(config: RunConfig) -> Iterator[Problem]:
@@ -239,6 +243,7 @@ CHECKS: tuple[Check, ...] = (
     _check_sections,
     fit_problems,
     source_problems,
+    teacher_problems,
     _check_name,
     _check_optimizer,
     _check_schedule,

@@ -100,6 +100,10 @@ class ObjectiveSection(Section):
         """Yield problems of this section, alone or with the rows."""
         yield from ()
 
+    def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
+        """Yield reasons why the model cannot learn from the teacher."""
+        yield from ()
+
 
 class TrainSource(Section):
     """One training dataset; may be written as its path alone."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
-
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, at_positions
@@ -122,6 +120,8 @@ class EncoderExport(FamilyExport):
 
     def their_labels(self, fields: Fields) -> Fields:
         """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
+        import torch
+
         labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
         rows, slots = (fields["masked_lm_labels"] != IGNORE_LABEL).nonzero(as_tuple=True)
         labels[rows, fields["prediction_positions"][rows, slots]] = fields["masked_lm_labels"][rows, slots]

@@ -10,7 +10,7 @@ import transformers
 
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
-from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights
 from ctxlm_ds.export.safetensors_files import HEADS_FILE
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.initialize import initial_value
@@ -131,3 +131,35 @@ def test_an_export_keeps_the_boundary_head_for_the_next_run(tmp_path: Path, word
     (tmp_path / "hf" / HEADS_FILE).write_bytes(b"short")
     with pytest.raises(ExportError, match="extra_heads.safetensors is damaged"):
         load(tmp_path / "hf", source.config)
+
+
+def test_moments_of_rows_and_heads_that_the_source_lacks_are_0(tmp_path: Path, wordpiece_folder: Path) -> None:
+    """write_run stores the weights as moments, too."""
+    plain = Source(tmp_path, "bert", wordpiece_folder)
+    config = make_config("bert_nsp", wordpiece_folder, plain.vocab_size + 7, {"max_position_embeddings": 64})
+    whole = describe_model(config.model, outputs_of(config))
+    moments = load_initial_moments(plain.run, "adamw", whole)
+    assert list(moments) == ["exp_avg"]
+    found = dict(moments["exp_avg"])
+    assert {name: tuple(value.shape) for name, value in found.items()} == whole.trained_shapes
+    grown = {"word_embeddings.weight", "mlm_bias.bias", "embeddings.position_embeddings.weight"}
+    for name, value in found.items():
+        there = plain.weights.get(name, value[:0])
+        assert value[: len(there)].equal(there) and not value[len(there) :].any()
+        assert (len(value) > len(there)) == (name in grown or name.startswith(("heads.pooler", "heads.nsp"))), name
+
+
+def test_moments_that_are_missing_or_damaged_are_refused(bert: Source, tmp_path: Path) -> None:
+    whole = describe_model(bert.config.model, outputs_of(bert.config))
+    to_hf(bert.run, tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "imported")
+    for folder in (tmp_path / "hf", tmp_path / "imported"):
+        with pytest.raises(CheckpointError, match="hf has no|imported has no optimizer's moments"):
+            load_initial_moments(folder, "adamw", whole)
+    file = next((bert.run / "checkpoints" / "step-00000100").glob("moments-*"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    load(bert.run, bert.config)
+    with pytest.raises(CheckpointError, match="moments-.* sha256"):
+        load_initial_moments(bert.run, "adamw", whole)

@@ -93,6 +93,11 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
         "kernels.optimizer",
         ["from_ds_config", "set auto"],
     ),
+    (
+        {"optimizer": {"name": "from_ds_config"}, "initialize_moments": True},
+        "initialize_moments",
+        ["unknown before its first update"],
+    ),
     ({"schedule": {"warmup_steps": 1001}}, "schedule.warmup_steps", ["1001", "1000"]),
     ({"schedule": {"warmup_steps": 1, "warmup_fraction": 0.1}}, "schedule.warmup_fraction", ["0.1", "1", "keep one"]),
     (

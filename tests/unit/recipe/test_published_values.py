@@ -82,6 +82,7 @@ LAMB_PHASE_1: Values = BERT_PHASE_1 | LAMB | {
     "training.max_steps": 7038,  # scripts/run_pretraining.sh
 }  # fmt: skip
 LAMB_PHASE_2: Values = BERT_PHASE_2 | LAMB | {
+    "initialize_moments": True,  # run_pretraining.py: loads the optimizer, with group['step'].zero_()
     "objective.max_predictions": 80,  # scripts/run_pretraining.sh
     "optimizer.learning_rate": 4e-3,  # scripts/run_pretraining.sh
     "schedule.warmup_fraction": 0.128,  # scripts/run_pretraining.sh
@@ -275,6 +276,7 @@ MODERNBERT: Values = {
     "training.max_steps": 364_304,  # yamls: 1.719 trillion tokens
 }
 MODERNBERT_PHASE_2: Values = MODERNBERT | {  # modernbert-base-context-extension.yaml
+    "initialize_moments": True,  # load_path, restart_override
     "model.max_position_embeddings": 8192, "model.global_rotary_base": 160_000.0, "data.seq_length": 8192,
     "data.max_sequences_per_row": 64, "optimizer.learning_rate": 3e-4, "optimizer.weight_decay": 0.0333,
     "schedule.warmup_steps": 0, "training.global_batch_size": 576, "training.max_steps": 52_982,
@@ -289,6 +291,7 @@ MODERNBERT_LARGE: Values = {  # section 2.1.3 and modernbert-large-pretrain.yaml
     "schedule.warmup_steps": 396, "training.global_batch_size": 4928, "training.max_steps": 178_349,
 }  # fmt: skip
 MODERNBERT_LARGE_RESTART: Values = {  # section 2.2.2: 800 billion tokens
+    "initialize_moments": True,  # inferred
     "optimizer.learning_rate": 5e-5, "schedule.warmup_steps": 0, "training.max_steps": 158_533,
 }  # fmt: skip
 MODERNBERT_LARGE_PHASE_2: Values = MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART | {
@@ -419,8 +422,8 @@ def test_every_setting_that_decides_the_result_is_in_the_table(name: str) -> Non
 
 
 def flatten(values: Values) -> Values:
-    """Map `section.key` to its value."""
-    return {
+    """Map `section.key`, or the name of a setting outside the sections, to its value."""
+    return values | {
         f"{section}.{key}": value
         for section, settings in values.items()
         if isinstance(settings, dict)
