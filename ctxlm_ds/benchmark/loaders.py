@@ -45,6 +45,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
             "give a recipe of a masked language model"
         )
     rows = build_rows(train_parts(config), tokenizer, config, objective)
+    objective.read_corpus(rows, config.training.seed)
     in_process = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
     steps = iter(TrainLoader(rows, objective, in_process))
     global_batch, micro = config.training.global_batch_size, config.training.micro_batch_size

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
+    from ctxlm_ds.data.index.index import RowSource
     from ctxlm_ds.data.sample import Examples, Samples
     from ctxlm_ds.tokenizers.base import Tokenizer
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 VOCABULARY_SUMS = "ctxlm_ds.parallel.cross_entropy:vocabulary_sums"
 CLASSIFICATION_SUMS = "ctxlm_ds.parallel.cross_entropy:classification_sums"
+BINARY_SUMS = "ctxlm_ds.parallel.cross_entropy:binary_sums"
 STYLES = {"mask": "bold yellow", "random": "bold red", "kept": "bold green", "special": "cyan", "text": ""}
 
 
@@ -99,6 +101,9 @@ class Objective(ABC):
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most predictions of sequences of `lengths`, so that no row exceeds its fields."""
         return lengths
+
+    def read_corpus(self, rows: RowSource, seed: int) -> None:  # noqa: B027 (most objectives need nothing)
+        """Take what corruption needs from the training rows; called once, before the first batch of any rows."""
 
     @abstractmethod
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any:
