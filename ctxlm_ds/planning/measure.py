@@ -187,7 +187,8 @@ def _layers(
     if teacher.model is None:
         theirs, tensors = (), build.outputs
     else:
-        teacher = teacher.model_copy(update={"model": with_vocabulary(teacher.model)})
+        size = {} if teacher.model.vocab_size else {"vocab_size": with_vocabulary(config.model).vocab_size}
+        teacher = teacher.model_copy(update={"model": teacher.model.model_copy(update=size)})
     config = config.model_copy(update={"model": with_vocabulary(config.model), "teacher": teacher})
     return build_run_layers(config, build, theirs, lambda name: _kernels(config, platform, name)), tensors
 
