@@ -289,6 +289,10 @@ class Engine:
         If the loss or gradient norm is not finite, or `find_spike` rejects the loss, the result has an `anomaly` on
         every rank, the gradients are dropped, and no weight, moment or counter changes.
         """
+        if step.rows_consumed != self._deepspeed.train_batch_size():
+            self._deepspeed.set_train_batch_size(step.rows_consumed)
+            # DeepSpeed finds the last micro-batch of a step by a count over the run, which is at the end of a step now.
+            self._deepspeed.micro_steps = 0
         counts, num_tokens = self._global_counts(step)
         factors = self._factors(counts, len(step.micro_batches))
         for group in self._inner.param_groups:
