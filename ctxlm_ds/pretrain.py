@@ -24,6 +24,7 @@ from ctxlm_ds.recipe.check import unused_settings
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.teacher_rules import needs_teacher
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
@@ -73,6 +74,10 @@ def check_only(arguments: argparse.Namespace) -> None:
     """Check a recipe for a planned number of ranks without importing torch."""
     world_size = arguments.world_size or 1
     config = load_config(arguments.config, arguments.set, world_size)
+    if needs_teacher(config):
+        from ctxlm_ds.export.teacher import with_teacher
+
+        config = with_teacher(config)
     _deepspeed_settings(arguments, config, world_size)
     sys.stdout.write(dump_config(config))
 

@@ -88,6 +88,8 @@ FAMILIES = Registry(
         "bert": "ctxlm_ds.families.bert.config:BERT",
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
+        "electra": "ctxlm_ds.families.electra.config:ELECTRA",
+        "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },
@@ -99,6 +101,8 @@ OBJECTIVES = Registry(
         "masked_lm": "ctxlm_ds.objectives.masked_lm:MaskedLM",
         "masked_lm_nsp": "ctxlm_ds.objectives.masked_lm:MaskedLMNextSentence",
         "masked_lm_sop": "ctxlm_ds.objectives.masked_lm:MaskedLMSentenceOrder",
+        "replaced_tokens": "ctxlm_ds.objectives.replaced_tokens:ReplacedTokens",
+        "distillation": "ctxlm_ds.objectives.distillation:Distillation",
         "causal_lm": "ctxlm_ds.objectives.causal_lm:CausalLM",
     },
 )

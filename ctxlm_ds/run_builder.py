@@ -20,8 +20,9 @@ from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights
+from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
+from ctxlm_ds.models.build import ModelBuild, build_run_layers
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
@@ -57,6 +58,7 @@ def build_run(
     """
     run_dir = lock.run_dir
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
+    config = agreed_teacher(config, tokenizer, topology)
     objective = build_objective(config.objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     manager.check_shared()
@@ -151,6 +153,22 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
     return own
 
 
+def agreed_teacher(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> RunConfig:
+    """Return the recipe with the teacher's settings and fingerprint, which are the same on every rank.
+
+    Raises:
+        ConfigError: the teacher does not fit, or a rank has another one; raised on every rank.
+    """
+    config = topology.run_on_rank_0_first(lambda: with_checked_teacher(config, tokenizer))
+    for rank, found in enumerate(topology.all_gather_object(config.teacher.fingerprint)):
+        if found != config.teacher.fingerprint:
+            raise ConfigError(
+                f"teacher.path: {config.teacher.path} holds other files on rank {rank} than on rank "
+                f"{topology.rank}; copy the same folder to every node"
+            )
+    return config
+
+
 def build_loaders(
     config: RunConfig, rows: RunRows, objective: Objective, topology: Topology, start_row: int
 ) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
@@ -192,18 +210,21 @@ def build_engine(
         ConfigError: the layout or the model is impossible, or does not fit in memory.
         KernelError: a kernel that the recipe names cannot run here.
     """
-    kernels = KernelSet(config.kernels, device_type(), DTYPES[config.training.precision])
+    def kernels_of(precision: str) -> KernelSet:
+        return KernelSet(config.kernels, device_type(), DTYPES[precision])
+
+    kernels = kernels_of(config.training.precision)
 
     def list_layers(parallel: ParallelContext) -> list[LayerDescription]:
         build = ModelBuild(
-            objective.outputs,
+            (*objective.outputs, *objective.taps),
             kernels,
             parallel,
             recompute=config.training.activation_checkpointing,
             compile=config.training.compile,
             shares_rows=config.data.shares_rows,
         )
-        layers = build_layer_list(config.model, build)
+        layers = build_run_layers(config, build, objective.teacher_outputs, kernels_of)
         if config.training.batch_ramp is not None and any(layer.carries for layer in layers):
             raise ConfigError(
                 f"training.batch_ramp is set, but model.family {config.model.family} carries a state from step to step "
@@ -217,7 +238,7 @@ def build_engine(
     family, whole = FAMILIES.get(config.model.family), engine.whole_model
     fresh = partial(whole.initial_value, seed=config.training.seed)
     frozen = load_object(family.frozen)(config.model) if family.frozen else fresh
-    engine.load_frozen((name, frozen(name)) for name, facts in whole.facts.items() if not facts.trained)
+    engine.load_frozen(teacher_values(config) if objective.teacher_outputs else frozen)
     return engine
 
 

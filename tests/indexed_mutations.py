@@ -1,6 +1,6 @@
 """Damage the files of small datasets in thousands of ways and see what opening, reading, verifying and joining do.
 
-Run by test_indexed_fuzz.py in a process of its own with little memory: python -m tests.indexed_mutations FOLDER SEED
+Run by test_reader_fuzz.py in a process of its own with little memory: python -m tests.indexed_mutations FOLDER SEED
 COUNT. It prints how often each outcome came up, as JSON, and ends with a traceback at the first one that may not be.
 """
 

@@ -31,6 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--input", nargs="+", required=True, metavar="FILE", help=INPUT_HELP)
     keys_help = "keys or columns; each gives a dataset (default: text)"
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys_help)
+    spans_help = "key of [[first, after the last], ...]: characters of the text that are masked as units (jsonl)"
+    add("--spans-key", default="", metavar="KEY", help=spans_help)
     add("--input-format", choices=INPUT_FORMATS, default="auto", help="default: by file name")
     add("--shard", default="0/1", metavar="I/N", help="only part I (from 0) of N, for an array of jobs")
     skipped_help = "skip up to N damaged records (default: 0)"
@@ -93,6 +95,7 @@ def main() -> None:
 
     config = PreprocessConfig(
         json_keys=tuple(args.json_keys),
+        spans_key=args.spans_key,
         split_sentences=args.split_sentences,
         keep_newlines=args.keep_newlines,
         leading_space=args.leading_space,

@@ -45,6 +45,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
             "give a recipe of a masked language model"
         )
     rows = build_rows(train_parts(config), tokenizer, config, objective)
+    objective.read_corpus(rows, config.training.seed)
     data, training = (
         section.model_copy(update=changes)
         for section, changes in ((config.data, {"num_workers": 0}), (config.training, {"batch_ramp": None}))

@@ -84,12 +84,14 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
     for source in dict.fromkeys(sources):
         digests = ChainMap(*(recorded for _, recorded in IndexedDataset(source).recorded_digests()))
-        proof = manifest_text({f"{Path(source).name}.{end}": digests[end] for end in ("bin", "idx") if end in digests})
+        proven = [end for end in ("bin", "idx", "spans") if end in digests]
+        proof = manifest_text({f"{Path(source).name}.{end}": digests[end] for end in proven})
         folders = [folder for folder, prefix in indexes.items() if prefix == source and folder not in missing]
         for folder in folders:
             recorded_files = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["files"]
             proof += manifest_text({f"{folder.name}/{file}": one["sha256"] for file, one in recorded_files.items()})
-        files = [file for end in ("bin", "idx", "json", "sha256") if (file := Path(f"{source}.{end}")).is_file()]
+        paths = [Path(f"{source}.{end}") for end in ("bin", "idx", "json", "sha256", "spans")]
+        files = [path for path in paths if path.is_file()]
         copied_bytes += _stage(files + folders, copy_of(source, into).parent, proof)
     train = [{**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config), strict=True)]
     settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, config.data.validation))}

@@ -60,6 +60,8 @@ class Samples(NamedTuple):
     second_starts: NDArray[np.int64]  # [c], position in the sequence from which token types are 1, its length if none
     sequence_labels: NDArray[np.int8]  # [c]
     keys: NDArray[np.uint64]  # [c, 3], the key of a sequence's random words: sample number, epoch, index
+    continues_span: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+    # [t], 1 at a token of the given span of the token before it (dataset/spans.py); empty if no spans are given
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -102,8 +104,8 @@ def token_types(length: int, second_start: int) -> NDArray[np.int32]:
     return (np.arange(length) >= second_start).astype(np.int32)
 
 
-def empty_samples(lengths: NDArray[np.int64]) -> Samples:
-    """Allocate sequences of `lengths`; only `starts` and `keys` are set."""
+def empty_samples(lengths: NDArray[np.int64], with_spans: bool = False) -> Samples:
+    """Allocate sequences of `lengths`; `starts`, `keys` and (no token in a span) `continues_span` are set."""
     starts = starts_of(lengths)
     total, count = int(starts[-1]), len(lengths)
     return Samples(
@@ -113,6 +115,7 @@ def empty_samples(lengths: NDArray[np.int64]) -> Samples:
         second_starts=np.empty(count, dtype=np.int64),
         sequence_labels=np.empty(count, dtype=np.int8),
         keys=np.zeros((count, 3), dtype=np.uint64),
+        continues_span=np.zeros(total if with_spans else 0, dtype=np.uint8),
     )
 
 

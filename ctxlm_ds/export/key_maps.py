@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from ctxlm_ds.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 MOST_NAMES = 3
@@ -42,6 +43,8 @@ class Change:
 
 
 def _stack(values: list[torch.Tensor]) -> torch.Tensor:
+    import torch
+
     return torch.cat(values) if len(values) > 1 else values[0]
 
 
@@ -73,6 +76,8 @@ class Row:
 
     def their_shapes(self, shape: Shape) -> list[Shape]:
         """Return the shapes of `theirs` for a parameter of ours of `shape`."""
+        import torch
+
         return [tuple(value.shape) for value in self.to_theirs(torch.empty(shape, device="meta"))]
 
     def our_shape(self, shape_of: Callable[[str], Shape]) -> Shape:
@@ -81,6 +86,8 @@ class Row:
         Raises:
             ExportError: their tensors do not fit together.
         """
+        import torch
+
         try:
             return tuple(self.to_ours(lambda name: torch.empty(shape_of(name), device="meta")).shape)
         except (RuntimeError, IndexError, ValueError) as error:

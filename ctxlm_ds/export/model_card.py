@@ -28,7 +28,14 @@ CARD_MARK = "\n- ctxlm_ds\n"
 UNKNOWN = "not recorded"
 
 
-def write_model_card(source: CheckpointSource, text: CardText, hf_class: str, dtype: str, num_parameters: int) -> str:
+def write_model_card(
+    source: CheckpointSource,
+    text: CardText,
+    hf_class: str,
+    dtype: str,
+    num_parameters: int,
+    num_layers: int | None = None,
+) -> str:
     """Return the card as Markdown with the Hub's YAML header.
 
     Args:
@@ -37,6 +44,7 @@ def write_model_card(source: CheckpointSource, text: CardText, hf_class: str, dt
         hf_class: the model class.
         dtype: of the weights.
         num_parameters: elements of all parameters.
+        num_layers: None for all of the checkpoint's model.
     """
     config, train_state = source.config, source.train_state
     origin = "pretrained" if train_state else "imported"
@@ -57,7 +65,7 @@ tags:
 
 # {config.name}
 
-A {text.kind} with {source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
+A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
 {origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
 compared with those of the trained model on random ids and on real text when it was exported.{start}
 

@@ -18,15 +18,12 @@ from safetensors import SafetensorError, safe_open
 from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource
-from ctxlm_ds.untrusted_json import open_regular, read_json_object
+from ctxlm_ds.export.model_files import INDEX_FILE, SINGLE_FILE
+from ctxlm_ds.untrusted_json import open_regular
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 HEADS_FILE = "extra_heads.safetensors"
 """Heads of an objective that the Hugging Face class lacks, under our names; only `initialize_from` reads them."""
 DEFAULT_SHARD_BYTES = 5 * 10**9
-NAME_BYTES = 255
-"""Longest name of a file."""
 DTYPE_CODES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -114,22 +111,6 @@ def _next_tensor(values: Iterator[torch.Tensor], name: str, dtype: str) -> torch
     return converted
 
 
-def model_files(folder: Path) -> list[Path]:
-    """Return the files of a local Hugging Face folder: model.safetensors or its shards.
-
-    Raises:
-        ExportError: the folder holds no complete safetensors files.
-    """
-    index = folder / INDEX_FILE
-    if not index.exists() and not (folder / SINGLE_FILE).exists():
-        raise ExportError(_no_safetensors(folder))
-    paths = [folder / name for name in (_indexed_files(index) if index.exists() else [SINGLE_FILE])]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")
-    return paths
-
-
 class SafetensorsFiles:
     """The tensors of safetensors files, read one at a time."""
 
@@ -151,18 +132,6 @@ class SafetensorsFiles:
         return value.float()
 
 
-def _indexed_files(index: Path) -> list[str]:
-    """Return the names of the files that an index lists, all of which must be in its folder."""
-    weight_map = read_json_object(index, ExportError).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ExportError(f"{index} is not an index of safetensors files (no weight_map of file names): copy it again")
-    for name in names:
-        if Path(name).name != name or "\0" in name or name == ".." or len(name.encode(errors="replace")) > NAME_BYTES:
-            raise ExportError(f"{index}: the file {name!r:.80} is not in the model's folder; give a folder you trust")
-    return sorted(set(names))
-
-
 def _shapes_in(path: Path) -> dict[str, Shape]:
     try:
         open_regular(path).close()
@@ -171,14 +140,3 @@ def _shapes_in(path: Path) -> dict[str, Shape]:
             return {name: tuple(handle.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise ExportError(f"{path} is damaged ({error}): copy it again") from error
-
-
-def _no_safetensors(folder: Path) -> str:
-    pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
-    if pickled:
-        return (
-            f"{folder} holds its weights as a pickle ({pickled[0]}), which can run any code when it is read; if you "
-            "trust its source, load it once with transformers' from_pretrained and save it with save_pretrained, which "
-            "writes model.safetensors, then give that folder"
-        )
-    return f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: give a folder written by save_pretrained"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
 
@@ -48,10 +49,38 @@ def build_layer_list(model: ModelSection, build: ModelBuild) -> list[LayerDescri
     if problem is not None:
         raise ConfigError(f"{problem.path}: {problem.text}")
     family = FAMILIES.get(model.family)
-    missing = [name for name in build.outputs if name not in family.outputs]
+    taps = [name for name in build.outputs if is_tap(name)]
+    missing = [name for name in build.outputs if name not in family.outputs and name not in taps]
     if missing:
         raise ConfigError(f"model.family {model.family} cannot compute {', '.join(missing)} that the objective needs")
-    return load_object(family.layers)(model, build)
+    return with_taps(load_object(family.layers)(model, build), taps)
+
+
+def build_run_layers(
+    config: RunConfig, build: ModelBuild, teacher_outputs: Sequence[str], kernels_of: Callable[[str], KernelSet]
+) -> list[LayerDescription]:
+    """List the layers of a run: those of its model, and of the teacher that the objective compares it with.
+
+    Args:
+        config: the recipe; model.vocab_size and, with a teacher, teacher.model and its vocab_size are set.
+        build: for the model.
+        teacher_outputs: what the objective needs from a teacher (Objective.teacher_outputs); empty for no teacher.
+        kernels_of: chooses kernels for a precision, which may differ for the teacher.
+
+    Raises:
+        ConfigError: as build_layer_list.
+    """
+    layers = build_layer_list(config.model, build)
+    if not teacher_outputs:
+        return layers
+    settings = config.teacher
+    assert settings.model is not None
+    own = settings.precision != "run"
+    kernels = kernels_of(settings.precision) if own else build.kernels
+    teacher_build = replace(build, outputs=tuple(teacher_outputs), kernels=kernels, recompute=False)
+    teacher = needed_layers(build_layer_list(settings.model, teacher_build), teacher_outputs)
+    frozen = teacher_layers(teacher, dtype=DTYPES[settings.precision] if own else None)
+    return together(layers, frozen, last=settings.placement == "last")
 
 
 def build_model(model: ModelSection, build: ModelBuild, seed: int | None = None) -> LayerSequence:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class LayerDescription:
     cheaper to repeat than its output is to send, it is the block instead of the layer after it."""
     frozen: bool = False
     """True for a teacher's layer: it is not trained and runs without gradients and dropout."""
+    dtype: torch.dtype | None = None
+    """Data type of its parameters and outputs if it is not that of the run; a frozen layer may have its own."""
 
     def computes_like(self, other: LayerDescription) -> bool:
         """Return True if both layers do the same work on tensors of the same shapes."""
@@ -60,6 +63,7 @@ class LayerDescription:
             and self.kwargs == other.kwargs
             and self.call_kwargs == other.call_kwargs
             and (self.recompute, self.compile, self.frozen) == (other.recompute, other.compile, other.frozen)
+            and self.dtype == other.dtype
         )
 
     def needs(self) -> tuple[str, ...]:
@@ -88,6 +92,12 @@ def parameter_prefixes(descriptions: Sequence[LayerDescription]) -> list[str]:
     """Return the prefix of each layer's parameters; a tied layer has the name of its first occurrence."""
     first: dict[str, str] = {}
     return [first.setdefault(d.tie_key, d.name) if d.tie_key else d.name for d in descriptions]
+
+
+def dropout_numbers(descriptions: Sequence[LayerDescription]) -> list[int]:
+    """Return the number of each layer in the keys of dropout; a teacher's layers, which drop nothing, count none."""
+    counts = accumulate((not description.frozen for description in descriptions), initial=0)
+    return list(counts)[:-1]
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,7 @@ def run_layer(
         description: the layer.
         module: the module that was built from it.
         tensors: tensors by name, which the layer reads and writes.
-        index: number of the layer in the list.
+        index: number of the layer in the keys of dropout (dropout_numbers).
         streams: dropout keys; a recomputed layer has the same ones as before.
         carried: tensors that layers carry between steps.
     """
@@ -221,6 +231,7 @@ class LayerSequence(nn.Module):
         self.streams.num_layers = len(descriptions)
         self.carried = carried_states(descriptions)
         tied: dict[str, nn.Module] = {}
+        self._numbers = dropout_numbers(descriptions)
         self._steps: list[tuple[LayerDescription, nn.Module, frozenset[str]]] = []
         for index, description in enumerate(descriptions):
             module = tied.get(description.tie_key) if description.tie_key else None
@@ -253,8 +264,8 @@ class LayerSequence(nn.Module):
     def forward(self, inputs: Tensors) -> Tensors:
         """Run the layers on the tensors of `self.inputs`; return those of `self.outputs`."""
         tensors = dict(zip(self.inputs, inputs, strict=True))
-        for index, (description, module, needed) in enumerate(self._steps):
-            run_layer(description, module, tensors, index, self.streams, self.carried)
+        for number, (description, module, needed) in zip(self._numbers, self._steps, strict=True):
+            run_layer(description, module, tensors, number, self.streams, self.carried)
             for name in [name for name in tensors if name not in needed]:
                 del tensors[name]
         return tuple(tensors[name] for name in self.outputs)

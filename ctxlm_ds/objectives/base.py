@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.fields import FITS, Field
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
+    from ctxlm_ds.data.index.index import RowSource
     from ctxlm_ds.data.sample import Examples, Samples
     from ctxlm_ds.tokenizers.base import Tokenizer
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 VOCABULARY_SUMS = "ctxlm_ds.parallel.cross_entropy:vocabulary_sums"
 CLASSIFICATION_SUMS = "ctxlm_ds.parallel.cross_entropy:classification_sums"
+BINARY_SUMS = "ctxlm_ds.parallel.cross_entropy:binary_sums"
 STYLES = {"mask": "bold yellow", "random": "bold red", "kept": "bold green", "special": "cyan", "text": ""}
 
 
@@ -48,6 +50,8 @@ class LossTerm:
     are not IGNORE_LABEL."""
     has_accuracy: bool = True
     """True if the reduction counts right predictions."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the reduction."""
     has_perplexity: bool = False
     """True if evaluation reports exp(loss) as `perplexity`."""
 
@@ -59,6 +63,10 @@ class Objective(ABC):
     section: ClassVar[type[ObjectiveSection]]
     outputs: tuple[str, ...]
     """Tensors that it needs from the model; an instance has those of its settings."""
+    taps: tuple[str, ...] = ()
+    """Further tensors that it needs from any transformer (models/parts/distillation.py)."""
+    teacher_outputs: tuple[str, ...] = ()
+    """Outputs and taps that it needs from a teacher; terms name them with `teacher.` before."""
     sequence_label: ClassVar[str | None] = None
     """What the labels of sequences must say (SampleFormat.sequence_label); None if it reads none."""
     shifted: ClassVar[bool] = False
@@ -71,6 +79,11 @@ class Objective(ABC):
     def __init__(self, section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> None:
         """Set up the objective; without a tokenizer it has terms and fields, but cannot corrupt."""
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Tensors that terms may read: outputs and taps of the model, and those of the teacher."""
+        return (*self.outputs, *self.taps, *(f"teacher.{name}" for name in self.teacher_outputs))
 
     @classmethod
     def stores_examples(cls, section: Any) -> bool:
@@ -88,6 +101,9 @@ class Objective(ABC):
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most predictions of sequences of `lengths`, so that no row exceeds its fields."""
         return lengths
+
+    def read_corpus(self, rows: RowSource, seed: int) -> None:  # noqa: B027 (most objectives need nothing)
+        """Take what corruption needs from the training rows; called once, before the first batch of any rows."""
 
     @abstractmethod
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Any:

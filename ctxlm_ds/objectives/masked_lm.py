@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
+    from ctxlm_ds.data.index.index import RowSource
     from ctxlm_ds.data.sample import Example, Examples, Samples
     from ctxlm_ds.objectives.base import Arrays
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -44,11 +45,15 @@ class MaskedLMSection(ObjectiveSection):
     """Share of the predicted tokens left as they are."""
     random_prob: Probability = 0.1
     """Share of the predicted tokens replaced by a random one; the rest becomes the mask token."""
+    random_tokens: Literal["vocabulary", "corpus"] = "vocabulary"
+    """What random tokens are drawn from: `vocabulary`, every id equally often (BERT, RoBERTa); `corpus`, the tokens
+    of the training text, so that frequent ones come often (SpanBERT)."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
-    spans: Literal["none", "geometric", "ngram"] = "none"
+    spans: Literal["none", "geometric", "ngram", "given"] = "none"
     """Choose runs of tokens, or of words with whole_word. `geometric`: lengths by span_prob, up to max_span_length
-    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT)."""
+    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT). `given`: each span of
+    the dataset is chosen as a word is (phrases and entities of ERNIE)."""
     max_span_length: SmallInt = 10
     """Longest run (SpanBERT 10, ALBERT 3)."""
     span_prob: PositiveFraction = 0.2
@@ -71,9 +76,13 @@ class MaskedLMSection(ObjectiveSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        if self.spans == "none":
+        if self.spans in ("none", "given"):
             return "max_span_length", "span_prob"
         return ("span_prob",) if self.spans == "ngram" else ()
+
+    @property
+    def needs_spans(self) -> bool:
+        return self.spans == "given"
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         if self.keep_prob + self.random_prob > 1.0:
@@ -82,6 +91,13 @@ class MaskedLMSection(ObjectiveSection):
                 f"{self.random_prob:g} and objective.keep_prob {self.keep_prob:g} add up to more than 1; "
                 "the rest becomes the mask token (0.1 and 0.1 as published)",
                 ("objective.keep_prob",),
+            )
+        if self.random_tokens == "corpus" and self.masking == "static":
+            yield Problem(
+                "objective.random_tokens",
+                "corpus: static masks are written with each sample index, before the training text is read; set "
+                "objective.masking to dynamic, or this to vocabulary",
+                ("objective.masking",),
             )
         if not 0.0 < self.mask_prob < 1.0:
             yield Problem("objective.mask_prob", f"{self.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
@@ -178,12 +194,19 @@ class MaskedLM(Objective):
         shared = slots - data.sequences_per_row
         return 1 + shared * np.asarray(lengths, dtype=np.int64) // data.seq_length
 
+    def read_corpus(self, rows: RowSource, seed: int) -> None:
+        if self.config.random_tokens == "corpus":
+            from ctxlm_ds.objectives.corruption.corpus_tokens import sample_tokens
+
+            self._rules = self._rules._replace(random_ids=sample_tokens(rows, seed, self._rules.is_special))
+
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         import numpy as np
 
         from ctxlm_ds.data.sample import Examples
         from ctxlm_ds.objectives.corruption.tokens import mask_samples
 
+        assert len(self._rules.random_ids), "read_corpus comes first"
         ids = np.empty_like(samples.input_ids)
         positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
         return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, WholeModel, build_layer_list, describe_layers
-from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, run_layer
+from ctxlm_ds.models.build import ModelBuild, WholeModel, build_run_layers, describe_layers
+from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, dropout_numbers, run_layer
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
@@ -74,6 +74,8 @@ class MeasuredModel:
 
     layers: list[LayerWork]
     """In the order of the descriptions."""
+    frozen: list[bool]
+    """True for each layer of a teacher."""
     recomputed: list[LayerWork]
     """Work with recomputation of the repeated layers."""
     loss: LayerWork
@@ -88,17 +90,23 @@ class MeasuredModel:
         """Operations of the forward pass of one row."""
         return sum(layer.at(1).flops for layer in self.layers)
 
+    @cached_property
+    def frozen_flops_per_row(self) -> int:
+        """Operations of a teacher in the forward pass of one row."""
+        return sum(layer.at(1).flops for layer, frozen in zip(self.layers, self.frozen, strict=True) if frozen)
+
 
 def describe(config: RunConfig) -> tuple[list[LayerDescription], WholeModel]:
     """Return the layers of the complete model and its parameters."""
     build = _build(config, ParallelContext(), CUDA)
-    layers = build_layer_list(with_vocabulary(config.model), build)
-    return layers, describe_layers(layers, build.outputs)
+    layers, tensors = _layers(config, build, CUDA)
+    return layers, describe_layers(layers, tensors)
 
 
 def training_flops_per_row(config: RunConfig) -> int:
-    """Return the operations of one row, forward and backward, without recomputation."""
-    return (1 + BACKWARD_FACTOR) * measure(config).flops_per_row
+    """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
+    measured = measure(config)
+    return (1 + BACKWARD_FACTOR) * measured.flops_per_row - BACKWARD_FACTOR * measured.frozen_flops_per_row
 
 
 _measured: dict[tuple[Any, ...], MeasuredModel] = {}
@@ -108,7 +116,7 @@ def measure(
     config: RunConfig, tensor: int = 1, sequence_parallel: bool = False, platform: Platform = CUDA
 ) -> MeasuredModel:
     """Measure a recipe's model on the first of `tensor` ranks; results are cached."""
-    shape = config.model_dump_json(include={"model", "data", "objective", "kernels"})
+    shape = config.model_dump_json(include={"model", "data", "objective", "teacher", "kernels"})
     key = (shape, config.training.precision, config.parallel.vocab_multiple, tensor, sequence_parallel, platform)
     if key not in _measured:
         if config.kernels.attention == "varlen":
@@ -148,7 +156,7 @@ def _ranks(size: int) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def _kernels(config: RunConfig, platform: Platform) -> KernelSet:
+def _kernels(config: RunConfig, platform: Platform, precision: str) -> KernelSet:
     """Choose kernels that run on `meta` and keep the same tensors as those of the run."""
     asked = config.kernels
     plain = {
@@ -156,22 +164,37 @@ def _kernels(config: RunConfig, platform: Platform) -> KernelSet:
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
     }
-    return KernelSet(asked.model_copy(update=plain), platform.device, DTYPES[config.training.precision])
+    return KernelSet(asked.model_copy(update=plain), platform.device, DTYPES[precision])
 
 
 def _build(config: RunConfig, parallel: ParallelContext, platform: Platform) -> ModelBuild:
+    objective = build_objective(config.objective)
     return ModelBuild(
-        outputs=build_objective(config.objective).outputs,
-        kernels=_kernels(config, platform),
+        outputs=(*objective.outputs, *objective.taps),
+        kernels=_kernels(config, platform, config.training.precision),
         parallel=parallel,
         recompute=True,
         shares_rows=config.data.shares_rows,
     )
 
 
+def _layers(
+    config: RunConfig, build: ModelBuild, platform: Platform
+) -> tuple[list[LayerDescription], tuple[str, ...]]:
+    """Return the layers, with those of a teacher that the recipe describes, and the tensors that they must give."""
+    objective, teacher = build_objective(config.objective), config.teacher
+    theirs, tensors = objective.teacher_outputs, objective.tensors
+    if teacher.model is None:
+        theirs, tensors = (), build.outputs
+    else:
+        teacher = teacher.model_copy(update={"model": with_vocabulary(teacher.model)})
+    config = config.model_copy(update={"model": with_vocabulary(config.model), "teacher": teacher})
+    return build_run_layers(config, build, theirs, lambda name: _kernels(config, platform, name)), tensors
+
+
 def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:
     build = _build(config, parallel, platform)
-    descriptions = build_layer_list(with_vocabulary(config.model), build)
+    descriptions, tensors = _layers(config, build, platform)
     rows = MEASURED_ROWS * parallel.size
     fewer, more = (_Run(config, build, platform, descriptions, count).measure() for count in (rows, 2 * rows))
 
@@ -183,9 +206,10 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
 
     return MeasuredModel(
         layers=combine(fewer.layers, more.layers),
+        frozen=[description.frozen for description in descriptions],
         recomputed=combine(fewer.recomputed, more.recomputed),
         loss=combine([fewer.loss], [more.loss])[0],
-        flow=Flow(descriptions, build.outputs),
+        flow=Flow(descriptions, tensors),
         tensor_bytes=[{name: size / rows for name, size in sizes.items()} for sizes in fewer.sizes],
         field_bytes={name: _num_bytes(field) // rows for name, field in fewer.fields.items()},
     )
@@ -216,12 +240,13 @@ class _Run:
     def measure(self) -> _Run:
         """Run all layers and the loss."""
         done: list[tuple[LayerDescription, list[torch.Size], tuple[Trace, Trace]]] = []
-        for index, description in enumerate(self._descriptions):
+        numbers = dropout_numbers(self._descriptions)
+        for number, description in zip(numbers, self._descriptions, strict=True):
             self._note_sizes()
             shapes = [self._tensors[name].shape for name in description.needs()]
             traces = next((t for other, seen, t in done if other.computes_like(description) and seen == shapes), None)
             if traces is None:
-                traces = self._run_layer(index, description)
+                traces = self._run_layer(number, description)
                 done.append((description, shapes, traces))
             plain, again = traces
             self.layers.append(plain)
@@ -234,7 +259,7 @@ class _Run:
     def _note_sizes(self) -> None:
         self.sizes.append({name: _num_bytes(tensor) for name, tensor in self._tensors.items()})
 
-    def _run_layer(self, index: int, description: LayerDescription) -> tuple[Trace, Trace]:
+    def _run_layer(self, number: int, description: LayerDescription) -> tuple[Trace, Trace]:
         """Run a layer without and, if possible, with recomputation."""
         module = self._module(description)
         inputs = [self._tensors[name] for name in description.needs()]
@@ -244,7 +269,7 @@ class _Run:
             def call(*given: Tensor) -> list[Tensor]:
                 tensors = dict(zip(description.needs(), given, strict=True))
                 carried = carried_states([description])
-                run_layer(description, module, tensors, index, self._parallel.dropout, carried)
+                run_layer(description, module, tensors, number, self._parallel.dropout, carried)
                 return [tensors[name] for name in description.gives()]
 
             return self._meter.count(call, inputs, parameters, remember)
@@ -257,19 +282,23 @@ class _Run:
         key = description.tie_key
         if key is None or key not in self._modules:
             with torch.device("meta"):
-                self._modules[key] = OnDevice(description.build().to(self._dtype), self._meter.device)
+                module = description.build().to(description.dtype or self._dtype)
+                self._modules[key] = OnDevice(module, self._meter.device)
         return self._modules[key]
 
     def _run_loss(self) -> Trace:
-        names = list(dict.fromkeys(name for term in self._terms for name in (*term.outputs, *term.labels)))
+        # The terms of a teacher that the recipe does not describe are left out.
+        terms = [term for term in self._terms if self._tensors.keys() >= {*term.outputs, *term.labels}]
+        names = list(dict.fromkeys(name for term in terms for name in (*term.outputs, *term.labels)))
 
         def call(*given: Tensor) -> list[Tensor]:
             tensors = dict(zip(names, given, strict=True))
             return [
                 load_object(term.reduce)(
-                    [tensors[name] for name in term.outputs], [tensors[name] for name in term.labels], self._parallel
+                    [tensors[name] for name in term.outputs], [tensors[name] for name in term.labels], self._parallel,
+                    **term.settings,
                 ).loss
-                for term in self._terms
+                for term in terms
             ]
 
         return self._meter.count(call, [self._tensors[name] for name in names])

@@ -175,7 +175,7 @@ class Planner:
         run = measured.recomputed if recompute else measured.layers
         layers = zip(self.layers, measured.layers, run, strict=True)
         found = Counter(
-            StageLayer(plain, work, recompute and layer.recompute, layer.block)
+            StageLayer(plain, work, recompute and layer.recompute, layer.block, layer.frozen)
             for layer, plain, work in islice(layers, stage.start, stage.stop)
         )
         return found + Counter({StageLayer(measured.loss, measured.loss, False, False): int(stage.is_last)})
@@ -232,8 +232,10 @@ class Planner:
         elements = count_states(config, parameters, zero, layout.data)
         backward, update = buffer_bytes(config, parameters, zero, layout.data)
         activations, workspace = self._activations(config, layout, stage)
+        precision = config.training.precision
+        frozen = BYTES[precision if config.teacher.precision == "run" else config.teacher.precision]
         return Memory(
-            parameters=BYTES[config.training.precision] * (elements.parameters + parameters.frozen),
+            parameters=BYTES[precision] * elements.parameters + frozen * parameters.frozen,
             gradients=BYTES[config.training.grad_accum_dtype] * elements.gradients,
             optimizer=FLOAT * (elements.master + elements.moments),
             activations=activations,

@@ -70,6 +70,8 @@ class StageLayer(NamedTuple):
     """True if the backward pass computes it again."""
     repeated: bool
     """True for the repeated layers, which training.compile compiles."""
+    frozen: bool = False
+    """True for a teacher's layers, which have no backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class StepTimer:
     def _layer(self, layer: StageLayer) -> float:
         """Return the seconds of a layer's forward and backward pass."""
         rows, forwards = self.layout.micro_batch_size, 2 if layer.again else 1
+        passes = forwards + (0 if layer.frozen else BACKWARD_FACTOR)
         gpu = self.cluster.gpu
         speed = gpu.flops_per_s(self.config.training.precision) * gpu.matrix_efficiency
         products_s = sum(
@@ -143,9 +146,9 @@ class StepTimer:
         moved: float = forwards * work.forward_bytes + work.backward_bytes
         moved *= COMPILED_SHARE if self.config.training.compile and layer.repeated else 1.0
         if self.keeps_scores:
-            moved += (forwards + BACKWARD_FACTOR) * SCORE_BYTES * work.scores
-        seconds = (forwards + BACKWARD_FACTOR) * products_s + moved / self.cluster.memory_bytes_per_s
-        return max(seconds, LAUNCH_S_PER_LAYER * (forwards + BACKWARD_FACTOR) / 3 if layer.repeated else 0.0)
+            moved += passes * SCORE_BYTES * work.scores
+        seconds = passes * products_s + moved / self.cluster.memory_bytes_per_s
+        return max(seconds, LAUNCH_S_PER_LAYER * passes / 3 if layer.repeated else 0.0)
 
     def _data(self, stage: StageLoad, micro_batch_s: float) -> float:
         """Return the seconds of data-parallel communication that nothing hides.

@@ -13,6 +13,7 @@ from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_problems
+from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
 
@@ -241,6 +242,7 @@ CHECKS: tuple[Check, ...] = (
     _check_sections,
     fit_problems,
     source_problems,
+    teacher_problems,
     _check_name,
     _check_optimizer,
     _check_schedule,

@@ -144,7 +144,13 @@ def _ramp_problems(config: RunConfig, unit: int) -> Iterator[Problem]:
 
 
 def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:
-    """Yield a problem if DeepSpeed's pipeline engine does not support the ZeRO stage."""
+    """Yield a problem if DeepSpeed does not support the ZeRO stage with the pipeline or the teacher."""
+    if zero_stage == 3 and config.teacher.precision not in ("run", config.training.precision):
+        text = (
+            f"{config.teacher.precision} under ZeRO stage 3, which partitions all weights in training.precision "
+            f"{config.training.precision}; set it to run, or use stage 0 to 2"
+        )
+        yield Problem("teacher.precision", text, ("training.precision",))
     stages = config.parallel.pipeline_parallel_size
     if stages > 1 and zero_stage not in PIPELINE_ZERO_STAGES:
         reason = (

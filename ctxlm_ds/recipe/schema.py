@@ -26,7 +26,7 @@ from ctxlm_ds.recipe.sections import (
     SmallInt,
 )
 
-FIXED_SETTINGS = ("model", "objective", "training.seed", "optimizer.name")
+FIXED_SETTINGS = ("model", "objective", "teacher.fingerprint", "training.seed", "optimizer.name")
 """Settings that a run cannot change when it resumes, in addition to those that decide its rows (DataSection.fixed)."""
 
 LearningRate = Annotated[float, Field(ge=0.0, le=1000.0)]
@@ -38,6 +38,21 @@ class TokenizerConfig(Section):
 
     path: str | None = None
     """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
+
+
+class TeacherConfig(Section):
+    """Frozen model whose outputs the run learns from (objectives of distillation)."""
+
+    path: str | None = None
+    """Hugging Face folder with safetensors, of any family that can be imported, with the vocabulary of the run."""
+    model: Annotated[SerializeAsAny[ModelSection] | None, WrapValidator(MODEL.validate)] = None
+    """Its settings; null reads config.json of the folder."""
+    precision: Literal["run", "bf16", "fp32"] = "run"
+    """Data type of its weights and activations; `run` is training.precision (ZeRO stage 3 needs that one)."""
+    placement: Literal["spread", "last"] = "spread"
+    """Under a pipeline: `spread` gives each stage a share of its layers, `last` puts all of them on the last stage."""
+    fingerprint: str | None = None
+    """sha256 of its files, which the run sets; a run cannot resume with another teacher."""
 
 
 class OptimizerConfig(Section):
@@ -269,6 +284,7 @@ class RunConfig(Section):
     objective: Annotated[SerializeAsAny[ObjectiveSection], WrapValidator(OBJECTIVE.validate)] = Field(
         default_factory=OBJECTIVE.make_default
     )
+    teacher: TeacherConfig = TeacherConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     training: TrainingConfig = TrainingConfig()

@@ -74,7 +74,7 @@ class ModelSection(Section):
 
     @property
     def drops(self) -> bool:
-        """True if any dropout is above 0."""
+        """True if a layer draws random numbers: any dropout is above 0, or a layer samples."""
         return False
 
     def problems(self) -> Iterator[Problem]:
@@ -96,8 +96,17 @@ class ObjectiveSection(Section):
     name: str
     """Name of a registered objective."""
 
+    @property
+    def needs_spans(self) -> bool:
+        """True if datasets must give spans of their text (preprocess_data.py --spans-key)."""
+        return False
+
     def problems(self, data: DataSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the rows."""
+        yield from ()
+
+    def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
+        """Yield reasons why the model cannot learn from the teacher."""
         yield from ()
 
 

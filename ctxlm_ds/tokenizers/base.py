@@ -36,6 +36,10 @@ def missing_role(folder: str | Path, role: str) -> str:
     )
 
 
+IdsAndOffsets = tuple[list[int], list[tuple[int, int]]]
+"""Ids of a text, and of each the first character and the one after its last."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
     """The content of a tokenizer folder other than its tokenizer.json."""
@@ -140,6 +144,11 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[IdsAndOffsets]:
+        """Return the ids of `encode_batch` for each text, with each token's characters in the text."""
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, with special tokens by name."""

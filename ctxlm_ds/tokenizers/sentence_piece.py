@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import IdsAndOffsets, Tokenizer, TokenizerFacts
 from ctxlm_ds.tokenizers.training_words import settings_record
 
 KIND = "sentencepiece"
@@ -127,6 +127,16 @@ class SentencePieceTokenizer(Tokenizer):
             for place, found in zip(named, super().encode_batch([texts[place] for place in named]), strict=True):
                 ids[place] = found
         return ids
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[IdsAndOffsets]:
+        found: list[IdsAndOffsets] = []
+        for text, ids in zip(texts, self.encode_batch(texts), strict=True):
+            mapped: Any = self._processor.encode(text, out_type="offset_mapping")
+            if mapped["ids"] == ids:
+                found.append((ids, mapped["offsets"]))
+            else:  # names of special tokens, which sentencepiece does not find
+                found += super().encode_with_offsets([text])
+        return found
 
     @cached_property
     def fingerprint(self) -> str:

@@ -31,7 +31,9 @@ from ctxlm_ds.training.model_setup import (
     DescribeLayers,
     build_whole_model,
     engine_settings,
+    frozen_precisions,
     holding_of,
+    keep_precision,
     parallel_context,
     sum_over_sharers,
     write_frozen,
@@ -95,16 +97,18 @@ class Engine:
         self.parallel = parallel_context(config, topology)
         self.objective = objective
         self.terms = objective.terms
-        losses = TermLosses(self.terms, objective.outputs, self.parallel)
+        losses = TermLosses(self.terms, objective.tensors, self.parallel)
         self.passes = PassContext(losses, self.parallel, topology, config.training.precision == "fp16")
         needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
         self._mpu = model_parallel_unit(topology) if needs_mpu else None
         self.whole_model = describe_whole(describe_layers(ParallelContext()), losses.outputs)
         self._facts = self.whole_model.facts
         self._shapes = self.whole_model.trained_shapes
-        model = self._build_model(deepspeed_config, describe_layers(self.parallel))
+        descriptions = describe_layers(self.parallel)
+        model = self._build_model(deepspeed_config, descriptions)
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
+        self._precisions = frozen_precisions(descriptions)
         self.named_parameters: list[tuple[str, nn.Parameter]] = [
             (name, parameter) for name, parameter in named if name in self._shapes
         ]
@@ -163,6 +167,7 @@ class Engine:
                 dist_init_required=False,
             )
         self.device = self._deepspeed.device
+        keep_precision(self._frozen, self._precisions)
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
         use_full_vectors(self._inner)
@@ -230,12 +235,10 @@ class Engine:
         assert not missing, f"no values for {sorted(missing)}"
         self.weights_changed()
 
-    def load_frozen(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write full frozen parameters; every rank of the model must get all of them."""
-        for name, tensor in named:
-            parameter = self._frozen.get(name)
-            if parameter is not None:
-                write_frozen(self.parallel, name, self._facts[name], tensor, parameter)
+    def load_frozen(self, value_of: Callable[[str], torch.Tensor]) -> None:
+        """Write the frozen parameters of this rank's layers; `value_of` gives the full value of a name."""
+        for name, parameter in self._frozen.items():
+            write_frozen(self.parallel, name, self._facts[name], value_of(name), parameter)
 
     def carried_tensors(self) -> dict[str, torch.Tensor]:
         """Return the carried tensors of this rank's layers by name and micro-batch."""

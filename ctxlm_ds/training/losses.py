@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class TermLosses:
 
     def __init__(self, terms: Sequence[LossTerm], outputs: Sequence[str], parallel: ParallelContext) -> None:
         """Prepare the terms; `outputs` are the model's tensors that the objective needs, other labels are fields."""
-        self._terms = [(term, load_object(term.reduce)) for term in terms]
+        self._terms = [(term, partial(load_object(term.reduce), **term.settings)) for term in terms]
         self._parallel = parallel
         self.outputs = tuple(outputs)
         """Tensors that the model must return."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import shard_of
@@ -97,6 +98,22 @@ def write_frozen(
     shard = shard_of(name, facts.split, value.shape, parallel.size, parallel.rank, parallel.vocab_multiple)
     with gathered(parameter), torch.no_grad():
         parameter.view(-1)[: shard.num_elements].copy_(shard.extract(value))
+
+
+def frozen_precisions(descriptions: Sequence[LayerDescription]) -> dict[str, torch.dtype]:
+    """Return the data types of layers that have their own, by the prefix of their parameters."""
+    prefixes = parameter_prefixes(descriptions)
+    return {prefix: d.dtype for prefix, d in zip(prefixes, descriptions, strict=True) if d.dtype is not None}
+
+
+def keep_precision(frozen: Mapping[str, torch.nn.Parameter], precisions: Mapping[str, torch.dtype]) -> None:
+    """Give frozen parameters their own data type again, after DeepSpeed has converted the model to that of the run."""
+    for name, parameter in frozen.items():
+        prefixes = accumulate(name.split("."), "{}.{}".format)
+        dtype = next((precisions[prefix] for prefix in prefixes if prefix in precisions), None)
+        if dtype is not None and parameter.dtype != dtype:
+            assert not hasattr(parameter, "ds_id")  # recipe/layout.py refuses it under stage 3
+            parameter.data = parameter.data.to(dtype)
 
 
 def gathered(parameter: torch.nn.Parameter) -> contextlib.AbstractContextManager[Any]:

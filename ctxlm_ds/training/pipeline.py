@@ -6,7 +6,7 @@ engine can refuse an update, and some instructions are replaced (pipeline_instru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from ctxlm_ds.models.layers import (
     LayerDescription,
     Tensors,
     carried_states,
+    dropout_numbers,
     parameter_prefixes,
     run_layer,
 )
@@ -83,7 +84,6 @@ class PipelineStage(PipelineModule):
         self._bounds = list(bounds)
         self._streams = streams
         streams.num_layers = len(descriptions)
-        self._dtype = dtype
         specs = list(map(_spec, descriptions))
         super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
         flow = Flow(descriptions, outputs)
@@ -94,6 +94,9 @@ class PipelineStage(PipelineModule):
         self._leaving = flow.before(self._local_stop)
         self._outputs = flow.outputs
         self._prefixes = parameter_prefixes(descriptions)
+        self._numbers = dropout_numbers(descriptions)
+        self._dtype = dtype
+        self._own_dtypes = {name: d.dtype for d in descriptions for name in d.writes if d.dtype is not None}
         self._steps: list[tuple[int, LayerDescription, nn.Module]] = []
         for index in range(self._local_start, self._local_stop):
             description = descriptions[index]
@@ -111,9 +114,9 @@ class PipelineStage(PipelineModule):
         if self._is_first:
             tensors = dict(zip(self.inputs, inputs, strict=True))
         else:
-            tensors = _unpack(inputs, self._arriving, self._dtype)
+            tensors = _unpack(inputs, self._arriving, self._dtype, self._own_dtypes)
         for index, description, module in self._steps:
-            run_layer(description, module, tensors, index, self._streams, self.carried)
+            run_layer(description, module, tensors, self._numbers[index], self._streams, self.carried)
         if self._is_last:
             return tuple(tensors[name] for name in self._outputs)
         return _pack(tensors, self._leaving)
@@ -140,14 +143,16 @@ def _as_integers(x: torch.Tensor) -> torch.Tensor:
     return x.long() if is_integer else x.view(BIT_CAST[x.dtype])
 
 
-def _unpack(inputs: Tensors, arriving: Crossing, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the tensors of `_pack` by name; `dtype` is the type of 16-bit activations."""
+def _unpack(
+    inputs: Tensors, arriving: Crossing, dtype: torch.dtype, own: Mapping[str, torch.dtype] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of `_pack` by name; `dtype` is the type of 16-bit activations, `own` that of some tensors."""
     tensors = dict(zip(arriving.names, inputs, strict=True))
     casts = {torch.int32: torch.float32, torch.int16: dtype, torch.uint8: torch.bool}
     for name in arriving.without_gradient:
         integers = tensors[name]
         if integers.dtype in casts:
-            tensors[name] = integers.view(casts[integers.dtype])
+            tensors[name] = integers.view((own or {}).get(name, casts[integers.dtype]))
     return tensors
 
 

@@ -19,7 +19,7 @@ from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.state import Anomaly, StepResult, TrainState
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, checkpoints_of, gather_moments, resume_newest
-from tests.dist.test_nan_gate import Spoiled, allow_fp16
+from tests.dist.test_update import Spoiled, allow_fp16
 from tests.dist.training import build_engine, gather_weights, step_of
 
 pytestmark = pytest.mark.dist

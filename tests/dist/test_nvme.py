@@ -20,7 +20,7 @@ from ctxlm_ds.training.nvme import prepare_folders
 from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train, train_and_save
 from tests.dist.test_anomalies import check_going_back, check_refused
-from tests.dist.test_overlapped_saves import check_both_ways
+from tests.dist.test_background_save import check_both_ways
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, gather_weights, step_of, tiny_config, train
 from tests.sections import model_section
 

@@ -31,7 +31,7 @@ from ctxlm_ds.training.trainer import Trainer
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, checkpoints_of
 from tests.dist.test_anomalies import assert_same, set_initial_weights, states
-from tests.dist.test_nan_gate import Spoiled
+from tests.dist.test_update import Spoiled
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of
 
 pytestmark = pytest.mark.dist

@@ -25,9 +25,12 @@ from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix
 from ctxlm_ds.data.preprocess.job import preprocess
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.export.teacher import with_teacher
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.models.build import ModelBuild, build_run_layers
+from ctxlm_ds.models.initialize import initialize_parameters
+from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.planning.measure import measure
@@ -63,7 +66,10 @@ SPAN_BOUNDARY = {
     },
     "data": {"sample_format": "doc_sentences", "separate_sentences": False, "seq_length": 32},
 }  # fmt: skip
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"bert+boundary": ("bert", SPAN_BOUNDARY)}
+WITH_TEACHER = {"objective": {"name": "distillation"}, "teacher": {}}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert+boundary": ("bert", SPAN_BOUNDARY), "distilbert+teacher": ("distilbert", WITH_TEACHER),
+}  # fmt: skip
 """Recipes of a family with other objectives than its own: the family, and the sections that differ."""
 
 
@@ -121,7 +127,7 @@ class Run:
         """The resolved recipe."""
         sections = self.sections()
         sections["model"]["vocab_size"] = load_tokenizer(sections["tokenizer"]["path"]).vocab_size
-        config = RunConfig.model_validate(sections)
+        config = with_teacher(RunConfig.model_validate(sections))
         return config.model_copy(update={"data": with_rows_of_one(config.data)}) if self.alone else config
 
     def sections(self) -> dict[str, Any]:
@@ -134,6 +140,7 @@ class Run:
             "name": self.family.replace("+", "-"),
             "model": sections["model"] | drops,
             "objective": sections["objective"],
+            "teacher": {"path": str(self.folder / "teacher")} if "teacher" in sections else {},
             "data": sections["data"] | {
                 "train": [dataset_prefix(prefix, "text", documents_of(sections["data"]["sample_format"]))],
                 "num_workers": 0, "sample_index_dir": str(self.folder / "indexes"),
@@ -190,6 +197,8 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     if not tokenizer.exists():
         size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY
         train_tokenizer(kind, iter(texts), size, tokenizer)
+    if "teacher" in tiny_of(run.family):
+        write_teacher(run.folder / "teacher", load_tokenizer(tokenizer).vocab_size)
     (run.folder / "data").mkdir(exist_ok=True)
     preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
     config = run.config()
@@ -199,6 +208,18 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     rows = build_run_rows(config, load_tokenizer(tokenizer), objective).train
     steps = islice(TrainLoader(rows, objective, single), TRAINING_STEPS * ROWS // MICRO_ROWS)
     recorded(run).write_bytes(pickle.dumps(list(steps)))
+
+
+def write_teacher(folder: Path, vocab_size: int) -> None:
+    """Write a BERT of transformers, with a pooler that no run needs, in several files."""
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.BertConfig(
+        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=5, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    transformers.BertForPreTraining(config).save_pretrained(folder, max_shard_size="20KB")
 
 
 def recorded(run: Run) -> Path:
@@ -270,8 +291,11 @@ def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
     kernels = config.kernels.model_copy(update={"attention": "reference"})
     config = config.model_copy(update={"kernels": kernels})
     chosen = KernelSet(kernels, "cpu", torch.float32)
-    outputs = build_objective(config.objective).outputs
-    module = build_model(config.model, ModelBuild(outputs, chosen, shares_rows=config.data.shares_rows), run.seed)
+    objective = build_objective(config.objective)
+    build = ModelBuild((*objective.outputs, *objective.taps), chosen, shares_rows=config.data.shares_rows)
+    layers = build_run_layers(config, build, objective.teacher_outputs, lambda precision: chosen)
+    module = LayerSequence(layers, objective.tensors)
+    initialize_parameters(module, run.seed)
     with FlopCounterMode(display=False) as counter:
         for batch in step_of(recorded(run), 0).micro_batches:
             module.run(batch.fields)

@@ -124,6 +124,13 @@ class Toy:
     terms: tuple[LossTerm, ...]
     plain: tuple[Callable[[Named, Named], Figures], ...]
     frozen: str | None = None
+    taps: tuple[str, ...] = ()
+    teacher_outputs: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Return the tensors that terms read, as Objective.tensors."""
+        return self.outputs
 
     def fields(self, data: object) -> tuple[Field, ...]:
         """Return the fields of a micro-batch, as Objective.fields."""

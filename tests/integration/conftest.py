@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+from ctxlm_ds.data.sources.types import InputShard
+from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool, write_recipe
 from tests.text import write_corpus
+
+SHARDS = 3
 
 
 @dataclass(frozen=True)
@@ -70,3 +75,19 @@ def bert_route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 @pytest.fixture(scope="session")
 def roberta_route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(tmp_path_factory.mktemp("roberta"), "bpe")
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text in three files, two tokenizers, the dataset of the whole and those of three shards."""
+    folder = tmp_path_factory.mktemp("corpus")
+    documents: list[str] = []
+    for number in range(3):
+        documents += write_corpus(folder / f"{number}.jsonl", 20 + 30 * number, seed=number)
+    train_tokenizer("wordpiece", documents, 600, folder / "tok")
+    train_tokenizer("bpe", documents, 600, folder / "other")
+    inputs = [str(folder / "*.jsonl")]
+    for shard in [InputShard(0, 1), *(InputShard(number, SHARDS) for number in range(SHARDS))]:
+        config = PreprocessConfig(split_sentences=True, append_eod=True, shard=shard)
+        preprocess(inputs, folder / "tok", folder / ("whole" if shard.count == 1 else "c"), config)
+    return folder

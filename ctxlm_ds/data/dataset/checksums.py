@@ -16,7 +16,7 @@ from ctxlm_ds.untrusted_json import read_text
 
 _MAX_MANIFEST_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20
-_LINE = re.compile(r"\\?([0-9a-f]{64})  (.+)\.(bin|idx|json)")
+_LINE = re.compile(r"\\?([0-9a-f]{64})  (.+)\.(bin|idx|json|spans)")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 _WRITE_AGAIN = "remove it and write it again with tools/inspect_dataset.py --write-manifest"
 

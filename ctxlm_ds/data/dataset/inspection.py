@@ -78,6 +78,8 @@ def describe(dataset: IndexedDataset) -> Iterator[str]:
 
 
 def _origin(metadata: dict[str, Any]) -> Iterator[str]:
+    if metadata.get("spans_key"):
+        yield f"given spans   from the key {metadata['spans_key']}"
     ending = f"yes (id {metadata.get('eod_id')})" if metadata.get("append_eod") else "no"
     yield f"end tokens    {ending}"
     yield f"tokenizer     {metadata.get('tokenizer_path')} ({metadata.get('vocab_size') or 0:,} tokens, " + (
@@ -159,6 +161,8 @@ def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = 
     ]
     digest, lowest, highest = scan_tokens(dataset)
     proofs += _check_digests(dataset, digest)
+    if dataset.has_spans:
+        proofs.append(_spans_proof(dataset))
     tokenizer, metadata = open_tokenizer(dataset, tokenizer_path), dataset.metadata or {}
     recorded, path = metadata.get("tokenizer_fingerprint"), tokenizer_path or metadata.get("tokenizer_path")
     if recorded is None:
@@ -181,9 +185,9 @@ def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = 
     proofs.append(_text_proof(dataset, tokenizer))
     if write:
         digests = {"bin": digest, "idx": dataset.index_digest}
-        json_path = dataset_file(dataset.prefix, "json")
-        if json_path.is_file():
-            digests["json"] = file_digest(json_path)
+        for extension in ("json", "spans"):
+            if (path := dataset_file(dataset.prefix, extension)).is_file():
+                digests[extension] = file_digest(path)
         proofs.append(f"manifest: {write_manifest(dataset.prefix, digests)} written; `sha256sum -c` reads it too")
     elif not manifest_path(dataset.prefix).is_file():
         proofs.append(f"manifest: none ({manifest_path(dataset.prefix).name}); --write-manifest makes it")
@@ -216,6 +220,32 @@ def _check_digests(dataset: IndexedDataset, bin_digest: str) -> list[str]:
         if names:
             proofs.append(f"checksums: sha256 of {', '.join(names)} equal those in {where.name}")
     return proofs or ["checksums: none recorded (a dataset of Megatron)"]
+
+
+def check_spans_digest(dataset: IndexedDataset) -> None:
+    """Raise DataError if the sha256 of .spans is not a recorded one."""
+    path = dataset_file(dataset.prefix, "spans")
+    digest = file_digest(path)
+    for where, recorded in dataset.recorded_digests():
+        if "spans" in recorded:
+            check_digest(path, digest, recorded["spans"], where)
+
+
+def _spans_proof(dataset: IndexedDataset) -> str:
+    """Return how many tokens the given spans have. Raises DataError if .spans is damaged."""
+    flags, in_spans, spans = dataset.continues_span, 0, 0
+    check_spans_digest(dataset)
+    starts = np.unique(dataset.first_tokens(np.arange(dataset.num_sequences)))
+    if flags.max(initial=0) > 1 or flags[starts[starts < len(flags)]].any():
+        path = dataset_file(dataset.prefix, "spans")
+        raise DataError(f"{path}: not a flag for each token, 0 at the first of each sequence; it is damaged")
+    for first in range(0, len(flags), _BLOCK_TOKENS):
+        block = flags[first : first + _BLOCK_TOKENS]
+        before = flags[first - 1 : first - 1 + len(block)] if first else np.append(np.uint8(0), block[:-1])
+        begun = int(np.count_nonzero(block > before))
+        spans, in_spans = spans + begun, in_spans + begun + int(np.count_nonzero(block))
+    share = in_spans / max(1, len(flags))
+    return f"spans: {spans:,} of two or more tokens, {share:.1%} of the tokens; sha256 equals the recorded one"
 
 
 def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMPLED_SEQUENCES) -> RoundTrip:

@@ -26,6 +26,7 @@ import numpy as np
 from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, format_size
 from ctxlm_ds.data.dataset.checksums import check_digest
+from ctxlm_ds.data.dataset.inspection import check_spans_digest
 from ctxlm_ds.data.dataset.locked_folder import LockedFolder
 from ctxlm_ds.data.dataset.merge_inputs import MergeInput, find_parts, open_parts
 from ctxlm_ds.data.dataset.metadata import METADATA_VERSION
@@ -112,10 +113,15 @@ def _write(output: str, parts: Sequence[MergeInput], folder: LockedFolder, overw
                 )
             with (
                 byte_progress("merge", needed) as progress,
-                IndexedDatasetWriter(output, parts[0].dtype, overwrite, folder.path) as writer,
+                IndexedDatasetWriter(
+                    output, parts[0].dtype, overwrite, folder.path, with_spans=parts[0].has_spans
+                ) as writer,
             ):
                 for part in parts:
-                    digest = writer.add_dataset(part.open(), progress.update)
+                    dataset = part.open()
+                    digest = writer.add_dataset(dataset, progress.update)
+                    if part.has_spans:
+                        check_spans_digest(dataset)
                     for source, recorded in part.bin_digests:
                         check_digest(dataset_file(part.prefix, "bin"), digest, recorded, source)
                 errors = "".join(islice(_error_lines(parts), _MAX_ERROR_LINES))
@@ -143,7 +149,7 @@ def _error_lines(parts: Sequence[MergeInput]) -> Iterator[str]:
 
 def _build_key(parts: Sequence[MergeInput]) -> str:
     """Return a sha256 (hex) of what decides a joined dataset: the checksums of its parts, in order."""
-    decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1])] for part in parts]
+    decided = [[part.idx_digest, *(digest for _, digest in part.bin_digests[:1]), *part.spans_digest] for part in parts]
     return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
 
 

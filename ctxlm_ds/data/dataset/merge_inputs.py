@@ -27,7 +27,7 @@ logger = logging.getLogger("ctxlm_ds")
 _SHARD = re.compile(r"_shard(\d+)-of-(\d+)")
 _SAME = (
     "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "sentence_splitter",
-    "keep_newlines", "append_eod", "split_special_tokens",
+    "keep_newlines", "append_eod", "split_special_tokens", "spans_key",
 )  # fmt: skip
 """Settings that decide what the tokens mean; all parts of one dataset have the same."""
 _OF_A_SHARD_SET = ("sources", "source_signature", "input_format", "json_keys", "json_key", "build_version")
@@ -55,12 +55,23 @@ class MergeInput:
         found = IndexedDataset(prefix)
         digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
         num_bytes = found.tokens.nbytes + 16 * (found.num_sequences + found.num_documents)
+        num_bytes += found.num_tokens * found.has_spans
         return cls(found.prefix, found.proof, found.dtype, num_bytes, digests, found.index_digest)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The JSON of the dataset; empty for a dataset of Megatron."""
         return self.proof.metadata or {}
+
+    @property
+    def spans_digest(self) -> list[str]:
+        """The sha256 (hex) of .spans; nothing if no spans are given."""
+        sha256 = self.metadata.get("sha256") or {}
+        return [sha256["spans"]] if "spans" in sha256 else []
+
+    @property
+    def has_spans(self) -> bool:
+        return bool(self.spans_digest)
 
     def open(self) -> IndexedDataset:
         """Open the dataset again. Raises DataError if it is no longer what was found."""

@@ -27,7 +27,7 @@ _DECIDING = ("sha256", "tokenizer_fingerprint", "split_sentences", "append_eod",
 
 
 def dataset_file(prefix: str | Path, extension: str) -> Path:
-    """Return `PREFIX.bin`, `PREFIX.idx` or `PREFIX.json`."""
+    """Return `PREFIX.bin`, `PREFIX.idx`, `PREFIX.json` or `PREFIX.spans`."""
     return Path(f"{prefix}.{extension}")
 
 
@@ -84,6 +84,30 @@ class IndexedDataset:
     def document_indices(self) -> NDArray[np.int64]:
         """[documents + 1], document i is sequences [i] to [i + 1]; an aligned copy made at first use."""
         return np.array(self.arrays.documents, dtype=np.int64)
+
+    @property
+    def has_spans(self) -> bool:
+        """True if spans of the text are given (preprocess_data.py --spans-key)."""
+        return "spans" in ((self.metadata or {}).get("sha256") or {})
+
+    @cached_property
+    def continues_span(self) -> NDArray[np.uint8]:
+        """[tokens] 1 at a token that belongs to the given span of the token before it; memory-mapped `.spans`.
+
+        Raises DataError if the file is missing or has another size.
+        """
+        path = dataset_file(self.prefix, "spans")
+        num_bytes = path.stat().st_size if path.is_file() else None
+        if num_bytes != self.num_tokens:
+            found = "no such file" if num_bytes is None else f"{num_bytes} bytes, {self.num_tokens} tokens need as many"
+            raise DataError(f"{path}: {found}; copy it again, or run tools/preprocess_data.py again")
+        return np.memmap(path, np.uint8, "r") if num_bytes else np.empty(0, dtype=np.uint8)
+
+    def with_tokens(self, tokens: NDArray[Any]) -> IndexedDataset:
+        """Return these sequences with another value for each token."""
+        other = IndexedDataset(self.prefix, self.proof)
+        other.tokens = tokens
+        return other
 
     @cached_property
     def index_digest(self) -> str:

@@ -28,8 +28,9 @@ from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError
 
-EXTENSIONS = ("bin", "json", "sha256", "errors.jsonl", "idx")
-"""In the order in which finished files get their names; `errors.jsonl` exists only if records were skipped."""
+EXTENSIONS = ("bin", "spans", "json", "sha256", "errors.jsonl", "idx")
+"""In the order in which finished files get their names; `errors.jsonl` exists only if records were skipped, `spans`
+only if spans are given."""
 _STREAMS = ("bin", "lengths", "documents")
 _COPY_ITEMS = 1 << 20
 _COPY_BYTES = 1 << 20
@@ -80,7 +81,13 @@ class IndexedDatasetWriter:
     """The unfinished files of one dataset in a folder; a context manager that closes them."""
 
     def __init__(
-        self, prefix: str | Path, dtype: np.dtype[Any], overwrite: bool, folder: Path, state: WriterState | None = None
+        self,
+        prefix: str | Path,
+        dtype: np.dtype[Any],
+        overwrite: bool,
+        folder: Path,
+        state: WriterState | None = None,
+        with_spans: bool = False,
     ) -> None:
         """Open the files.
 
@@ -90,6 +97,7 @@ class IndexedDatasetWriter:
             overwrite: True to replace an existing dataset.
             folder: where to write; made if missing. publish_parts moves the files from there.
             state: contents of `folder` to continue behind.
+            with_spans: True to write `.spans`.
 
         Raises:
             DataError: the dataset exists and `overwrite` is not set, or `dtype` has no code.
@@ -103,12 +111,14 @@ class IndexedDatasetWriter:
         state = state or WriterState()
         self.num_sequences, self.num_documents, self.num_tokens = state.sequences, state.documents, state.tokens
         self._limits = np.iinfo(self.dtype)
-        self._digests = {name: hashlib.sha256() for name in _STREAMS}
+        self.with_spans = with_spans
+        streams = (*_STREAMS, "spans") if with_spans else _STREAMS
+        self._digests = {name: hashlib.sha256() for name in streams}
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._files: dict[str, IO[bytes]] = {}
         try:
-            for name in _STREAMS:
+            for name in streams:
                 path = self._part(name)
                 self._files[name] = open(path, "rb+" if path.exists() else "wb+")  # noqa: SIM115 (see close)
             self._cut_back(state)
@@ -121,9 +131,12 @@ class IndexedDatasetWriter:
 
     def _cut_back(self, state: WriterState) -> None:
         """Remove what was written after the state, and hash what stays."""
-        sizes = (state.tokens * self.dtype.itemsize, state.sequences * 4, state.documents * 8)
-        for (name, file), size in zip(self._files.items(), sizes, strict=True):
-            digest = self._digests[name]
+        sizes = {
+            "bin": state.tokens * self.dtype.itemsize, "lengths": state.sequences * 4, "documents": state.documents * 8,
+            "spans": state.tokens,
+        }  # fmt: skip
+        for name, file in self._files.items():
+            digest, size = self._digests[name], sizes[name]
             present = os.fstat(file.fileno()).st_size
             if present < size:
                 raise DamagedPartsError(f"{file.name}: {present} bytes, {size} were written")
@@ -145,20 +158,35 @@ class IndexedDatasetWriter:
         self.close()
 
     def add_documents(
-        self, tokens: NDArray[Any], lengths: Sequence[int] | NDArray[Any], document_sizes: NDArray[Any]
+        self,
+        tokens: NDArray[Any],
+        lengths: Sequence[int] | NDArray[Any],
+        document_sizes: NDArray[Any],
+        continues_span: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Append documents: tokens flat, [sequences] lengths, [documents] sequences of each.
+        """Append documents.
 
-        Raises DataError for an id that the token type cannot hold, or a sequence too long for the format.
+        Args:
+            tokens: [tokens] flat.
+            lengths: [sequences] tokens of each.
+            document_sizes: [documents] sequences of each.
+            continues_span: [tokens] 1 if a token belongs to the span of the token before it; only for `.spans`.
+
+        Raises:
+            DataError: an id that the token type cannot hold, or a sequence too long for the format.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
         assert sizes.sum() == tokens.size and document_sizes.sum() == sizes.size
+        assert (continues_span is not None) == self.with_spans
         if sizes.size and int(sizes.max()) > LONGEST_SEQUENCE:
             raise DataError(f"{self.prefix}: a sequence of {int(sizes.max())} tokens is longer than the format can say")
         if tokens.size and (int(tokens.min()) < self._limits.min or int(tokens.max()) > self._limits.max):
             limits = f"{self._limits.min} to {self._limits.max}"
             raise DataError(f"{self.prefix}: an id outside {limits} ({self.dtype.name}); the tokenizer does not fit")
         self._write("bin", np.ascontiguousarray(tokens, dtype=self.dtype).tobytes())
+        if continues_span is not None:
+            assert continues_span.size == tokens.size
+            self._write("spans", continues_span.tobytes())
         self._write("lengths", sizes.astype("<i4").tobytes())
         self._write("documents", (self.num_sequences + np.cumsum(document_sizes)).astype("<i8").tobytes())
         self.num_documents += len(document_sizes)
@@ -182,6 +210,9 @@ class IndexedDatasetWriter:
                 report(written)
         if written != end:
             raise DataError(f"{path}: ends {end - written} bytes early; it was changed while it was being joined")
+        if self.with_spans:
+            for start in range(0, dataset.num_tokens, _COPY_BYTES):
+                self._write("spans", dataset.continues_span[start : start + _COPY_BYTES].tobytes())
         lengths, ends = dataset.arrays.lengths, dataset.arrays.documents[1:]
         for start in range(0, len(lengths), _COPY_ITEMS):
             self._write("lengths", lengths[start : start + _COPY_ITEMS].astype("<i4").tobytes())
@@ -209,7 +240,7 @@ class IndexedDatasetWriter:
         """
         self._write_index()
         sha256 = self.save().sha256
-        digests = {name: sha256[name] for name in ("bin", "idx")}
+        digests: dict[str, str] = {name: sha256[name] for name in ("bin", "idx", "spans") if name in sha256}
         contents = {"errors.jsonl": errors.encode()}
         if metadata is not None:
             counts = {"documents": self.num_documents, "sequences": self.num_sequences, "tokens": self.num_tokens}

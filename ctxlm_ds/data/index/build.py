@@ -62,6 +62,11 @@ class IndexPlace:
         part = part if isinstance(part, SourcePart) else SourcePart(str(part))
         dataset = IndexedDataset(part.prefix)
         require_encoding(dataset, tokenizer, config.data)
+        if config.objective.needs_spans and not dataset.has_spans:
+            raise DataError(
+                f"{part.prefix}: gives no spans, which this objective masks (objective.spans); run "
+                "tools/preprocess_data.py again with --spans-key"
+            )
         documents = (0, dataset.num_documents) if part.documents is None else part.documents
         if not 0 <= documents[0] <= documents[1] <= dataset.num_documents:
             raise DataError(
@@ -239,7 +244,9 @@ def excerpt(
     place = IndexPlace.of(prefix, tokenizer, config)
     total = place.dataset.num_documents
     if (place.directory / META_NAME).exists():
-        yield RowSource([place.open(tokenizer)]), f"rows of all {total:,} documents, from {place.directory}"
+        rows = RowSource([place.open(tokenizer)])
+        objective.read_corpus(rows, config.training.seed)
+        yield rows, f"rows of all {total:,} documents, from {place.directory}"
         return
     count = min(total, max(FEWEST_DOCUMENTS, DOCUMENTS_PER_ROW * rows_wanted))
     title = f"rows of all {total:,} documents"
@@ -251,4 +258,6 @@ def excerpt(
     with tempfile.TemporaryDirectory(prefix="samples-") as folder:
         data = config.data.model_copy(update={"sample_index_dir": folder})
         part = SourcePart(prefix, (0, count))
-        yield build_rows([part], tokenizer, config.model_copy(update={"data": data}), objective), title
+        rows = build_rows([part], tokenizer, config.model_copy(update={"data": data}), objective)
+        objective.read_corpus(rows, config.training.seed)
+        yield rows, title

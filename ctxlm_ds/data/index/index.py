@@ -49,10 +49,15 @@ class SampleReader:
         self._prefix = dataset.prefix
         self.vocab_size = template.vocab_size
         self._fill = sample_format.reader(dataset, template)
+        self.has_spans = dataset.has_spans
+        if self.has_spans:
+            # A format copies ranges of tokens, so it copies their flags from the same ranges, 0 at special tokens.
+            flags = template._replace(cls_id=0, sep_id=0, pad_id=0, vocab_size=2)
+            self._fill_spans = sample_format.reader(dataset.with_tokens(dataset.continues_span), flags)
 
     def read(self, numbers: NDArray[np.int64]) -> Samples:
         """Return samples `numbers`, keyed by their number alone."""
-        samples = empty_samples(self.lengths(numbers))
+        samples = empty_samples(self.lengths(numbers), self.has_spans)
         self.fill(samples, np.arange(len(numbers)), numbers)
         samples.keys[:, 0] = numbers
         return samples
@@ -67,6 +72,9 @@ class SampleReader:
     def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
         damaged = self._fill(samples, slots, self.records, numbers)
+        if damaged == INTACT and self.has_spans and len(samples.continues_span):
+            flags = samples._replace(input_ids=samples.continues_span)  # type: ignore[arg-type]
+            damaged = self._fill_spans(flags, slots, self.records, numbers)
         if damaged != INTACT:
             raise self._damaged(int(numbers[damaged]))
 
@@ -91,6 +99,7 @@ class SampleIndex:
         Raises DataError if a file of the folder is missing or has another size, or the index has another key.
         """
         self.directory = directory
+        self.dataset = dataset
         self.meta: dict[str, Any] = read_meta(directory, key)
         settings = self.meta["settings"]
         self.is_static = settings["static_masking"] is not None
@@ -149,7 +158,7 @@ class RowSource:
     def samples(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
         """Return the samples of `rows` [b] (-1: none), keyed for `epochs` [b], and [b + 1] where each row's begin."""
         shares, lengths, row_starts = self._shares(rows)
-        samples = empty_samples(lengths)
+        samples = empty_samples(lengths, any(index.reader.has_spans for index in self.indexes))
         samples.keys[:, 1] = np.repeat(epochs, np.diff(row_starts))
         for index, slots, numbers in shares:
             index.reader.fill(samples, slots, numbers)

@@ -37,6 +37,8 @@ class PreprocessConfig:
     """Records that may be skipped because they are no documents."""
     input_format: str = "auto"
     """`auto` (by file name) or a format of sources/reading.py."""
+    spans_key: str = ""
+    """Key of the given spans of a record's text; empty without."""
     shard: InputShard = WHOLE_INPUT
     """The part of the input that this dataset holds."""
     overwrite: bool = False
@@ -54,6 +56,8 @@ def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig
 def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:
     """Return a sha256 (hex) of everything that decides the bytes: equal keys, equal datasets."""
     settings = {key: value for key, value in asdict(config).items() if key not in _NOT_IN_KEY}
+    if not config.spans_key:
+        del settings["spans_key"]  # keys of datasets that are older than this setting
     settings |= {
         "version": BUILD_VERSION,
         "sources": signature,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,25 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.dataset.reader import token_dtype
 from ctxlm_ds.data.preprocess.config import PreprocessConfig
 from ctxlm_ds.data.preprocess.sentences import split_sentences
+from ctxlm_ds.data.preprocess.spans import encode_spanned
 from ctxlm_ds.data.sources.parsing import parse_chunk
-from ctxlm_ds.data.sources.types import BadRecord, Chunk, Position
+from ctxlm_ds.data.sources.types import BadRecord, Chunk, Position, SpannedDocument, Spans
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder
 
-EncodedDocuments = tuple[NDArray[np.int32] | NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]
-"""[tokens] flat, [sequences] tokens of each, [documents] sequences of each."""
+
+class EncodedDocuments(NamedTuple):
+    """The documents of a chunk under one key."""
+
+    tokens: NDArray[np.int32] | NDArray[np.uint16]
+    """[tokens] flat."""
+    lengths: NDArray[np.int64]
+    """[sequences] tokens of each."""
+    sizes: NDArray[np.int64]
+    """[documents] sequences of each."""
+    continues_span: NDArray[np.uint8] | None = None
+    """[tokens] as in the dataset's .spans; None if no spans are given."""
 
 
 @dataclass(slots=True)
@@ -41,6 +53,7 @@ class ChunkEncoder:
     def __init__(self, tokenizer_path: Path, config: PreprocessConfig) -> None:
         tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
         self.config = config
+        self._tokenizer = tokenizer
         self._encode_flat = flat_encoder(tokenizer)
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._end_id = tokenizer.sep_id if config.append_eod else None
@@ -50,33 +63,40 @@ class ChunkEncoder:
         """Return the documents of a chunk as tokens."""
         documents: list[dict[str, str]] = []
         result = EncodedChunk(chunk.position, chunk.bytes_read)
-        for document in parse_chunk(chunk, self.config.json_keys):
+        for document in parse_chunk(chunk, self.config.json_keys, self.config.spans_key):
             if isinstance(document, BadRecord):
                 result.bad_records.append(document)
             else:
                 documents.append(document)
                 result.characters += sum(map(len, document.values()))
         result.records = len(documents) + len(result.bad_records)
-        encoded = [self._encode([document[key] for document in documents]) for key in self.config.json_keys]
+        spans = [document.spans for document in documents if isinstance(document, SpannedDocument)]
+        encoded = [self._encode([document[key] for document in documents], spans) for key in self.config.json_keys]
         # A document is left out if it is empty under every key. Otherwise the datasets of all keys keep it, since
         # Megatron pairs titles and texts by number.
-        kept = np.any([sizes > 0 for _, _, sizes in encoded], axis=0)
-        result.keys = [(tokens, lengths, sizes[kept]) for tokens, lengths, sizes in encoded]
+        kept = np.any([key.sizes > 0 for key in encoded], axis=0)
+        result.keys = [key._replace(sizes=key.sizes[kept]) for key in encoded]
         result.empty_documents = int(kept.size - np.count_nonzero(kept))
         return result
 
-    def _encode(self, texts: Sequence[str]) -> EncodedDocuments:
+    def _encode(self, texts: Sequence[str], spans: Sequence[Spans]) -> EncodedDocuments:
         """Encode all texts; one without any token has no sequences."""
         split = [self._split(text) for text in texts]
-        tokens, lengths = self._encode_flat([sequence for sequences in split for sequence in sequences])
+        flags = None
+        if self.config.spans_key:
+            tokens, lengths, flags = encode_spanned(self._tokenizer, texts, split, spans, self._sentence_prefix)
+        else:
+            tokens, lengths = self._encode_flat([sequence for sequences in split for sequence in sequences])
         filled = lengths > 0
         owners = np.repeat(np.arange(len(texts)), list(map(len, split)))[filled]
         lengths, sizes = lengths[filled], np.bincount(owners, minlength=len(texts))
         if self._end_id is not None and lengths.size:
             last = np.cumsum(sizes)[sizes > 0] - 1
-            tokens = np.insert(tokens, np.cumsum(lengths)[last], self._end_id)
+            ends = np.cumsum(lengths)[last]
+            tokens = np.insert(tokens, ends, self._end_id)
+            flags = None if flags is None else np.insert(flags, ends, 0)
             lengths[last] += 1
-        return tokens.astype(self._dtype), lengths, sizes
+        return EncodedDocuments(tokens.astype(self._dtype), lengths, sizes, flags)
 
     def _split(self, text: str) -> list[str]:
         if not text or text.isspace():

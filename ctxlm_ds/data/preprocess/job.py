@@ -35,7 +35,7 @@ from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.bad_records import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
-from ctxlm_ds.data.sources.types import Position
+from ctxlm_ds.data.sources.types import Position, Source
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -107,6 +107,7 @@ class _Job:
         self.inputs = list(inputs)
         self.sources = find_sources(inputs, config.input_format)
         check_keys(self.sources, config.json_keys)
+        _check_spans(self.sources, config)
         self.tokenizer = load_tokenizer(tokenizer_path, config.split_special_tokens or None)
         self.tokenizer_path = tokenizer_path
         self.config = replace(config, split_special_tokens=self.tokenizer.split_special_tokens)
@@ -174,7 +175,9 @@ class _Job:
         dtype, overwrite = token_dtype(self.tokenizer.vocab_size), self.config.overwrite
         states = progress.writers if progress is not None else [None] * len(self.prefixes)
         self.writers = [
-            stack.enter_context(IndexedDatasetWriter(prefix, dtype, overwrite, self.folder.path, state))
+            stack.enter_context(
+                IndexedDatasetWriter(prefix, dtype, overwrite, self.folder.path, state, bool(self.config.spans_key))
+            )
             for prefix, state in zip(self.prefixes, states, strict=True)
         ]
 
@@ -252,4 +255,14 @@ class _Job:
             "build_version": BUILD_VERSION,
             "input_bytes": self.counts["input_bytes"],
             "characters": self.counts["characters"],
+            **({"spans_key": config.spans_key} if config.spans_key else {}),
         }
+
+
+def _check_spans(sources: Sequence[Source], config: PreprocessConfig) -> None:
+    """Raise DataError if spans are asked for that the input cannot have."""
+    if config.spans_key and len(config.json_keys) > 1:
+        raise DataError(f"--spans-key {config.spans_key}: --json-keys must name the one text that the spans are in")
+    for source in sources if config.spans_key else ():
+        if source.format != "jsonl":
+            raise DataError(f"{source.path}: --spans-key needs JSON lines, this input is {source.format}")

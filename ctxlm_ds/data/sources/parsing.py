@@ -6,10 +6,21 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from ctxlm_ds.data.sources.lines import DOC_END
-from ctxlm_ds.data.sources.types import EXCERPT_BYTES, KEY_HINT, MAX_RECORD_BYTES, BadRecord, Chunk, Document
+from ctxlm_ds.data.sources.types import (
+    EXCERPT_BYTES,
+    KEY_HINT,
+    MAX_RECORD_BYTES,
+    BadRecord,
+    Chunk,
+    Document,
+    SpannedDocument,
+    Spans,
+)
 
 _BOM = b"\xef\xbb\xbf"
 _DOC_START = b"<doc "
@@ -22,9 +33,14 @@ class _Unfit(Exception):
     """A record is no document: (reason, detail)."""
 
 
-def parse_chunk(chunk: Chunk, json_keys: Sequence[str]) -> Iterator[Document | BadRecord]:
-    """Yield the document of each record, or the reason against it, in order."""
+def parse_chunk(chunk: Chunk, json_keys: Sequence[str], spans_key: str = "") -> Iterator[Document | BadRecord]:
+    """Yield the document of each record, or the reason against it, in order.
+
+    With `spans_key` (jsonl and one key only) documents are SpannedDocument.
+    """
     records, to_document = _FORMATS[chunk.format]
+    if spans_key:
+        to_document = partial(_from_spanned_json, spans_key=spans_key)
     for place, record in records(chunk):
         try:
             yield to_document(record, json_keys)
@@ -95,6 +111,38 @@ def _from_text(record: bytes, json_keys: Sequence[str]) -> Document:
 
 
 def _from_json(record: bytes, json_keys: Sequence[str]) -> Document:
+    return _fields(_json_object(record, json_keys), json_keys)
+
+
+def _from_spanned_json(record: bytes, json_keys: Sequence[str], spans_key: str) -> Document:
+    value = _json_object(record, json_keys)
+    document = _fields(value, json_keys)
+    if spans_key not in value:
+        raise _Unfit(f"has no key {spans_key!r}", f"its keys: {_keys_of(value)}; see --spans-key")
+    return SpannedDocument(document, _spans(value[spans_key], document[json_keys[0]], spans_key))
+
+
+def _spans(value: Any, text: str, key: str) -> Spans:
+    """Return the spans of a text without white space around them."""
+    found = []
+    for pair in value or []:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(place) is int for place in pair)):
+            raise _Unfit(f"{key!r} is not a list of [first, after the last]", f"{str(pair)[:60]}")
+        begin, end = pair
+        if not 0 <= begin < end <= len(text):
+            raise _Unfit(f"{key!r} has a span outside of the text", f"{pair}, the text has {len(text)} characters")
+        span = text[begin:end]
+        if span.isspace():
+            raise _Unfit(f"{key!r} has a span of white space", f"{pair}")
+        found.append((end - len(span.lstrip()), begin + len(span.rstrip())))
+    found.sort()
+    for (_, end), (begin, _) in pairwise(found):
+        if begin < end:
+            raise _Unfit(f"{key!r} has spans that overlap", f"one begins at {begin}, the one before it ends at {end}")
+    return found
+
+
+def _json_object(record: bytes, json_keys: Sequence[str]) -> dict[str, Any]:
     text = _decoded(record)
     try:
         value = json.loads(text)
@@ -108,7 +156,7 @@ def _from_json(record: bytes, json_keys: Sequence[str]) -> Document:
         raise _Unfit("not valid JSON", "a number of thousands of digits") from None
     if not isinstance(value, dict):
         raise _Unfit("not a JSON object", f"{_JSON_TYPES[type(value)]}, an object with {json_keys[0]!r} is expected")
-    return _fields(value, json_keys)
+    return value
 
 
 def _from_wikiextractor(record: bytes, json_keys: Sequence[str]) -> Document:
@@ -133,8 +181,7 @@ def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
     document = {}
     for key in json_keys:
         if key not in record:
-            present = ", ".join(sorted(map(str, record)))[:200] or "none"
-            raise _Unfit(f"has no key {key!r}", f"its keys: {present}{KEY_HINT}")
+            raise _Unfit(f"has no key {key!r}", f"its keys: {_keys_of(record)}{KEY_HINT}")
         text = record[key]
         if text is None:
             text = ""
@@ -148,6 +195,10 @@ def _fields(record: dict[Any, Any], json_keys: Sequence[str]) -> Document:
             raise _Unfit(f"the value of {key!r} is not text", what)
         document[key] = _checked(text)
     return document
+
+
+def _keys_of(record: dict[Any, Any]) -> str:
+    return ", ".join(sorted(map(str, record)))[:200] or "none"
 
 
 def _checked(text: str) -> str:

@@ -20,6 +20,17 @@ KEY_HINT = "; see --json-keys"
 Document = dict[str, str]
 """Text by key."""
 
+Spans = list[tuple[int, int]]
+"""First character of each span and the one after its last, in their order and without overlap."""
+
+
+class SpannedDocument(Document):
+    """A document and the spans that its record gives."""
+
+    def __init__(self, texts: Document, spans: Spans) -> None:
+        super().__init__(texts)
+        self.spans = spans
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -70,6 +70,7 @@ def build_run_rows(
         )
     train = build_rows(train_parts(config), tokenizer, config, objective, workers=workers, verify=verify)
     refuse_copies(train, config)
+    objective.read_corpus(train, config.training.seed)
     held_out = {
         name: build_rows([part], tokenizer, config, objective, held_out=True, workers=workers, verify=verify)
         for name, part in held_out_parts(config).items()

@@ -6,6 +6,9 @@ from typing import ClassVar
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
 
+POSITION_OFFSET = 2
+"""Positions begin after the padding id, 1; rows 0 and 1 of the table are never used."""
+
 
 class RobertaSection(EncoderSection):
     """RoBERTa: an encoder without token types, pooler and next-sentence head; positions start at 2."""

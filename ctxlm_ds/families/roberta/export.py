@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, TokenIds
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, fill_mask_card, layer_rows
-from ctxlm_ds.families.roberta.config import RobertaSection
-from ctxlm_ds.families.roberta.layers import POSITION_OFFSET
+from ctxlm_ds.families.roberta.config import POSITION_OFFSET, RobertaSection
 from ctxlm_ds.tokenizers.base import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
 
@@ -30,6 +29,8 @@ def offset_positions(offset: int) -> Change:
         return [_moved(value, POSITION_OFFSET, offset), value.new_zeros(1, value.shape[1])]
 
     def to_ours(values: list[Tensor]) -> Tensor:
+        import torch
+
         positions, token_types = values
         # Adding 0.0 would turn -0.0 into 0.0; adding -0.0 keeps every bit.
         addend = torch.where(token_types[0] == 0, -0.0, token_types[0])

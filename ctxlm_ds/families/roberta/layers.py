@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.families.roberta.config import RobertaSection
+from ctxlm_ds.families.roberta.config import POSITION_OFFSET, RobertaSection
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.encoder import encoder_layers
-
-POSITION_OFFSET = 2
-"""Positions begin after the padding id, 1; rows 0 and 1 of the table are never used."""
 
 
 def roberta_layers(model: RobertaSection, build: ModelBuild) -> list[LayerDescription]:

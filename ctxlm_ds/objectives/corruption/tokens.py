@@ -8,8 +8,10 @@ random token (80/10/10). `special_tokens` chooses the original to follow: `never
 them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens.
 
 With `whole_word`, words are drawn in random order and taken while they fit: a word that would exceed k is skipped
-(BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction. spans.py chooses
-runs of tokens or words.
+(BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction. Given spans, which
+come with the tokens (data/dataset), are drawn in the same way: each is one unit, extended to complete words (the
+phrases and entities of ERNIE, Sun 2019, sections 3.2.2 and 3.2.3; its code draws each unit by itself with probability
+p, here units are drawn until k tokens are reached). spans.py chooses runs of tokens or words.
 
 The words of a sample's stream (data/numba_random.py): word 0 rounds its count; word 1 + 2j draws the j-th candidate
 (token or word) among those not yet drawn, by Fisher and Yates's shuffle; word 2 + 2i replaces the token at position i:
@@ -44,7 +46,7 @@ HALF_WORD = np.uint64(32)
 NEAREST, PROBABILISTIC, UP = range(3)
 ROUNDINGS = {"nearest": NEAREST, "probabilistic": PROBABILISTIC, "up": UP}
 SINGLE, SPANS, NGRAMS = range(3)
-RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS}
+RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS, "given": SINGLE}
 
 
 class MaskingRules(NamedTuple):
@@ -63,9 +65,11 @@ class MaskingRules(NamedTuple):
     """Draw mask, random or kept once for all tokens of a run."""
     masks_specials: bool
     whole_word: bool
+    given_spans: bool
+    """Choose each given span like a word."""
     mask_id: int
     random_ids: NDArray[np.int32]
-    """Ids that a random replacement is drawn from."""
+    """Ids that a random replacement is drawn from; frequent tokens of a corpus are in it several times."""
     word_starts: NDArray[np.bool_]
     """[vocabulary] True if a token begins a word; empty without whole_word."""
     is_special: NDArray[np.bool_]
@@ -88,6 +92,8 @@ def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRule
         ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
     if len(ids) == 0:
         raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
+    if section.random_tokens == "corpus":
+        ids = ids[:0]  # corpus_tokens.py has them once the corpus is known
     is_special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
     is_special[sorted(tokenizer.special_ids)] = True
     return MaskingRules(
@@ -100,6 +106,7 @@ def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRule
         replaces_runs=section.replace_spans,
         masks_specials=section.special_tokens == "roberta",
         whole_word=section.whole_word,
+        given_spans=section.needs_spans,
         mask_id=tokenizer.mask_id,
         random_ids=ids,
         word_starts=tokenizer.word_start_mask() if section.whole_word else np.empty(0, dtype=np.bool_),
@@ -148,8 +155,9 @@ def mask_samples(
         original, special, replaced = samples.input_ids[begin:end], samples.special_mask[begin:end], ids[begin:end]
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
         wanted = min(wanted_predictions(special, word_at(state, 0), rules), budgets[number])
-        if rules.whole_word:
-            candidates = find_words(original, special, rules, scratch)
+        if rules.whole_word or rules.given_spans:
+            continues = samples.continues_span[begin:end] if rules.given_spans else samples.continues_span[:0]
+            candidates = find_units(original, special, continues, rules, scratch)
         else:
             candidates = find_tokens(special, rules, scratch)
         if rules.runs == SPANS:
@@ -198,12 +206,23 @@ def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratc
 
 
 @compiled
-def find_words(ids: NDArray[np.int32], special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratch) -> int:
-    """Find every word that may be predicted, a special token being one word; return how many there are."""
+def find_units(
+    ids: NDArray[np.int32],
+    special: NDArray[np.bool_],
+    continues: NDArray[np.uint8],
+    rules: MaskingRules,
+    scratch: Scratch,
+) -> int:
+    """Find every word, or given span of complete words, that may be predicted; return how many there are.
+
+    A special token is one unit. Without `whole_word` each token outside of a span is one.
+    """
     count, begin = 0, 0
     for position in range(1, len(ids) + 1):
-        is_last = position == len(ids)
-        if is_last or rules.word_starts[ids[position]] or special[position] or special[position - 1]:
+        is_begin = position == len(ids) or special[position] or special[position - 1]
+        if not is_begin and not (len(continues) and continues[position]):
+            is_begin = not rules.whole_word or rules.word_starts[ids[position]]
+        if is_begin:
             scratch.begins[count], scratch.ends[count] = begin, position
             count += rules.masks_specials or not special[begin]
             begin = position

@@ -1,4 +1,4 @@
-"""The layout-free form: any split into pieces reads back in any ranges, and broken coverings are refused."""
+"""The layout-free form: any split into pieces reads back in any ranges, in bounded memory, and damage is named."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
-from ctxlm_ds.checkpoint.manifest import hash_files, list_files
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
 
@@ -75,79 +72,6 @@ def test_any_range(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     length = data.draw(st.integers(0, flat.numel() - start))
     assert torch.equal(reader.read(name, kind, start, length), flat[start : start + length])
     assert torch.equal(reader.read(name, kind, start), flat[start:])
-
-
-def test_files_are_plain_safetensors(tmp_path: Path) -> None:
-    writer = ChunkWriter(tmp_path, 3)
-    values = torch.arange(6, dtype=torch.float32)
-    writer.add("a", "weight", (6,), 0, values[:4])
-    writer.add("a", "weight", (6,), 4, values[4:])
-    writer.add("a", "exp_avg", (6,), 0, -values)
-    result = writer.write()
-    pieces = result.value
-    assert result.files == hash_files(tmp_path, list_files(tmp_path))
-    written = sorted(path.name for path in tmp_path.iterdir())
-    assert written == ["moments-00003.safetensors", "weights-00003.safetensors"]
-    weights = load_file(tmp_path / "weights-00003.safetensors")
-    assert {key: value.tolist() for key, value in weights.items()} == {"a": [0, 1, 2, 3], "a@4": [4, 5]}
-    assert torch.equal(load_file(tmp_path / "moments-00003.safetensors")["a#exp_avg"], -values)
-    with safe_open(tmp_path / "weights-00003.safetensors", framework="pt") as file:
-        assert file.metadata() == {"format": "pt"}
-    assert pieces["a"]["pieces"]["weight"] == [
-        {"file": "weights-00003.safetensors", "key": "a", "start": 0, "length": 4},
-        {"file": "weights-00003.safetensors", "key": "a@4", "start": 4, "length": 2},
-    ]
-
-
-def test_a_rank_without_pieces_writes_no_file(tmp_path: Path) -> None:
-    writer = ChunkWriter(tmp_path, 1)
-    writer.add("padding", "weight", (4,), 4, torch.empty(0))
-    assert writer.write().value == {"padding": {"shape": [4], "pieces": {}}}
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("start", "values", "message"),
-    [
-        (3, torch.zeros(2), r"elements 3..5 are outside its shape \(2, 2\)"),
-        (-1, torch.zeros(2), "elements -1..1 are outside"),
-    ],
-)
-def test_a_piece_that_does_not_fit_is_refused(tmp_path: Path, start: int, values: torch.Tensor, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        ChunkWriter(tmp_path, 0).add("p", "weight", (2, 2), start, values)
-
-
-def _parts(*ranges: tuple[int, int], shape: tuple[int, ...] = (10,), kind: str = "weight") -> list[dict[str, Any]]:
-    """One rank a piece."""
-    return [
-        {"p": {"shape": list(shape), "pieces": {kind: [{"file": f"f{i}", "key": "p", "start": a, "length": b - a}]}}}
-        for i, (a, b) in enumerate(ranges)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (_parts((0, 4), (5, 10)), "elements 4..5 are in no chunk"),
-        (_parts((0, 4)), "elements 4..10 are in no chunk"),
-        (_parts((1, 10)), "elements 0..1 are in no chunk"),
-        (_parts((0, 6), (5, 10)), "chunks overlap at element 5"),
-        (_parts((0, 10), (0, 10)), "chunks overlap at element 0"),
-        (_parts((0, 10), (10, 12)), "elements 10..12 are outside its shape"),
-        (_parts((0, 10), kind="exp_avg"), "no rank wrote its weight"),
-        (_parts((0, 5)) + _parts((5, 10), shape=(5, 2)), r"shape \(5, 2\) on rank 1, \(10,\) before"),
-    ],
-)
-def test_a_broken_covering_is_refused(tmp_path: Path, parts: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(CheckpointError, match=f"p.*{message}"):
-        merge_index(tmp_path, parts, {})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_pieces_come_in_any_order(tmp_path: Path) -> None:
-    index = merge_index(tmp_path, _parts((5, 10), (0, 2), (2, 5)), {})
-    assert [piece["start"] for piece in index["parameters"]["p"]["pieces"]["weight"]] == [0, 2, 5]
 
 
 def _edit_index(folder: Path, change: Any) -> None:

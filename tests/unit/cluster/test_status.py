@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
-from ctxlm_ds.cluster.run_files import TAIL_BYTES, read_last_step
 from ctxlm_ds.cluster.start_records import begin
 from ctxlm_ds.process.run_history import (
     END,
@@ -31,10 +27,8 @@ from ctxlm_ds.process.run_history import (
     write_record,
 )
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
-from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, line, make_run, started, status
+from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, make_run, started, status
 from tools.run_status import checkpoint_cell, details, remarks, table
-
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "run_status.py"
 
 
 @pytest.fixture
@@ -266,67 +260,4 @@ def damage(path: Path, whole: bytes, drawn: random.Random) -> None:
 # The end of a large file
 
 
-def test_only_the_end_of_metrics_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    text = (json.dumps(line(7)) + "\n").encode() * 1000
-    with open(path, "wb") as handle:
-        for _ in range(-(-128 * TAIL_BYTES // len(text))):
-            handle.write(text)
-        handle.write((json.dumps(line(8)) + "\n" + json.dumps({"step": 8, "eval/x/loss": 1.0}) + "\n").encode())
-    before = read_bytes()
-    assert read_last_step(tmp_path) == line(8)
-    assert read_bytes() - before < 1 << 20
-
-
-def read_bytes() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def test_lines_longer_than_a_piece_and_a_bound_without_one(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("\n".join(json.dumps({**line(step), "pad": "x" * 100_000}) for step in (1, 2, 3)))
-    assert (read_last_step(tmp_path) or {})["step"] == 3
-    path.write_bytes(b"\0" * (TAIL_BYTES + 10))
-    with pytest.raises(ValueError):
-        read_last_step(tmp_path)
-    path.write_bytes(b"")
-    assert read_last_step(tmp_path) is None
-
-
 # The tool
-
-
-def call(*words: object, status: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, TOOL, *map(str, words)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (status, "")
-    return done.stdout
-
-
-def test_the_tool(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        started(make_run(tmp_path / "runs" / name))
-    (tmp_path / "runs" / "notes").mkdir()
-    table = call(tmp_path / "runs" / "*").splitlines()
-    assert [row.split()[0].rpartition("/")[2] for row in table[:4]] == ["run", "a", "b", "notes"]
-    assert "never started" in table[3]
-    # A folder of runs, a run named twice, and what is not there.
-    assert len(call(tmp_path / "runs").splitlines()) == 5
-    (only,) = json.loads(call(tmp_path / "runs" / "a", tmp_path / "runs" / "a", "--json"))
-    assert only["step"] == 20 and only["state"] == "failed"
-    missing = call(tmp_path / "none", status=2)
-    assert missing.startswith(f"{tmp_path / 'none'}: no such folder; give a run directory") and missing.count("\n") == 1
-    assert call("--help").startswith("usage: run_status.py")
-
-
-def test_the_tool_needs_no_library_that_trains(tmp_path: Path) -> None:
-    started(make_run(tmp_path / "a"))
-    code = (
-        "import runpy, sys\n"
-        "for name in ('torch', 'numpy', 'deepspeed', 'transformers', 'pydantic'): sys.modules[name] = None\n"
-        f"sys.argv = ['run_status.py', {str(tmp_path / 'a')!r}]\n"
-        f"runpy.run_path({str(TOOL)!r}, run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "step        20/100" in done.stdout

@@ -11,7 +11,7 @@ from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import AttentionSpec, ReferenceAttention, SdpaAttention, why_varlen_cannot_run
 from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
-from ctxlm_ds.kernels.implementation import Implementation, Need, choose
+from ctxlm_ds.kernels.implementation import Need
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
 from ctxlm_ds.kernels.norm import reference_layer_norm, reference_rms_norm, torch_rms_norm
 from ctxlm_ds.recipe.schema import KernelsConfig
@@ -145,17 +145,3 @@ def test_what_varlen_needs(
     assert kernels.names["attention"] == "sdpa"
     with pytest.raises(KernelError, match=reason):
         KernelSet(KernelsConfig(attention="varlen"), "cuda", dtype).attention(spec)
-
-
-def test_auto_takes_the_first_row_that_suits_and_runs() -> None:
-    table = (
-        Implementation("unsuitable", lambda need: 0, suits=lambda need: False),
-        Implementation("broken", lambda need: 1, lambda need: "it is broken"),
-        Implementation("good", lambda need: 2),
-        Implementation("also_good", lambda need: 3),
-    )
-    assert [choose("work", name, table, ON_CPU).name for name in ("auto", "unsuitable", "also_good")] == [
-        "good", "unsuitable", "also_good",
-    ]  # fmt: skip
-    with pytest.raises(KernelError, match=r"kernels\.work: `broken` cannot run here: it is broken\..*`good` here"):
-        choose("work", "broken", table, ON_CPU)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
-from ctxlm_ds.planning.layouts import Layout, launch_command
-from ctxlm_ds.planning.measure import training_flops_per_row
-from ctxlm_ds.planning.plan import Plan, Planner
+from ctxlm_ds.planning.layouts import launch_command
+from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.planning.search import Search, candidates, require_plan, search_layouts
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import RunConfig
 
 JSONS = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
 
@@ -132,64 +129,3 @@ def test_nothing_is_possible() -> None:
     found = search_layouts(planner_of("bert-base", cluster, "model.num_layers=2"))
     with pytest.raises(ConfigError, match="no layout is possible on 7 GPUs: .*1024 is not a multiple"):
         require_plan(found, cluster)
-
-
-def weigh(config: RunConfig, layout: Layout) -> Plan:
-    nodes = max(1, layout.world_size // 8)
-    return Planner(config, cluster_of(nodes, layout.world_size // nodes), JSONS).weigh(layout)
-
-
-def test_memory_falls_as_theory_says() -> None:
-    config = load_config("bert-large", ["training.global_batch_size=256"])
-    whole = weigh(config, Layout(8, micro_batch_size=4)).memory
-    two = weigh(config, Layout(8, micro_batch_size=4, zero_stage=2)).memory
-    three = weigh(config, Layout(8, micro_batch_size=4, zero_stage=3)).memory
-    assert (two.parameters, two.optimizer) == (whole.parameters, whole.optimizer)
-    assert two.gradients == pytest.approx(whole.gradients / 8, rel=1e-3)
-    assert three.parameters == pytest.approx(whole.parameters / 8, rel=1e-3)
-    split = weigh(config, Layout(8, 4, micro_batch_size=4)).memory
-    assert whole.parameters / 4 < split.parameters < 1.05 * whole.parameters / 4
-    recomputed = weigh(config, Layout(8, micro_batch_size=4, recompute=True)).memory
-    assert recomputed.activations < 0.35 * whole.activations
-    assert recomputed.parameters == whole.parameters
-
-
-def test_a_pipelines_first_stage_holds_a_micro_batch_for_every_stage() -> None:
-    config = load_config("bert-large", ["training.global_batch_size=256", "parallel.pipeline_partition=uniform"])
-    few = weigh(config, Layout(1, 1, 4, 1, 128)).memory
-    many = weigh(config, Layout(1, 1, 4, 1, 16)).memory
-    # Two micro-batches of 128 rows are held at most, and four of 16.
-    assert few.activations / many.activations == pytest.approx(2 * 128 / (4 * 16), rel=0.05)
-
-
-def test_the_pipelines_idle_time() -> None:
-    config = load_config("bert-large", ["training.global_batch_size=64", "parallel.pipeline_partition=uniform"])
-    time = weigh(config, Layout(1, 1, 8, 1, 4)).time
-    assert time.bubble == pytest.approx((time.compute + time.pipeline) * 7 / 16)
-
-
-def test_recomputation_adds_a_forward_pass() -> None:
-    config = load_config("bert-large", ["training.global_batch_size=256"])
-    layout = Layout(8, micro_batch_size=32)
-    kept, again = weigh(config, layout), weigh(config, replace(layout, recompute=True))
-    assert 1.25 < again.time.compute / kept.time.compute < 4 / 3
-    assert again.mfu < kept.mfu
-
-
-def test_days_and_utilisation_follow_from_the_step() -> None:
-    config = load_config("bert-base")
-    plan = weigh(config, Layout(8, micro_batch_size=32))
-    assert plan.days == pytest.approx(plan.time.total * config.training.max_steps / 86_400)
-    per_row = training_flops_per_row(config)
-    assert plan.mfu == pytest.approx(1024 * per_row / plan.time.total / (8 * 312e12), rel=1e-3)
-
-
-def test_the_days_of_a_growing_batch_are_those_of_its_micro_batches() -> None:
-    """Fewer than those of full steps; more than in proportion to its rows, because each step has an update."""
-    layout = Layout(8, 1, 1, 1, 4, False, False)
-    base = ("training.global_batch_size=256", "training.micro_batch_size=4", "training.max_steps=1000")
-    plain = planner_of("bert-base", cluster_of(), *base).weigh(layout)
-    planner = planner_of("bert-base", cluster_of(), *base, "training.batch_ramp=[32,32,100000]")
-    ramped, rows = planner.weigh(layout), planner.config.training.rows_after(1000)
-    assert rows < 200_000 and ramped.time == plain.time
-    assert plain.days * rows / 256_000 < ramped.days < plain.days

@@ -1,12 +1,10 @@
-"""Who speaks when ranks end with an error, what is written, and the exit statuses; the events of starts and ends."""
+"""Who speaks when ranks end with an error, what is written, and the exit statuses."""
 
 from __future__ import annotations
 
 import errno
 import faulthandler
-import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +17,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process import failure
 from ctxlm_ds.process.failure import FailureReport, exit_status, is_consequence
 from ctxlm_ds.process.launch import RankInfo, StopSignal
-from ctxlm_ds.process.run_history import FailureRecord, clear_evidence, read_failures, read_history, write_record
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.history import HistoryHook
-from ctxlm_ds.training.hooks import RunEnd, RunStart
+from ctxlm_ds.process.run_history import FailureRecord, read_failures, write_record
 
 GLOO = "[/x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:12513: Connection reset by peer. This is typical"
 
@@ -181,49 +176,3 @@ def test_exit_statuses() -> None:
 def test_a_read_only_disk_is_told_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report(tmp_path).end(raised(OSError(errno.EROFS, "Read-only file system", "/x/y")))
     assert "error: Read-only file system: /x/y (on " in capfd.readouterr().err
-
-
-def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
-    write_record(tmp_path, FailureRecord(2.0, 1, "n1", 1, "E", "m"))
-    for rank, text in enumerate(["", "[]", "{}", '{"time_unix_s": "x", "rank": 0}'], 2):
-        (tmp_path / f"rank-{rank:05d}.json").write_text(text)
-    newer = {**json.loads((tmp_path / "rank-00001.json").read_text()), "of a later version": 1, "rank": 9}
-    (tmp_path / "rank-00009.json").write_text(json.dumps(newer))
-    assert [record.rank for record in read_failures(tmp_path)] == [1, 9]
-    assert read_failures(tmp_path / "nowhere") == []
-
-
-def test_evidence_of_earlier_starts_is_cleared(tmp_path: Path) -> None:
-    names = ["rank-00000.json", "stacks-00000.txt", "stacks.txt", "asked-stacks-00000.txt", "output.log"]
-    for name in names:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (1000, 1000))
-    (tmp_path / "rank-00001.json").touch()
-    clear_evidence(tmp_path, time.time() - 100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.log", "rank-00001.json"]
-
-
-def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "CTXLM_ATTEMPT": "job-77-2-0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CTXLM_LOG_FILE", "/logs/77.log")
-    hook = HistoryHook(tmp_path, RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0))
-    hook.on_run_start(RunStart(20, 100, RunConfig()))
-    hook.on_run_end(RunEnd("stopped by signal SIGTERM", 30, 5, 1.0, completed=False))
-    with pytest.raises(ValueError, match="bad"):
-        fail(hook)
-    start, stop, end = read_history(tmp_path)
-    assert {key: start[key] for key in ("event", "step", "last_step", "world_size", "job_id", "restart_count")} == {
-        "event": "start", "step": 20, "last_step": 100, "world_size": 8, "job_id": "77", "restart_count": 2,
-    }  # fmt: skip
-    assert (start["attempt"], start["launcher"], start["log"]) == ("job-77-2-0", "srun", "/logs/77.log")
-    assert (stop["event"], stop["step"], stop["completed"], stop["failed"]) == ("end", 30, False, False)
-    assert (end["reason"], end["completed"], end["failed"]) == ("ValueError: bad", False, True)
-
-
-def fail(hook: HistoryHook) -> None:
-    """As the trainer tells it: while the exception is on its way."""
-    try:
-        raise ValueError("bad")
-    finally:
-        hook.on_run_end(RunEnd("an error", 31, 5, 1.0, completed=True, failed=True))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, find_deepspeed_json, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.misspelling import misspell
@@ -344,36 +344,3 @@ def test_every_misspelt_top_level_key_is_reported_with_the_nearest_name() -> Non
                 continue
             problems = problems_of(config_of(), {wrong: {}})
             assert any(f"{wrong}:" in line and f"did you mean {key}?" in line for line in problems), (wrong, problems)
-
-
-def test_files_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = tmp_path / "mine.json"
-    mine.write_text('{"zero_optimization": {"stage": 2}}')
-    assert load_deepspeed_json(mine) == {"zero_optimization": {"stage": 2}}
-    monkeypatch.chdir(tmp_path)
-    assert find_deepspeed_json("zero2") == CONFIG_DIR / "zero2.json"
-    assert find_deepspeed_json("zero2.json") == CONFIG_DIR / "zero2.json"
-    (tmp_path / "ds_configs").mkdir()
-    (tmp_path / "ds_configs" / "zero2.json").write_text("{}")
-    assert load_deepspeed_json("zero2") == {}
-    with pytest.raises(
-        ConfigError, match="zero2-ofload: no such file; did you mean zero2-offload[?] Known names: infinity"
-    ):
-        load_deepspeed_json("zero2-ofload")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"a": 1,}', ["line 1", "not valid JSON"]),
-        ("[]", ["expected an object"]),
-        ('{"bf16": {"enabled": true, "enabled": false}}', ["enabled: written twice"]),
-    ],
-)
-def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_deepspeed_json(path)
-    for word in (*words, str(path)):
-        assert word in str(caught.value)

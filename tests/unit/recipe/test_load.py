@@ -41,11 +41,6 @@ def line_about(problems: list[str], path: str) -> str:
     return found[0]
 
 
-def test_empty_recipe_is_the_schema_s_defaults(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path / "r.yaml", "")) == RunConfig()
-    assert load_config(write(tmp_path / "r.yaml", "# nothing\nmodel:\n")) == RunConfig()
-
-
 def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
     recipe = write(
         tmp_path / "r.yaml",
@@ -63,36 +58,6 @@ def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
     assert (config.training.max_steps, config.training.global_batch_size) == (1_000_000, 8192)
     assert config.training.max_hours == 3.0
     assert paths(config) == ["no", "on", "1e5x"]
-
-
-@pytest.mark.parametrize(
-    ("override", "path", "expected"),
-    [
-        ('training.max_steps="12"', "training.max_steps", ["12", "whole number from 1 to", "without quotes"]),
-        ("training.max_steps=1.5", "training.max_steps", ["1.5", "whole number from 1 to"]),
-        ("training.max_steps=true", "training.max_steps", ["true", "whole number"]),
-        ("training.seed=-1", "training.seed", ["-1", "of at least 0"]),
-        ("optimizer.learning_rate=fast", "optimizer.learning_rate", ['"fast"', "a number above 0"]),
-        ("optimizer.learning_rate=.inf", "optimizer.learning_rate", ["inf", "a number above 0"]),
-        ("optimizer.learning_rate=.nan", "optimizer.learning_rate", ["nan", "a number above 0"]),
-        ("optimizer.betas=[0.9]", "optimizer.betas[1]", ["missing", "from 0 to 1"]),
-        ("optimizer.betas=[0.9, 1.5]", "optimizer.betas[1]", ["1.5", "from 0 to 1"]),
-        ("data.packing=1", "data.packing", ["1", "true or false"]),
-        ("data.packing=yes", "data.packing", ['"yes"', "true or false"]),
-        ("data.train=wiki", "data.train", ['"wiki"', "a list of text", "[wiki]"]),
-        ("training.precision=bf61", "training.precision", ["bf61", "bf16, fp16, fp32", "did you mean bf16?"]),
-        ("training=5", "training", ["5", "a section with global_batch_size"]),
-        ("model.hidden_size.x=5", "model.hidden_size", ["a section with x", "whole number"]),
-        ("model.vocab_size=big", "model.vocab_size", ['"big"', "or null"]),
-        ("model.hidden_size=null", "model.hidden_size", ["null", "whole number"]),
-    ],
-)
-def test_wrong_types(tmp_path: Path, override: str, path: str, expected: list[str]) -> None:
-    problems = problems_of(write(tmp_path / "r.yaml", ""), [override])
-    line = line_about(problems, path)
-    for words in (*expected, f"[--set {override}]"):
-        assert words in line
-    assert len(problems) == 1
 
 
 def test_the_section_of_an_earlier_version_is_refused_with_what_replaces_it(tmp_path: Path) -> None:
@@ -191,41 +156,6 @@ def test_every_misspelt_section_is_reported(tmp_path: Path, section: str) -> Non
                 continue
             line = line_about(problems_of(write(tmp_path / "r.yaml", f"{wrong}: {{}}\n")), wrong)
             assert f"did you mean {section}?" in line
-
-
-def test_keys_written_twice_are_refused_with_both_lines(tmp_path: Path) -> None:
-    recipe = write(tmp_path / "r.yaml", "training:\n  seed: 1\n  max_steps: 5\n  seed: 2\n")
-    assert problems_of(recipe) == [f"training.seed: written twice (first on line 2); keep one  [{recipe}:4]"]
-
-
-def test_merge_keys_and_anchors_work_but_must_not_hold_themselves(tmp_path: Path) -> None:
-    recipe = write(tmp_path / "r.yaml", "data:\n  validation:\n  - &one {name: a, path: p}\n  - {<<: *one, name: b}\n")
-    assert [(source.name, source.path) for source in load_config(recipe).data.validation] == [("a", "p"), ("b", "p")]
-    assert "contains itself" in problems_of(write(tmp_path / "loop.yaml", "data: {train: &x [*x]}\n"))[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("model: {hidden_size: 3\n", ["line 2", "not valid YAML"]),
-        ("- a\n- b\n", ["a recipe is a section of settings"]),
-        ("model: !!python/object:os.system {}\n", ["model", "is not allowed in a recipe"]),
-        ("a: 1\n---\nb: 2\n", ["not valid YAML"]),
-        ("? [a, b]\n: 3\n", ["a key must be text"]),
-    ],
-)
-def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:
-    recipe = write(tmp_path / "r.yaml", text)
-    with pytest.raises(ConfigError) as caught:
-        load_config(recipe)
-    for word in (*words, str(recipe)):
-        assert word in str(caught.value)
-
-
-def test_bytes_that_are_not_text(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_bytes(b"name: \xff\xfe\n")
-    with pytest.raises(ConfigError, match="cannot be read as UTF-8"):
-        load_config(tmp_path / "r.yaml")
 
 
 def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:

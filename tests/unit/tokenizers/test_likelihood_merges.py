@@ -127,8 +127,3 @@ def test_likelihood_prefers_what_occurs_together_alone(tmp_path: Path) -> None:
         ConfigError, match="merge_score 'ratio' is not known to wordpiece; choose one of frequency, likelihood"
     ):
         train_tokenizer("wordpiece", text, 40, tmp_path / "r", merge_score="ratio")
-
-
-def test_words_are_counted_as_python_counts_them() -> None:
-    expected = Counter(word for text in TEXTS for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text))
-    assert count_words(TEXTS, pre_tokenizers.BertPreTokenizer()) == dict(sorted(expected.items()))

@@ -1,28 +1,17 @@
-"""Status on a real terminal and in a log file, the profiler's window, the summary, and hooks whose disk fails."""
+"""Each rank has the hooks that are its own, and a failing disk stops neither them nor the run."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import logging
-import os
-import pty
-import re
-import select
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch.profiler import record_function
 
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics, build_hooks
-from ctxlm_ds.training.profiler import ProfilerHook
-from ctxlm_ds.training.status import StatusHook, TimeLeft, figures_line
+from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig
+from ctxlm_ds.training.hooks import Hook, Hooks, StepMetrics, build_hooks
 from tests.unit.training.test_metrics import end, metrics_of, start
 
 
@@ -36,183 +25,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     monkeypatch.setattr(logger, "propagate", False)
     logger.manager._clear_cache()
     return stream
-
-
-def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
-    config = RunConfig(logging=LoggingConfig(interval_steps=2, tensorboard=False), name="small")
-    hooks = build_hooks(config, tmp_path / "a run", Topology())
-    for hook in hooks:
-        hook.on_run_start(RunStart(0, 5, config))
-    for step in range(1, 6):
-        for hook in hooks:
-            hook.on_step_end(metrics_of(step))
-    figures = {"eval/wiki/loss": 3.21, "eval/wiki/masked_lm_accuracy": 0.5}
-    for hook in hooks:
-        hook.on_evaluation(5, figures)
-        hook.on_run_end(RunEnd("training.max_steps (5) reached", 5, 500, 2.5))
-    lines = log.getvalue().splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("step ") and "|" in line] == [
-        "step 1/5", "step 2/5", "step 4/5", "step 5/5",
-    ]  # fmt: skip
-    assert re.fullmatch(
-        r"step 2/5 \| loss 5.0000 \| masked_lm 4.5000 \| next_sentence 0.5000 \| lr 2.00e-04 \| grad norm 1.50 \| "
-        r"tokens/s 200 \| s/step 0.50 \| left 0:00 \| memory \d\.\d\d GB",
-        lines[1],
-    )
-    assert "step 5 held out: wiki loss 3.2100, masked_lm_accuracy 0.5000" in lines
-    assert lines[-6:] == [
-        "small: training.max_steps (5) reached",
-        "  5 steps (5 since this start), 500 tokens in 0:02 of training (200 tokens/s)",
-        "  last training loss 2.0000",
-        "  held out: wiki loss 3.2100, masked_lm_accuracy 0.5000",
-        f"  checkpoints and metrics.jsonl are in {tmp_path}/a run",
-        f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint '{tmp_path}/a run' "
-        f"--output '{tmp_path}/a run/hf'",
-    ]
-    assert len((tmp_path / "a run" / "metrics.jsonl").read_text().splitlines()) == 5
-
-
-def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
-    hook = StatusHook("runs/bert")
-    hook.on_run_start(start(40))
-    hook.on_run_end(end(57, completed=False))
-    text = log.getvalue()
-    assert "57 steps (17 since this start)" in text and "to resume: the same command again" in text
-    assert "to-hf --checkpoint runs/bert --output runs/bert/hf" in text
-
-
-TERMINAL_RUN = """
-import time
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.console import logger, setup_logging
-from ctxlm_ds.training.hooks import RunStart, StepMetrics, RunEnd
-from ctxlm_ds.training.status import StatusHook
-setup_logging()
-hook = StatusHook("runs/my-run", 1000)
-hook.on_run_start(RunStart(0, 40, RunConfig(name="my-run")))
-for step in range(1, 41):
-    time.sleep(0.02)
-    hook.on_step_end(StepMetrics(step=step, loss=10 / step, terms={"masked_lm": 9 / step, "next_sentence": 1 / step},
-        accuracy={}, learning_rate=1e-4, grad_norm=2.0, tokens=64 * step, step_tokens=64, step_seconds=0.02,
-        total_seconds=0.02 * step, epoch=0))
-    if step == 20:
-        hook.on_evaluation(step, {"eval/wiki/loss": 1.25})
-if __import__("sys").argv[1] == "fail":
-    raise SystemExit("broken off")
-hook.on_run_end(RunEnd("done", 40, 2560, 0.8))
-logger.info("after the end")
-"""
-
-
-@pytest.mark.parametrize("outcome", ["end", "fail"])
-def test_a_live_table_on_a_terminal(outcome: str) -> None:
-    """On a pseudo-terminal: the table is redrawn in place, log lines stay whole, the cursor comes back."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-c", TERMINAL_RUN, outcome]
-    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30"}
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ)
-    os.close(follower)
-    shown = b""
-    while True:
-        if not select.select([leader], [], [], 60)[0]:
-            process.kill()
-            pytest.fail("no more output")
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.close(leader)
-    assert process.wait() == (0 if outcome == "end" else 1)
-    text = shown.decode()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    assert "my-run" in plain and "masked_lm" in plain and "tokens/s" in plain and "memory" in plain
-    assert "40/40" in plain and re.search(r"\b[2-9]/40|1\d/40", plain)
-    assert re.search(r"\d\d:\d\d:\d\d step 20 held out: wiki loss 1.2500\s*$", plain, re.MULTILINE)
-    # Cursor up: redrawn in place. Cursor hidden, and shown again at the end.
-    assert "\x1b[1A" in text
-    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
-    assert ("after the end" in plain) is (outcome == "end")
-
-
-def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("ctxlm_ds.training.status.time.monotonic", lambda: now[0])
-    by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
-    by_tokens = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_tokens=2000))))
-    by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
-    for step in range(11, 31):
-        now[0] += 2.0
-        left = [clock.update(metrics_of(step)) for clock in (by_steps, by_tokens, by_hours)]
-    # Steps of 100 tokens, 2 s each; 30 done (3,000 tokens): 70 left, no tokens left, 36 s less the 40 s passed.
-    assert left == pytest.approx([140.0, 0.0, 0.0])
-    # An evaluation of 40 s counts among the last steps' wall time.
-    now[0] += 40.0
-    assert by_steps.update(metrics_of(31)) == pytest.approx(69 * 80 / 21)
-
-
-def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured anew from there; a limit of hours still counts from the start."""
-    now = [1000.0]
-    monkeypatch.setattr("ctxlm_ds.training.status.time.monotonic", lambda: now[0])
-    by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
-    by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
-    for step in range(11, 21):
-        now[0] += 2.0
-        by_steps.update(metrics_of(step))
-    now[0] += 10.0
-    for clock in (by_steps, by_hours):
-        clock.go_back(12)
-    now[0] += 4.0
-    assert by_steps.update(metrics_of(13)) == pytest.approx(87 * 4.0)
-    assert by_hours.update(metrics_of(13)) == pytest.approx(36.0 - 34.0)
-
-
-def test_figures_of_several_sources() -> None:
-    figures = {"eval/wiki/loss": 1.0, "eval/books/old/loss": 2.0, "eval/wiki/masked_lm_accuracy": 0.25}
-    assert figures_line(figures) == "wiki loss 1.0000, masked_lm_accuracy 0.2500; books/old loss 2.0000"
-
-
-def _profiled_run(hook: ProfilerHook, first: int, last: int) -> None:
-    hook.on_run_start(start(first - 1))
-    for step in range(first, last + 1):
-        with record_function(f"my step {step}"):
-            torch.ones(4, 4) @ torch.ones(4, 4)
-        hook.on_step_end(metrics_of(step))
-    hook.on_run_end(end(last))
-
-
-@pytest.mark.parametrize(
-    ("window", "first", "last", "recorded"),
-    [
-        ((3, 2), 1, 8, [3, 4]),
-        ((0, 2), 1, 8, [1, 2]),
-        ((1, 1), 1, 8, [1]),
-        # The run ends inside the window, or goes on inside it.
-        ((3, 5), 1, 4, [3, 4]),
-        ((3, 3), 5, 9, [5]),
-    ],
-)
-def test_the_profilers_window(
-    tmp_path: Path, window: tuple[int, int], first: int, last: int, recorded: list[int]
-) -> None:
-    config = ProfilerConfig(start_step=window[0], num_steps=window[1])
-    _profiled_run(ProfilerHook(config, tmp_path / "profile", rank=2), first, last)
-    stem = f"steps-{recorded[0]:08d}-{recorded[-1]:08d}-rank-00002"
-    written = sorted(path.name for path in (tmp_path / "profile").iterdir())
-    assert written == [f"{stem}.trace.json.gz", f"{stem}.txt"]
-    with gzip.open(tmp_path / "profile" / written[0], "rt") as handle:
-        names = {event.get("name") for event in json.load(handle)["traceEvents"]}
-    assert {name for name in names if str(name).startswith("my step")} == {f"my step {step}" for step in recorded}
-    assert "aten::mm" in (tmp_path / "profile" / written[1]).read_text()
-
-
-@pytest.mark.parametrize(("first", "last"), [(6, 9), (1, 2)])
-def test_no_profile_where_the_window_is_not_reached_or_past(tmp_path: Path, first: int, last: int) -> None:
-    _profiled_run(ProfilerHook(ProfilerConfig(start_step=3, num_steps=3), tmp_path / "profile", 0), first, last)
-    assert not (tmp_path / "profile").exists()
 
 
 def test_ranks_have_the_hooks_that_are_theirs(tmp_path: Path) -> None:

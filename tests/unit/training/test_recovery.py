@@ -86,12 +86,6 @@ def test_the_state_of_a_checkpoint_decides_bitwise_alike() -> None:
     assert spread(restored.recent_losses) == spread(state.recent_losses)
 
 
-def test_checkpoints_without_these_fields_are_read() -> None:
-    old = {"step": 4, "rows_consumed": 32, "tokens": 9, "skipped_steps": 1, "seconds": 2.0}
-    state = TrainState.from_dict(old)
-    assert (state.skips_in_a_row, state.rollbacks, state.recent_losses) == (0, 0, [])
-
-
 @pytest.mark.parametrize("action", ["stop", "skip", "rollback"])
 def test_the_recipe_says_what_follows(action: str) -> None:
     assert recovery(non_finite=action).decide(TrainState(), NAN) == (action, NAN.why)

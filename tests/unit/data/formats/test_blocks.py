@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.data.formats.loops import blocks
 from ctxlm_ds.data.index.build import IndexPlace, build_rows
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
@@ -65,35 +60,6 @@ def predictions(batches: list[Batch]) -> list[tuple[int, int]]:
         real = labels != IGNORE_LABEL
         pairs += list(zip(batch.fields["input_ids"][real].tolist(), labels[real].tolist(), strict=True))
     return pairs
-
-
-def block_rows(bounds: NDArray[np.int64], seq_length: int, slots: int) -> list[list[tuple[int, int]]]:
-    """Rows of pieces (first token, token after the last)."""
-    records, counts = zip(*blocks.block_pieces(bounds, seq_length, slots), strict=True)
-    pieces = np.concatenate(records)[["a_start", "a_end"]].tolist()
-    ends = np.cumsum(np.concatenate(counts)).tolist()
-    return [pieces[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
-    seq_length=st.integers(1, 24),
-    slots=st.integers(1, 5),
-)
-@settings(max_examples=200, deadline=None)
-def test_every_token_but_a_texts_first_is_predicted_once_and_rows_are_full(
-    lengths: list[int], seq_length: int, slots: int
-) -> None:
-    bounds = np.cumsum([0, *lengths])
-    rows = block_rows(bounds, seq_length, slots)
-    predicted = [token for row in rows for start, stop in row for token in range(start + 1, stop)]
-    assert predicted == [token for token in range(bounds[-1]) if token not in set(bounds.tolist())]
-    document_of = np.repeat(np.arange(len(lengths)), lengths)
-    for row in rows:
-        used = sum(stop - start - 1 for start, stop in row)
-        assert 1 <= used <= seq_length and len(row) <= slots
-        assert all(document_of[start] == document_of[stop - 1] for start, stop in row)
-        assert used == seq_length or len(row) == slots or row is rows[-1]
 
 
 def test_rows_of_documents_that_do_not_see_each_other(tmp_path: Path) -> None:

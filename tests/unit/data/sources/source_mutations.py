@@ -1,4 +1,4 @@
-"""Mutated corpus files through the reader, in a process of bounded memory: run by test_source_fuzz.py.
+"""Mutated corpus files through the reader, in a process of bounded memory: run by test_reading_fuzz.py.
 
 `python source_mutations.py FOLDER SEED NUM_CASES` ends with status 0 where every file gave documents, bad records or a
 DataError; the file of the case in hand lies in FOLDER.

@@ -14,7 +14,6 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import SourcePart
-from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.run_datasets import held_out_parts, refuse_copies, refuse_overlap, train_parts
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
@@ -138,37 +137,3 @@ def test_a_training_source_named_twice_under_two_paths_is_refused(folder: Path, 
         content[0] ^= 1
         (folder / "copy.bin").write_bytes(content)
         refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
-
-
-def test_the_plan_says_what_the_run_will_read(folder: Path) -> None:
-    config = recipe(folder, blend="weighted")
-    weights = [{"path": str(folder / "one"), "weight": 1, "name": "first"}, {"path": str(folder / "two"), "weight": 3}]
-    data = config.data.model_validate(config.data.model_dump() | {"train": weights})
-    training = config.training.model_copy(update={"max_steps": 100, "max_tokens": 123456})
-    config = config.model_copy(update={"data": data, "training": training})
-    train, held_out = build_rows(train_parts(config), TOKENIZER, config), held_out_rows(config)
-    lines = plan_lines(config, train, held_out)
-    assert "100 steps of 8 rows of 64 positions: 800 rows (unless max_tokens 123,456 ends it before)" in lines[0]
-    assert "sources by weight, split 80,12,8" in lines[0]
-    cells = {line.split()[0]: line.split()[1:] for line in lines[2:5]}
-    for name, index, share in (("first", train.indexes[0], 0.25), ("two", train.indexes[1], 0.75)):
-        epochs = share * 800 / len(index)
-        tokens = index.meta["tokens"]
-        assert cells[name] == [
-            str(len(documents_of(train)["one" if name == "first" else "two"])), f"{tokens:,}", f"{len(index):,}",
-            f"{share:.2%}", f"{epochs:.2f}", f"{round(epochs * tokens):,}",
-        ]  # fmt: skip
-    assert cells["together"][0] == "52" and cells["together"][3] == "100.00%"
-    assert [line.split()[0] for line in lines[-2:]] == ["first", "two"]
-    assert lines[-2].split()[1] == "5"
-
-
-def test_the_plan_after_a_resume_counts_what_was_read(folder: Path) -> None:
-    """30 steps of 16 rows, then 70 of 8."""
-    config = recipe(folder)
-    config = config.model_copy(update={"training": config.training.model_copy(update={"max_steps": 100})})
-    train = build_rows(train_parts(config), TOKENIZER, config)
-    head, _, *table = plan_lines(config, train, {}, steps_done=30, rows_read=480)
-    assert "has read 480 rows in 30 steps and reads 70 more steps of 8 rows" in head and "1,040 rows in all" in head
-    assert table[-1].split()[-2] == f"{1040 / len(train):.2f}"
-    assert "has read 480 rows in 200 steps and reads 0 more" in plan_lines(config, train, {}, 200, 480)[0]

@@ -1,0 +1,134 @@
+"""The teacher of a run: a Hugging Face folder whose model the recipe adopts, and its weights.
+
+In: a recipe that names a folder. Out: the recipe with the teacher's settings and fingerprint; its parameters by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError, TokenizerError
+from ctxlm_ds.export.hf_config import read_section
+from ctxlm_ds.export.model_files import fingerprint, model_files
+from ctxlm_ds.recipe.problems import raise_problems
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.teacher_rules import needs_teacher, teacher_problems
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ctxlm_ds.tokenizers.base import Tokenizer
+
+PREFIX = "teacher."
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def with_teacher(config: RunConfig) -> RunConfig:
+    """Return the recipe with the settings of the teacher's model, read from its folder without torch.
+
+    Raises:
+        ConfigError: the objective needs a teacher and the recipe names none, its folder is not complete, or it does not
+            fit the recipe.
+    """
+    if not needs_teacher(config):
+        return config
+    folder = _folder(config)
+    try:
+        found = read_section(folder)
+        model_files(folder)
+    except ExportError as error:
+        raise ConfigError(f"teacher.path: {error}") from error
+    given = config.teacher.model
+    for name in () if given is None else given.model_fields_set:
+        ours, theirs = getattr(given, name), getattr(found, name, None)
+        if ours != theirs and ours is not None:
+            raise ConfigError(
+                f"teacher.model.{name} is {ours!r}, but {folder}/config.json says {theirs!r}; leave teacher.model out"
+            )
+    config = _replaced(config, model=found)
+    raise_problems(f"teacher {folder}", list(teacher_problems(config)))
+    return config
+
+
+def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """Return the recipe with the teacher's settings and fingerprint, after reading every file.
+
+    Raises:
+        ConfigError: as with_teacher; or a file is damaged, or the teacher has another tokenizer or fingerprint.
+    """
+    config = with_teacher(config)
+    if not needs_teacher(config):
+        return config
+    folder = _folder(config)
+    _check_tokenizer(folder, tokenizer)
+    with_weights = _open(folder)
+    if with_weights.model != config.teacher.model:
+        raise ConfigError(f"teacher.path: {folder}/config.json leaves out settings of its model; write all of them")
+    problem = with_weights.export.tokenizer_problem(with_weights.pad_id, tokenizer)
+    if problem is not None:
+        raise ConfigError(f"teacher.path: {folder}: {problem}")
+    found, wanted = fingerprint(folder), config.teacher.fingerprint
+    if wanted not in (None, found):
+        raise ConfigError(
+            f"teacher.fingerprint is {wanted}, but {folder} has {found}: it is another teacher; restore its files, or "
+            "leave the setting out"
+        )
+    return _replaced(config, fingerprint=found)
+
+
+def teacher_values(config: RunConfig) -> Callable[[str], Tensor]:
+    """Return a function from the name of a teacher's parameter to its complete fp32 value.
+
+    The function raises CheckpointError if a value is NaN or infinite.
+    """
+    weights = _open(_folder(config))
+    return lambda name: weights.read_finite(name.removeprefix(PREFIX))
+
+
+def _folder(config: RunConfig) -> Path:
+    if config.teacher.path is None:
+        raise ConfigError(
+            f"teacher.path is not set: objective {config.objective.name} learns from a teacher; name its Hugging Face "
+            "folder, e.g. --set teacher.path=teacher (tools/convert_checkpoint.py to-hf writes one)"
+        )
+    folder = Path(config.teacher.path)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"teacher.path: {folder} is not a folder; give a local Hugging Face model folder (download a model of the "
+            "Hub there first, or write one with tools/convert_checkpoint.py to-hf)"
+        )
+    return folder
+
+
+def _open(folder: Path) -> Any:
+    from ctxlm_ds.export.weights import HuggingFaceWeights
+
+    try:
+        return HuggingFaceWeights(folder)
+    except (ExportError, CheckpointError) as error:
+        raise ConfigError(f"teacher.path: {error}") from error
+
+
+def _check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError if the folder has a tokenizer with other ids; without one, the sizes were compared."""
+    from ctxlm_ds.tokenizers.load import load_tokenizer
+
+    if not (folder / TOKENIZER_FILE).is_file():
+        return
+    try:
+        theirs = load_tokenizer(folder).backend.get_vocab()
+    except TokenizerError as error:
+        raise ConfigError(f"teacher.path: {error}") from error
+    ours = tokenizer.backend.get_vocab()
+    if theirs != ours:
+        different = min(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        raise ConfigError(
+            f"teacher.path: the tokenizer in {folder} is not that of the run: {different!r} is token "
+            f"{theirs.get(different)} there, {ours.get(different)} in tokenizer.path; use the teacher's"
+        )
+
+
+def _replaced(config: RunConfig, **values: Any) -> RunConfig:
+    return config.model_copy(update={"teacher": config.teacher.model_copy(update=values)})

@@ -1,0 +1,74 @@
+"""DistilBERT as DistilBertForMaskedLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import CardText
+from ctxlm_ds.export.key_maps import KeyMap, Row, expand
+from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport, fill_mask_card
+from ctxlm_ds.families.distilbert.config import DistilbertSection
+
+LAYER = "distilbert.transformer.layer.{i}"
+TABLES = "distilbert.embeddings"
+LAYER_NORM_EPS = 1e-12
+"""Of every LayerNorm of the class, whose config has no such setting."""
+ROWS = (
+    Row("word_embeddings.weight", (f"{TABLES}.word_embeddings.weight",)),
+    Row("embeddings.position_embeddings.weight", (f"{TABLES}.position_embeddings.weight",)),
+    Row("embeddings.layer_norm.{p}", (f"{TABLES}.LayerNorm.{{p}}",)),
+    Row("encoder.{i}.attention.qkv.{p}",
+        tuple(f"{LAYER}.attention.{part}.{{p}}" for part in ("q_lin", "k_lin", "v_lin"))),
+    Row("encoder.{i}.attention.output.{p}", (f"{LAYER}.attention.out_lin.{{p}}",)),
+    Row("encoder.{i}.attention_layer_norm.{p}", (f"{LAYER}.sa_layer_norm.{{p}}",)),
+    Row("encoder.{i}.mlp.up.{p}", (f"{LAYER}.ffn.lin1.{{p}}",)),
+    Row("encoder.{i}.mlp.down.{p}", (f"{LAYER}.ffn.lin2.{{p}}",)),
+    Row("encoder.{i}.mlp_layer_norm.{p}", (f"{LAYER}.output_layer_norm.{{p}}",)),
+    Row("heads.mlm_transform.{p}", ("vocab_transform.{p}",)),
+    Row("heads.mlm_layer_norm.{p}", ("vocab_layer_norm.{p}",)),
+    Row("mlm_bias.bias", ("vocab_projector.bias",)),
+)  # fmt: skip
+TIED = {"vocab_projector.weight": f"{TABLES}.word_embeddings.weight"}
+BUFFERS = (r"distilbert\.embeddings\.position_ids",)
+
+
+class DistilbertExport(EncoderExport):
+    """DistilBERT."""
+
+    section = DistilbertSection
+    model_type = "distilbert"
+    config_class = "DistilBertConfig"
+    hf_classes = {MASKED_LM: "DistilBertForMaskedLM"}
+    settings = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "dim",
+        "num_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "max_position_embeddings": "max_position_embeddings",
+        "hidden_dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "initializer_range": "initializer_range",
+    }
+    activation_key = "activation"
+    plain_settings = {"tie_word_embeddings": True}
+
+    def check(self, model: Any, outputs: Sequence[str]) -> None:
+        if model.layer_norm_eps != LAYER_NORM_EPS:
+            raise ExportError(
+                f"model.layer_norm_eps is {model.layer_norm_eps:g}: DistilBertForMaskedLM always computes with "
+                f"{LAYER_NORM_EPS:g}; train with that to export"
+            )
+        super().check(model, outputs)
+
+    def key_map(self, model: DistilbertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        self.check(model, outputs)
+        return KeyMap("DistilBertForMaskedLM", expand(ROWS, model.num_layers), TIED, BUFFERS)
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        return fill_mask_card("DistilBERT encoder", "It has DistilBERT's masked-language-modelling head.", mask_token)
+
+
+EXPORT = DistilbertExport()

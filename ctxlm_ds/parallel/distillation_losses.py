@@ -1,0 +1,75 @@
+"""Losses between a model and its teacher: soft targets over the vocabulary of all ranks, and angles of hidden states.
+
+Shape letters: k positions, v vocabulary, n tensor-parallel ranks, t tokens, h width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.cross_entropy import Sums, first_largest
+from ctxlm_ds.parallel.mappings import all_reduce, own_tokens, reduce_from_ranks
+
+
+def soft_target_sums(
+    outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext, temperature: float = 1.0
+) -> Sums:
+    """Sum temperature² · KL(teacher ‖ student) of softmax(logits / temperature) (Hinton 2015; Sanh 2019, section 2).
+
+    Args:
+        outputs: logits [..., v / n] of this rank's words, of student and teacher.
+        labels: [...], IGNORE_LABEL at positions that do not count.
+        parallel: the ranks that share the vocabulary.
+        temperature: divisor of both logits.
+
+    Returns:
+        The sum, the positions at which both have the same largest logit, and the number of positions.
+    """
+    student, teacher = (logits.flatten(0, -2).float() / temperature for logits in outputs)
+    counted = labels[0].flatten() != IGNORE_LABEL
+    student, log_total = shifted(student, parallel)
+    teacher, teachers_log_total = shifted(teacher, parallel)
+    probabilities = (teacher - teachers_log_total).exp()
+    # Padding rows of the table have logits of -inf in both models.
+    difference = (teacher - student).masked_fill(probabilities == 0.0, 0.0)
+    # The logarithms, which every rank has, stay outside the sum over ranks, so that their gradient is complete.
+    divergences = reduce_from_ranks((probabilities * difference).sum(-1), parallel)
+    divergences = divergences + (log_total - teachers_log_total).squeeze(-1)
+    largest = [first_largest(logits.detach(), parallel) for logits in (student, teacher)]
+    hits = (largest[0] == largest[1]) & counted
+    loss = temperature**2 * divergences.where(counted, 0.0).sum()
+    return Sums(loss, hits.sum(dtype=torch.float32), counted.sum(dtype=torch.float32))
+
+
+def shifted(logits: Tensor, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
+    """Return logits [k, v / n] minus the largest of all ranks, and the log of their exponentials' sum [k, 1]."""
+    largest = logits.detach().amax(-1, keepdim=True)
+    if parallel.size > 1:
+        largest = all_reduce(largest, parallel, dist.ReduceOp.MAX)
+    moved = logits - largest
+    return moved, reduce_from_ranks(moved.exp().sum(-1, keepdim=True), parallel).log()
+
+
+def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
+    """Sum 1 - cos of the angle between student's and teacher's hidden states at every token.
+
+    Args:
+        outputs: hidden states [..., h] of both; under sequence parallelism those of this rank's tokens.
+        labels: sequence_ids [...], 0 at padding.
+        parallel: the ranks that share the tokens.
+    """
+    student, teacher = (hidden.flatten(0, -2).float() for hidden in outputs)
+    everywhere = labels[0].flatten() > 0
+    counted = own_tokens(everywhere, parallel) if parallel.splits_tokens else everywhere
+    alike = torch.ones_like(student[:, 0])
+    loss = F.cosine_embedding_loss(student, teacher, alike, reduction="none").where(counted, 0.0).sum()
+    if parallel.splits_tokens:
+        loss = reduce_from_ranks(loss, parallel)
+    return Sums(loss, None, everywhere.sum(dtype=torch.float32))

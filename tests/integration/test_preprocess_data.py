@@ -1,0 +1,342 @@
+"""The data tools as a user types them: the route, clear errors, and interrupted runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.errors import DataError
+from tests.text import write_corpus
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ("train_tokenizer", "preprocess_data", "inspect_dataset", "extract_docstrings")
+
+
+def command_of(tool: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *map(str, arguments)]
+
+
+def run_tool(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command_of(tool, *arguments), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def refused(message: str, tool: str, *arguments: object) -> None:
+    done = run_tool(tool, *arguments, code=2)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    write_corpus(path, 150, seed=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Path) -> Path:
+    folder = corpus.parent / "tokenizer"
+    run_tool("train_tokenizer", "--input", corpus, "--type", "wordpiece", "--vocab-size", 600, "--output-dir", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long_corpus(corpus: Path) -> Path:
+    """Text enough for several seconds, so that a run can be stopped in the middle."""
+    path = corpus.parent / "long.jsonl"
+    content = corpus.read_bytes()
+    with open(path, "wb") as file:
+        for _ in range(400):
+            file.write(content)
+    return path
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_within_a_second(tool: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "usage:" in run_tool(tool, "--help").stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
+
+
+def test_the_route(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    done = run_tool(
+        "preprocess_data",
+        "--input",
+        corpus,
+        "--json-keys",
+        "text",
+        "--split-sentences",
+        "--append-eod",
+        "--tokenizer",
+        tokenizer,
+        "--output-prefix",
+        tmp_path / "data",
+        "--workers",
+        2,
+    )
+    prefix = f"{tmp_path}/data_text_sentence"
+    assert f"{prefix}: 150 documents (0 empty and 0 bad ones skipped)" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "data_text_sentence.bin",
+        "data_text_sentence.idx",
+        "data_text_sentence.json",
+        "data_text_sentence.sha256",
+    ]
+    shown = run_tool("inspect_dataset", prefix, "--verify", "--show", 1).stdout
+    assert "documents     150" in shown and shown.count("verified ") >= 4
+    assert "[1]" in shown and "chapter 0 is about" in shown and "[SEP]" in shown
+    assert f"{tokenizer} has the recorded fingerprint" in shown
+    again = ("--input", corpus, "--split-sentences", "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    assert "complete already, nothing to do" in run_tool("preprocess_data", "--append-eod", *again).stdout
+    refused("already", "preprocess_data", *again)
+
+
+def test_byte_level_route_with_a_glob_and_compressed_files(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "a.jsonl.gz", 30, seed=1, format="jsonl.gz")
+    write_corpus(tmp_path / "b.jsonl.xz", 30, seed=2, format="jsonl.xz")
+    pattern, folder = tmp_path / "*.jsonl.*", tmp_path / "tokenizer"
+    done = run_tool("train_tokenizer", "--input", pattern, "--type", "bpe", "--vocab-size", 500, "--output-dir", folder)
+    assert "byte_bpe, 500 tokens" in done.stdout
+    run_tool(
+        "preprocess_data",
+        "--input",
+        pattern,
+        "--tokenizer",
+        folder,
+        "--output-prefix",
+        tmp_path / "data",
+        "--workers",
+        1,
+    )
+    assert IndexedDataset(tmp_path / "data_text_document").num_documents == 60
+
+
+def test_mistakes_give_one_clear_line(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    output = ("--output-prefix", tmp_path / "data")
+    refused("no such file", "preprocess_data", "--input", tmp_path / "none", "--tokenizer", tokenizer, *output)
+    refused("no such tokenizer folder", "preprocess_data", "--input", corpus, "--tokenizer", "bert-base", *output)
+    refused("has no key 'body'", "preprocess_data", "--input", corpus, "--json-keys", "body", "--tokenizer", tokenizer,
+           "--workers", 2, *output)  # fmt: skip
+    refused("already exists", "train_tokenizer", "--input", corpus, "--type", "bpe", "--output-dir", tokenizer)
+    refused("no such file", "inspect_dataset", tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "cut.idx").write_bytes(b"MMIDIDX")
+    (tmp_path / "cut.bin").write_bytes(b"")
+    refused("not an indexed dataset", "inspect_dataset", tmp_path / "cut", "--verify")
+
+
+def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"text": "Ada."}\n')
+    flags = ("--input", path, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data", "--workers", 1)
+    for shard in ("0/2", "1/2"):
+        done = run_tool("preprocess_data", *flags, "--shard", shard)
+        if shard == "0/2":
+            assert ": 1 document (0 empty and 0 bad ones skipped), 1 sequence, " in done.stdout
+            assert re.search(r"^4 characters in 0:\d\d \(\d+/s\)$", done.stdout, re.MULTILINE)
+    line = done.stdout.splitlines()[-1]
+    whole = f"{tmp_path}/data_text_document"
+    assert line.startswith("next, when all 2 shards are there: python tools/merge_datasets.py --input ")
+    command = line.split("python tools/merge_datasets.py ")[1]
+    assert command == f"--input {whole}_shard*-of-00002.idx --output-prefix {whole}"
+    merged = run_tool("merge_datasets", "--input", *sorted(tmp_path.glob("*_shard*.idx")), "--output-prefix", whole)
+    assert merged.stdout.startswith(f"{whole}: 2 parts, 1 document, 1 sequence, ") and "kB in " in merged.stdout
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _as_in_a_foreground() -> None:
+    """Ctrl-C counts, even where these tests run in the background of a shell, which starts its jobs without it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def running(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """preprocess_data with two workers, in the middle of writing."""
+    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    command = command_of("preprocess_data", *arguments, "--split-sentences", "--workers", 2)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_foreground
+    )
+    try:
+        _wait(lambda: any(path.stat().st_size > 100_000 for path in tmp_path.glob("*.partial/*.bin.part")))
+        assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_kill_9_leaves_nothing_that_is_accepted(
+    running: subprocess.Popen[str], corpus: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    workers = _children(running.pid)
+    assert len(workers) >= 2
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["data_text_sentence.partial"]
+    assert {path.suffix for path in (tmp_path / "data_text_sentence.partial").iterdir()} <= {".part", ".json", ""}
+    with pytest.raises(DataError, match="no such file"):
+        IndexedDataset(tmp_path / "data_text_sentence")
+    refused("no such file", "inspect_dataset", tmp_path / "data_text_sentence", "--verify")
+    _wait(lambda: not any(_alive(pid) for pid in workers))
+    words = ("--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data", "--split-sentences")
+    done = run_tool("preprocess_data", *words, "--workers", 1)
+    assert "which has ended" in done.stderr
+    assert IndexedDataset(tmp_path / "data_text_sentence").num_documents == 150
+    assert not (tmp_path / "data_text_sentence.partial").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_tidies_up(running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals) -> None:
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert errors.strip() == "interrupted; nothing incomplete was kept"
+    assert list(tmp_path.iterdir()) == []
+
+
+_PIECEMEAL = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from ctxlm_ds.data.preprocess import job
+job.SAVE_INTERVAL_BYTES = 1 << 20
+from ctxlm_ds.console import run_command
+from tools.preprocess_data import main
+run_command(main)
+"""
+
+
+def _piecemeal(*arguments: object) -> subprocess.Popen[str]:
+    """preprocess_data that saves its progress after every chunk."""
+    command = [sys.executable, "-c", _PIECEMEAL, str(ROOT), *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_foreground)
+
+
+def _bytes_of(prefix: Path) -> dict[str, bytes]:
+    return {path.suffix: path.read_bytes() for path in prefix.parent.glob(f"{prefix.name}.*")}
+
+
+@pytest.fixture(scope="module")
+def whole(long_corpus: Path, tokenizer: Path) -> dict[str, bytes]:
+    """What an uninterrupted run makes of the long corpus."""
+    prefix = long_corpus.parent / "whole"
+    run_tool("preprocess_data", "--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", prefix)
+    return _bytes_of(long_corpus.parent / "whole_text_document")
+
+
+def test_an_interrupted_run_keeps_its_progress_and_goes_on(
+    long_corpus: Path, tokenizer: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    process = _piecemeal(*arguments, "--workers", 1)
+    _wait(lambda: (tmp_path / "data_text_document.partial" / "progress.json").exists())
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = f"interrupted; {tmp_path}/data_text_document.partial is kept: rerun the command to resume"
+    assert errors.strip().splitlines()[-1] == kept
+    done = run_tool("preprocess_data", *arguments, "--workers", 2)
+    assert "resuming after" in done.stderr
+    assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
+
+
+def _renamed(contents: dict[str, bytes], name: bytes) -> dict[str, bytes]:
+    return {suffix: content.replace(name, b"NAME") for suffix, content in contents.items()}
+
+
+@pytest.mark.soak
+def test_kill_9_at_any_moment_any_number_of_times(
+    long_corpus: Path, tokenizer: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    for _ in range(200):
+        process = _piecemeal(*arguments, "--workers", rng.randint(1, 2))
+        try:
+            process.communicate(timeout=rng.uniform(1.0, 4.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        if not (tmp_path / "data_text_document.idx").exists():
+            with pytest.raises(DataError):
+                IndexedDataset(tmp_path / "data_text_document")
+            continue
+        assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
+    assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".idx", ".json", ".sha256"}
+
+
+def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    workers = [pid for pid in _children(running.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert errors.strip().splitlines()[-1].startswith("error: a worker process died")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_gives_one_error_and_leaves_nothing(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    command = command_of("preprocess_data", *arguments, "--workers", 1)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)),
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and "nothing was kept" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_stays_flat(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from ctxlm_ds.data.preprocess.job import *\n"
+        "preprocess([sys.argv[1]], sys.argv[2], sys.argv[3], PreprocessConfig(split_sentences=True))\n"
+        # Not getrusage's figure, which goes on from what the process that started this one held.
+        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    content = long_corpus.read_bytes()
+    peaks = []
+    for name, size in (("small", 4_000_000), ("large", 12_000_000)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(content[:size].rsplit(b"\n", 1)[0])
+        command = [sys.executable, "-c", code, str(path), str(tokenizer), str(tmp_path / name)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout))
+    assert peaks[1] < peaks[0] * 1.15  # three times the text; peaks in kB

@@ -1,0 +1,50 @@
+"""Ranges of documents for threads: neither their size nor the threads change anything."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
+from ctxlm_ds.data.formats.loops import ranges, sentences
+from ctxlm_ds.data.index.record import SampleSettings
+from ctxlm_ds.registry import FORMATS as REGISTERED
+from tests.sample_data import build_sample_index, random_documents, run_config, table_of, write_dataset
+from tests.unit.data.index.test_sentence_table import FORMATS, TOKENIZER
+
+
+def records_of(table: Any, sample_format: str, workers: int) -> list[tuple[int, ...]]:
+    values = SampleSettings(
+        sample_format=sample_format, seq_length=64, num_duplicates=1, seed=3, packing=False,
+        max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": 0.1},
+    )  # fmt: skip
+    parts = REGISTERED.get(sample_format)().records(
+        table, Making(SimpleNamespace(prefix="d"), (0, 1), values, SequenceTemplate.of(TOKENIZER), workers), 0
+    )
+    return [record for records in parts for record in records.tolist()]
+
+
+@pytest.mark.parametrize("sample_format", FORMATS)
+def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPatch, sample_format: str) -> None:
+    table = table_of(random_documents(200, seed=6))
+    expected = records_of(table, sample_format, 1)
+    assert expected == records_of(table, sample_format, 3)
+    monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=17))
+    monkeypatch.setattr(sentences, "RECORDS_AT_ONCE", 3)
+    assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)
+
+
+def test_index_files_do_not_depend_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=50))
+    documents = random_documents(100, seed=7)
+    config = run_config(data={"num_duplicates": 2, "packing": True})
+    found = []
+    for workers in (1, 4):
+        prefix = write_dataset(tmp_path / str(workers) / "d", documents)
+        directory = build_sample_index(prefix, TOKENIZER, config, workers=workers).directory
+        found.append({path.name: path.read_bytes() for path in directory.glob("*.npy")})
+    assert found[0] == found[1] and len(found[0]) == 3

@@ -1,0 +1,121 @@
+"""Dense rows of FULL-SENTENCES and DOC-SENTENCES against a plain reading of the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.data.formats.loops.sentences import sentence_rows
+from ctxlm_ds.data.index.sentence_table import SentenceTable
+from tests.sample_data import Documents, ends_of, numbered_documents, random_documents, starts_of, table_of
+
+SEPARATOR = -1
+
+
+def full_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
+    """All blocks of one pass."""
+    blocks = sentence_rows(table, room, True, False, (0, table.num_documents))
+    return [record for records in blocks for record in records.tolist()]
+
+
+def greedy_blocks(documents: Documents, room: int) -> list[list[int]]:
+    """Sentence by sentence; no sentence longer than a block is allowed here."""
+    blocks: list[list[int]] = []
+    block: list[int] = []
+    for document in documents:
+        needs_separator = bool(block)
+        for sentence in document:
+            added = ([SEPARATOR] if needs_separator else []) + sentence
+            if block and len(block) + len(added) > room:
+                blocks.append(block)
+                block, added = [], sentence
+            block = block + added
+            needs_separator = False
+    return [*blocks, block]
+
+
+def read(documents: Documents, record: tuple[int, ...]) -> list[int]:
+    """The tokens of a block, separators where a document ends inside it."""
+    tokens = [token for document in documents for sentence in document for token in sentence]
+    ends = set(np.cumsum([sum(map(len, document)) for document in documents]).tolist())
+    block: list[int] = []
+    for position in range(record[0], record[1]):
+        if position in ends and block:
+            block.append(SEPARATOR)
+        block.append(tokens[position])
+    return block
+
+
+@pytest.mark.parametrize("room", [40, 62, 126, 510])
+def test_equals_greedy_filling(room: int) -> None:
+    documents = random_documents(80, sentences=6, tokens=20, seed=room)
+    records = full_sentences(table_of(documents), room)
+    blocks = [read(documents, record) for record in records]
+    assert blocks == greedy_blocks(documents, room)
+    assert [record[4] for record in records] == [len(block) + 2 for block in blocks]
+
+
+def test_separator_counts_and_falls_away_between_blocks() -> None:
+    documents = numbered_documents([[4], [3], [3], [8]])
+    records = full_sentences(table_of(documents), 8)
+    assert [record[4] - 2 for record in records] == [8, 3, 8]
+    assert [record[:2] for record in records] == [(0, 7), (7, 10), (10, 18)]
+
+
+@pytest.mark.parametrize("room", [5, 17, 62])
+def test_long_sentences_are_cut_without_losing_a_token(room: int) -> None:
+    documents = random_documents(40, sentences=4, tokens=60, seed=9)
+    table = table_of(documents)
+    records = full_sentences(table, room)
+    assert all(record[4] <= room + 2 for record in records)
+    assert records[0][0] == 0 and records[-1][1] == ends_of(table)[-1]
+    assert all(left[1] == right[0] for left, right in zip(records, records[1:], strict=False))
+    long_ones = ends_of(table) - starts_of(table) > room
+    allowed = {0, *ends_of(table).tolist()}
+    for start, *_ in records:
+        sentence = int(np.searchsorted(ends_of(table), start, side="right"))
+        assert start in allowed or long_ones[sentence]
+
+
+def test_unsplit_documents_become_full_blocks() -> None:
+    documents = numbered_documents([[1000], [700], [333]])
+    records = full_sentences(table_of(documents), 62)
+    assert all(record[4] == 64 for record in records[:-1])
+
+
+def test_blocks_are_well_filled() -> None:
+    documents = random_documents(300, sentences=10, tokens=15, seed=4)
+    lengths = np.array([record[4] for record in full_sentences(table_of(documents), 510)])
+    assert lengths.mean() > 512 - 2 * 15
+
+
+def doc_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
+    """All rows of one pass."""
+    rows = sentence_rows(table, room, False, False, (0, table.num_documents))
+    return [record for records in rows for record in records.tolist()]
+
+
+@pytest.mark.parametrize("room", [20, 62, 510])
+def test_doc_sentences_are_full_sentences_of_each_document_alone(room: int) -> None:
+    documents = random_documents(60, tokens=25, seed=room)
+    expected, offset = [], 0
+    for document in documents:
+        for start, end, *rest in full_sentences(table_of([document]), room):
+            expected.append((start + offset, end + offset, *rest))
+        offset += sum(map(len, document))
+    assert list(doc_sentences(table_of(documents), room)) == expected
+
+
+def test_doc_sentences_never_cross_and_cover_everything() -> None:
+    documents = random_documents(100, seed=2)
+    table = table_of(documents)
+    document_of = np.repeat(np.arange(100), [sum(map(len, d)) for d in documents])
+    records = doc_sentences(table, 100)
+    assert all(document_of[start] == document_of[end - 1] for start, end, *_ in records)
+    assert sum(end - start for start, end, *_ in records) == ends_of(table)[-1]
+    assert all(length == end - start + 2 for start, end, _, _, length, _ in records)
+
+
+def test_short_documents_give_short_rows() -> None:
+    records = doc_sentences(table_of(numbered_documents([[5, 5], [1], [9, 9, 9]])), 20)
+    assert [record[4] - 2 for record in records] == [10, 1, 18, 9]

@@ -1,0 +1,235 @@
+"""Shards, interrupted runs and finished datasets: the bytes are those of one uninterrupted run, or nothing is there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.data.dataset import writer as writer_module
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.preprocess import folder as folder_module
+from ctxlm_ds.data.preprocess import job as preprocess_module
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
+from ctxlm_ds.data.sources.types import InputShard
+from ctxlm_ds.errors import DataError
+from tests.text import write_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Three files of a dozen chunks, one of them compressed; progress is saved after every chunk."""
+    monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
+    monkeypatch.setattr(preprocess_module, "SAVE_INTERVAL_BYTES", 1)
+    names = ["a.jsonl", "b.jsonl.gz", "c.jsonl"]
+    for seed, name in enumerate(names):
+        write_corpus(tmp_path / name, 25, seed=seed, format=name.split(".", 1)[1])
+    with open(tmp_path / "c.jsonl", "a") as file:
+        file.write('{"other": "key"}\n{broken\n')
+    return [tmp_path / name for name in names]
+
+
+def run(corpus: list[Path], tokenizer: Path, prefix: Path, **settings: Any) -> PreprocessResult:
+    config = PreprocessConfig(**{"max_bad_records": 5, "split_sentences": True, **settings})
+    return preprocess([str(path) for path in corpus], tokenizer, prefix, config)[0]
+
+
+def contents_of(prefix: str | Path) -> dict[str, bytes]:
+    path = Path(prefix)
+    files = [file for file in path.parent.glob(f"{path.name}*") if file.is_file()]
+    return {file.name.removeprefix(path.name): file.read_bytes() for file in files}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the program may run behind it."""
+
+
+def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the run at its step-th write, save or rename, without any tidying."""
+    done = 0
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done > step:
+                raise Killed
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(writer_module.IndexedDatasetWriter, "add_documents",
+                        counted(writer_module.IndexedDatasetWriter.add_documents))  # fmt: skip
+    monkeypatch.setattr(writer_module.IndexedDatasetWriter, "save", counted(writer_module.IndexedDatasetWriter.save))
+    monkeypatch.setattr(folder_module, "write_text", counted(folder_module.write_text))
+    monkeypatch.setattr(writer_module, "publish", counted(writer_module.publish))
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **named: None)
+
+
+@pytest.mark.parametrize("step", [0, 3, 20, *range(-8, 0)])
+def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
+    corpus: list[Path], tokenizer: Path, tmp_path: Path, step: int
+) -> None:
+    whole = run(corpus, tokenizer, tmp_path / "whole" / "data", workers=1)
+    prefix = tmp_path / "parts" / "data_text_sentence"
+    with pytest.MonkeyPatch.context() as patch:
+        if step < 0:  # the last ones: preparing and renaming
+            steps: list[int] = []
+            patch.setattr(folder_module, "write_text", lambda *_: steps.append(1))
+            run(corpus, tokenizer, tmp_path / "count" / "data")
+            step += 3 * len(steps) + 5
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(step, patch)
+        run(corpus, tokenizer, tmp_path / "parts" / "data")
+    with pytest.raises(DataError, match="no such file"):
+        IndexedDataset(prefix)
+    assert not Path(f"{prefix}.idx").exists()
+    result = run(corpus, tokenizer, tmp_path / "parts" / "data", workers=1)
+    assert not result.was_complete
+    assert contents_of(prefix) == contents_of(whole.prefix)
+    assert result.metadata["bad_record_reasons"] == whole.metadata["bad_record_reasons"]
+
+
+def test_a_piece_is_not_read_twice(
+    corpus: list[Path], tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(30, patch)
+        run(corpus, tokenizer, tmp_path / "data")
+    progress = json.loads((tmp_path / "data_text_sentence.partial" / "progress.json").read_text())
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        add = writer_module.IndexedDatasetWriter.add_documents
+        patch.setattr(
+            writer_module.IndexedDatasetWriter,
+            "add_documents",
+            lambda self, tokens, lengths, sizes: (seen.append(len(sizes)), add(self, tokens, lengths, sizes)),
+        )
+        result = run(corpus, tokenizer, tmp_path / "data")
+    assert progress["writers"][0]["documents"] > 0
+    assert sum(seen) == result.metadata["documents"] - progress["writers"][0]["documents"]
+
+
+@pytest.mark.parametrize("other_build", [False, True])
+def test_overwrite_goes_on_with_progress_of_its_own_build(
+    corpus: list[Path], tokenizer: Path, tmp_path: Path, other_build: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run(corpus, tokenizer, tmp_path / "whole" / "data")
+    older = run(corpus[:2], tokenizer, tmp_path / "data")
+    before = contents_of(older.prefix)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(30, patch)
+        run(corpus, tokenizer, tmp_path / "data", overwrite=True, append_eod=other_build)
+    assert contents_of(older.prefix) == before
+    caplog.clear()
+    with caplog.at_level("INFO", logger="ctxlm_ds"):
+        again = run(corpus, tokenizer, tmp_path / "data", overwrite=True)
+    assert ("resuming after" in caplog.text) != other_build
+    assert ("another input, tokenizer or setting; starting again" in caplog.text) == other_build
+    assert contents_of(again.prefix) == contents_of(whole.prefix)
+
+
+def test_a_dataset_that_appears_meanwhile_is_not_replaced(
+    corpus: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in corpus:
+        path.unlink()
+    lines = [json.dumps({"title": f"Title {number}.", "text": "Some text."}) for number in range(20)]
+    corpus[0].write_text("\n".join(lines))
+    check = folder_module.PartialFolder.check
+    others: list[PreprocessResult] = []
+
+    def meanwhile(self: folder_module.PartialFolder) -> None:
+        monkeypatch.setattr(folder_module.PartialFolder, "check", check)
+        others.append(run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("title",)))
+        check(self)
+
+    monkeypatch.setattr(folder_module.PartialFolder, "check", meanwhile)
+    with pytest.raises(DataError, match=r"data_title_sentence\.bin, .* exist\(s\) already"):
+        run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("text", "title"))
+    assert json.loads(Path(f"{others[0].prefix}.json").read_text()) == others[0].metadata
+    assert not list(tmp_path.glob("data_text_sentence.[bi]*"))
+    result = run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("text", "title"), overwrite=True)
+    assert not list(tmp_path.glob("*.partial")) and result.metadata["json_keys"] == ["text", "title"]
+
+
+def test_a_finished_dataset_is_recognised(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    first = run(corpus, tokenizer, tmp_path / "data")
+    before = contents_of(first.prefix)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("data*")}
+    again = run(corpus, tokenizer, tmp_path / "data", workers=2, max_bad_records=0.9)
+    assert again.was_complete and again.metadata == first.metadata
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("data*")} == times
+    with pytest.raises(DataError, match="exist.* already"):
+        run(corpus[:2], tokenizer, tmp_path / "data")
+    assert not run(corpus, tokenizer, tmp_path / "data", overwrite=True).was_complete
+    assert contents_of(first.prefix) == before
+    os.truncate(f"{first.prefix}.bin", 100)
+    with pytest.raises(DataError, match="exist.* already"):
+        run(corpus, tokenizer, tmp_path / "data")
+
+
+def test_the_manifest_is_sha256sums_own(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    result = run(corpus, tokenizer, tmp_path / "data")
+    command = ["sha256sum", "--check", "--strict", f"{Path(result.prefix).name}.sha256"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [line.split(": ") for line in done.stdout.splitlines()] == [
+        [f"data_text_sentence.{extension}", "OK"] for extension in ("bin", "idx", "json")
+    ]
+
+
+@pytest.mark.parametrize("count", [3, 24])
+def test_shards_add_up_to_the_whole(corpus: list[Path], tokenizer: Path, tmp_path: Path, count: int) -> None:
+    whole = IndexedDataset(run(corpus, tokenizer, tmp_path / "data", append_eod=True).prefix)
+    settings = {"append_eod": True}
+    results = [run(corpus, tokenizer, tmp_path / "part", shard=InputShard(i, count), **settings) for i in range(count)]
+    assert Path(results[1].prefix).name == f"part_text_sentence_shard00001-of-{count:05d}"
+    parts = [IndexedDataset(result.prefix) for result in results]
+    bins = [Path(f"{part.prefix}.bin").read_bytes() for part in parts]
+    assert b"".join(bins) == Path(f"{whole.prefix}.bin").read_bytes()
+    assert np.concatenate([part.arrays.lengths for part in parts]).tolist() == whole.arrays.lengths.tolist()
+    assert sum(part.num_documents for part in parts) == whole.num_documents
+    assert sum(result.metadata["input_bytes"] for result in results) == sum(path.stat().st_size for path in corpus)
+    assert sum(result.metadata["bad_records"] for result in results) == 2
+
+
+def test_an_input_may_be_named_corpus_json(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "corpus.json"  # the name of the report of tools/prepare_corpus.py
+    path.write_text('{"text": "Fine text."}\n' * 3)
+    metadata = run([path], tokenizer, tmp_path / "data").metadata
+    assert (metadata["documents"], metadata["cleaning"]) == (3, [])
+
+
+def test_a_full_disk_keeps_what_was_finished(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    whole = run(corpus, tokenizer, tmp_path / "whole" / "data")
+    add = writer_module.IndexedDatasetWriter.add_documents
+
+    def add_until_full(self: writer_module.IndexedDatasetWriter, *arguments: Any) -> None:
+        if self.num_documents > 30:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer_module.IndexedDatasetWriter, "add_documents", add_until_full)
+        with pytest.raises(DataError, match=r"No space left on device after .* MB of input; .*\.partial is kept"):
+            run(corpus, tokenizer, tmp_path / "data")
+    assert [path.name for path in tmp_path.glob("data*")] == ["data_text_sentence.partial"]
+    assert contents_of(run(corpus, tokenizer, tmp_path / "data").prefix) == contents_of(whole.prefix)
+
+
+def test_what_prepare_corpus_did_stands_in_the_json(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
+    assert run(corpus, tokenizer, tmp_path / "data").metadata["cleaning"] == []
+    cleaned = tmp_path / "cleaned"
+    root = Path(__file__).parents[4]
+    command = [sys.executable, str(root / "tools" / "prepare_corpus.py"), "--input", str(corpus[0])]
+    subprocess.run([*command, "--output-dir", str(cleaned), "--min-words", "5"], check=True, capture_output=True)
+    result = run(sorted(cleaned.glob("*.jsonl.zst")), tokenizer, tmp_path / "again")
+    assert [stage["stage"] for stage in result.metadata["cleaning"]].count("length") == 1

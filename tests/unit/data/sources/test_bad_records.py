@@ -1,0 +1,54 @@
+"""Bad records: counted by reason, the first kept, too many told with their reasons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.sources.bad_records import MAX_KEPT
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.text import make_documents
+from tests.unit.data.preprocess.test_job_resume import contents_of, run
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
+    train_tokenizer("bpe", make_documents(60, seed=7), 500, folder)
+    return folder
+
+
+def test_bad_records_are_counted_and_the_first_kept(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
+    lines = ['{"text": "Fine text."}', "{broken", '{"title": "x"}'] * 1500
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(lines))
+    contents = []
+    for workers in (1, 2):
+        result = run([path], tokenizer, tmp_path / "data", max_bad_records=3000, workers=workers, overwrite=True)
+        contents.append(contents_of(result.prefix))
+    assert contents[0] == contents[1]
+    assert result.metadata["bad_records"] == 3000
+    assert list(result.metadata["bad_record_reasons"].values()) == [1500, 1500]
+    entries = [json.loads(line) for line in contents[0][".errors.jsonl"].splitlines()]
+    assert len(entries) == MAX_KEPT
+    assert [entry["position"] for entry in entries] == sorted({entry["position"] for entry in entries})
+    assert {lines[entry["position"] - 1] for entry in entries} == {"{broken", '{"title": "x"}'}
+    assert all(lines[entry["position"] - 1] == entry["excerpt"] for entry in entries)
+    fine = tmp_path / "fine.jsonl"
+    fine.write_text(lines[0])
+    assert ".errors.jsonl" not in contents_of(run([fine], tokenizer, tmp_path / "data", overwrite=True).prefix)
+
+
+def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(["{"] * 30 + ['{"text": "Fine text."}'] * 70))
+    assert run([path], tokenizer, tmp_path / "data", max_bad_records=30).metadata["bad_records"] == 30
+    message = r"30 of 100 records are no documents \(30 not valid JSON\), more than the 29 allowed"
+    with pytest.raises(DataError, match=message):
+        run([path], tokenizer, tmp_path / "more", max_bad_records=29)

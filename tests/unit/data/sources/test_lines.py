@@ -1,0 +1,56 @@
+"""Records of lines: too long ones, documents between blank lines, a text without any."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.data.sources import lines, reading
+from ctxlm_ds.data.sources.parsing import parse_chunk
+from ctxlm_ds.data.sources.reading import find_sources, read_chunks
+from ctxlm_ds.data.sources.types import BadRecord
+from tests.unit.data.sources.documents import parsed, texts_of
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("format", ["jsonl", "text", "wikiextractor"])
+def test_too_long_records_are_passed_over(
+    tmp_path: Path, format: str, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 7_000)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 700)
+    records = {
+        "jsonl": [json.dumps({"text": "x" * size}).encode() + b"\n" for size in (10, 9_000, 20, 4_000)],
+        "text": [b"x" * size + b"\n\n" for size in (10, 9_000, 20, 4_000)],
+        "wikiextractor": [b'<doc id="1">\n' + b"xx\n" * (size // 2) + b"</doc>\n" for size in (10, 9_000, 20, 4_000)],
+    }[format]
+    path = tmp_path / f"corpus{suffix}"
+    path.write_bytes(gzip.compress(b"".join(records)) if suffix else b"".join(records))
+    chunks = list(read_chunks(find_sources([str(path)], format)))
+    items = [item for chunk in chunks for item in parse_chunk(chunk, ["text"])]
+    assert [item["text"].count("x") for item in items if isinstance(item, dict)] == [10, 20, 4_000]
+    bad = [item for item in items if isinstance(item, BadRecord)]
+    assert [(item.reason, item.excerpt) for item in bad] == [("longer than 7,000 bytes", records[1][:200])]
+    assert bad[0].position == 1 + records[0].count(b"\n")
+    assert max(len(chunk.records) for chunk in chunks) < 8_000
+
+
+def test_text_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"\xef\xbb\xbf\n\n one a\none b\r\n\r\n \t \ntwo\n\n\n\nthree\nmore")
+    assert texts_of(path) == [" one a\none b", "two", "three\nmore"]
+    path.write_bytes(path.read_bytes().replace(b"t", b"\xff"))
+    assert [item.position for item in parsed(path) if isinstance(item, BadRecord)] == [7, 11]
+
+
+def test_a_text_document_without_any_blank_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_TEXT_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 300)
+    written = [f"line {number} of one endless file." for number in range(500)]
+    (tmp_path / "corpus.txt").write_text("\n".join(written))
+    documents = texts_of(tmp_path / "corpus.txt")
+    assert "\n".join(documents).split("\n") == written
+    assert max(map(len, documents)) < 1100 and len(documents) > 10

@@ -1,0 +1,63 @@
+"""Sequences in flat arrays, one at a time, and made-up batches of declared fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ctxlm_ds.data.fields import IGNORE_LABEL, Field
+from ctxlm_ds.data.sample import NO_LABEL, Batch, empty_examples, empty_samples, starts_of
+
+LENGTHS = np.array([3, 0, 2])
+
+
+def test_starts_are_cumulative_sums() -> None:
+    assert starts_of(LENGTHS).tolist() == [0, 3, 3, 5]
+    assert starts_of(np.zeros(0, dtype=np.int64)).tolist() == [0]
+
+
+def test_a_sample_is_its_stretch_of_the_flat_arrays() -> None:
+    samples = empty_samples(LENGTHS)
+    samples.input_ids[:] = [5, 6, 7, 8, 9]
+    samples.special_mask[:] = [True, False, False, False, True]
+    samples.second_starts[:] = [2, 0, 2]
+    samples.sequence_labels[:] = [1, NO_LABEL, NO_LABEL]
+    assert samples.lengths.tolist() == LENGTHS.tolist()
+    first, last = samples.sample(0), samples.sample(2)
+    assert (first.input_ids.tolist(), first.token_type_ids.tolist(), first.sequence_label) == ([5, 6, 7], [0, 0, 1], 1)
+    assert first.special_mask.tolist() == [True, False, False]
+    # A sequence of one segment: the second begins at its length.
+    assert (last.input_ids.tolist(), last.token_type_ids.tolist(), last.sequence_label) == ([8, 9], [0, 0], NO_LABEL)
+    assert samples.sample(1).input_ids.size == 0
+
+
+def test_an_example_has_its_own_predictions() -> None:
+    examples = empty_examples(LENGTHS, np.array([2, 0, 1]))
+    examples.input_ids[:] = [5, 4, 4, 8, 4]
+    examples.second_starts[:] = [1, 0, 2]
+    examples.sequence_labels[:] = 0
+    examples.prediction_positions[:] = [1, 2, 1]
+    examples.prediction_labels[:] = [6, 7, 9]
+    first, last = examples.example(0), examples.example(2)
+    assert (first.prediction_positions.tolist(), first.prediction_labels.tolist()) == ([1, 2], [6, 7])
+    assert (last.prediction_positions.tolist(), last.prediction_labels.tolist()) == ([1], [9])
+    assert first.token_type_ids.tolist() == [0, 1, 1] and last.input_ids.tolist() == [8, 4]
+
+
+def test_made_up_rows_are_one_full_sequence_each() -> None:
+    fields = [
+        Field("input_ids", 6, 3), Field("position_ids", 6), Field("sequence_ids", 6), Field("sequence_starts", 3, 6),
+        Field("prediction_positions", 2), Field("masked_lm_labels", 2, IGNORE_LABEL),
+        Field("weight", 1, 0.0, "float32"), Field("cls_positions", 1),
+    ]  # fmt: skip
+    batch = Batch.example(fields, 4, np.random.default_rng(0), 50)
+    assert {name: tuple(value.shape) for name, value in batch.fields.items()} == {
+        field.name: (4, field.columns) for field in fields
+    }
+    assert batch.num_tokens == 24
+    assert batch.fields["input_ids"].max() < 50 and batch.fields["weight"].dtype == torch.float32
+    assert batch.fields["position_ids"].tolist() == [list(range(6))] * 4
+    assert batch.fields["sequence_starts"].tolist() == [[0, 6, 6]] * 4
+    slots = batch.fields["prediction_positions"]
+    assert (slots[:, 0] < slots[:, 1]).all() and slots.max() < 6
+    assert set(batch.fields["masked_lm_labels"].flatten().tolist()) <= {0, 1}

@@ -1,0 +1,190 @@
+"""The teacher of a recipe: read without torch, refused with one message each, fingerprinted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ctxlm_ds.checkpoint.training import refuse_changed_settings
+from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.export.hf_config import from_hf_config, read_section
+from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
+from ctxlm_ds.recipe.layout import layout_problems
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.tokenizers.load import load_tokenizer
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def write_teacher(folder: Path, vocab_size: int, **settings: Any) -> Path:
+    """Write a BERT of transformers."""
+    torch.manual_seed(3)
+    config = transformers.BertConfig(vocab_size=vocab_size, max_position_embeddings=40, **{**SHAPE, **settings})
+    transformers.BertForMaskedLM(config).save_pretrained(folder, max_shard_size="20KB")
+    return folder
+
+
+@pytest.fixture
+def size(wordpiece_folder: Path) -> int:
+    return load_tokenizer(wordpiece_folder).vocab_size
+
+
+@pytest.fixture
+def teacher(tmp_path: Path, size: int) -> Path:
+    return write_teacher(tmp_path / "teacher", size)
+
+
+def recipe(folder: Path | None, tokenizer: Path, size: int | None, **sections: Any) -> RunConfig:
+    """A student of two layers."""
+    model = {"family": "distilbert", "hidden_size": 32, "num_layers": 2, "num_attention_heads": 4,
+             "intermediate_size": 48, "max_position_embeddings": 40, "vocab_size": size}  # fmt: skip
+    given = sections.pop("teacher", {})
+    return RunConfig.model_validate({
+        "model": model | sections.pop("model", {}),
+        "objective": {"name": "distillation"} | sections.pop("objective", {}),
+        "teacher": {"path": None if folder is None else str(folder)} | given,
+        "data": {"sample_format": "full_sentences", "seq_length": 32} | sections.pop("data", {}),
+        "tokenizer": {"path": str(tokenizer)}, **sections,
+    })  # fmt: skip
+
+
+def test_the_recipe_gets_the_teachers_model_and_fingerprint(teacher: Path, wordpiece_folder: Path, size: int) -> None:
+    config = with_checked_teacher(recipe(teacher, wordpiece_folder, size), load_tokenizer(wordpiece_folder))
+    found = config.teacher.model
+    assert found == from_hf_config(teacher).model and (found.family, found.num_blocks) == ("bert", 3)
+    assert len(config.teacher.fingerprint) == 64 and len(list(teacher.glob("*.safetensors"))) > 1
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+    theirs = transformers.BertForMaskedLM.from_pretrained(teacher).state_dict()
+    value = teacher_values(config)("teacher.encoder.2.mlp.up.weight")
+    assert value.equal(theirs["bert.encoder.layer.2.intermediate.dense.weight"])
+
+
+@pytest.mark.parametrize("name", ["BertConfig", "RobertaConfig", "AlbertConfig", "DistilBertConfig"])
+def test_a_config_is_read_the_same_without_transformers(tmp_path: Path, name: str) -> None:
+    getattr(transformers, name)().save_pretrained(tmp_path)
+    assert read_section(tmp_path) == from_hf_config(tmp_path).model
+
+
+def test_a_login_node_without_torch_reads_the_teacher(teacher: Path, wordpiece_folder: Path, tmp_path: Path) -> None:
+    recipe_file = tmp_path / "recipe.yaml"
+    recipe_file.write_text(dump_config(recipe(teacher, wordpiece_folder, None)), encoding="utf-8")
+    command = (
+        "import sys; sys.modules.update(torch=None, transformers=None, deepspeed=None)\n"
+        f"from ctxlm_ds.pretrain import main; main(['--config', {str(recipe_file)!r}, '--check'])"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "num_layers: 3" in done.stdout
+    shutil.rmtree(teacher)
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"teacher.path: {teacher} is not a folder" in done.stderr
+
+
+def refused(config: RunConfig, tokenizer: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        with_checked_teacher(config, load_tokenizer(tokenizer))
+    return str(caught.value)
+
+
+def test_a_missing_or_damaged_folder_is_one_message(teacher: Path, wordpiece_folder: Path, size: int) -> None:
+    tokenizer = wordpiece_folder
+    assert "teacher.path is not set: objective distillation learns from a teacher" in refused(
+        recipe(None, tokenizer, size), tokenizer
+    )
+    config = recipe(teacher, tokenizer, size)
+    shard = sorted(teacher.glob("*.safetensors"))[0]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:50])
+    assert f"teacher.path: {shard} is damaged" in refused(config, tokenizer)
+    shard.unlink()
+    assert f"teacher.path: {shard} is missing although" in refused(config, tokenizer)
+    (teacher / "model.safetensors.index.json").unlink()
+    assert "has neither model.safetensors nor" in refused(config, tokenizer)
+    settings = json.loads((teacher / "config.json").read_text(encoding="utf-8"))
+    (teacher / "config.json").write_text(json.dumps(settings | {"model_type": "llama"}), encoding="utf-8")
+    assert "model_type 'llama' cannot be imported" in refused(config, tokenizer)
+    (teacher / "config.json").unlink()
+    assert "has no config.json" in refused(config, tokenizer)
+
+
+def test_weights_that_are_not_finite_are_refused(teacher: Path, wordpiece_folder: Path, size: int) -> None:
+    model = transformers.BertForMaskedLM.from_pretrained(teacher)
+    model.bert.encoder.layer[1].output.dense.bias.data[3] = float("nan")
+    model.save_pretrained(teacher / "broken")
+    values = teacher_values(recipe(teacher / "broken", wordpiece_folder, size))
+    with pytest.raises(CheckpointError, match=r"encoder\.1\.mlp\.down\.bias has NaN"):
+        values("teacher.encoder.1.mlp.down.bias")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": {"vocab_size": 500}}, "model.vocab_size: 500 rows, but the teacher has"),
+        ({"model": {"hidden_size": 16}}, "model.hidden_size: 16, but the teacher has 32"),
+        ({"data": {"seq_length": 64}, "model": {"max_position_embeddings": 64}},
+         "64 is longer than teacher.model.max_position_embeddings 40"),
+        ({"parallel": {"tensor_parallel_size": 8}, "model": {"num_attention_heads": 8}},
+         "8 does not divide teacher.model.num_attention_heads 4"),
+        ({"teacher": {"model": {"family": "bert", "num_layers": 12}}}, "teacher.model.num_layers is 12, but"),
+        ({"teacher": {"fingerprint": "abc"}}, "teacher.fingerprint is abc, but"),
+    ],
+)  # fmt: skip
+def test_a_teacher_that_does_not_fit_is_refused(
+    teacher: Path, wordpiece_folder: Path, size: int, settings: dict[str, Any], message: str
+) -> None:
+    assert message in refused(recipe(teacher, wordpiece_folder, size, **settings), wordpiece_folder)
+
+
+def test_a_teacher_without_the_head_is_refused(tmp_path: Path, wordpiece_folder: Path, size: int) -> None:
+    config = transformers.BertConfig(vocab_size=size, max_position_embeddings=40, **SHAPE)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
+    assert "is not a BertForMaskedLM" in refused(recipe(tmp_path / "bare", wordpiece_folder, size), wordpiece_folder)
+    gpt2 = transformers.GPT2Config(vocab_size=size, n_embd=32, n_head=4, n_layer=2)
+    transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
+    message = refused(recipe(tmp_path / "gpt2", wordpiece_folder, size), wordpiece_folder)
+    assert "gpt2 does not compute predicted_logits, which objective.name distillation needs of a teacher" in message
+
+
+def test_another_tokenizer_is_refused(teacher: Path, wordpiece_folder: Path, byte_bpe_folder: Path, size: int) -> None:
+    shutil.copy(wordpiece_folder / "tokenizer.json", teacher)
+    config = recipe(teacher, wordpiece_folder, size)
+    with_checked_teacher(config, load_tokenizer(wordpiece_folder))
+    assert "is not that of the run" in refused(config, byte_bpe_folder)
+
+
+def test_an_objective_without_a_teacher_takes_none(teacher: Path, wordpiece_folder: Path, size: int) -> None:
+    from ctxlm_ds.recipe.check import check_config
+
+    config = recipe(teacher, wordpiece_folder, size, objective={"name": "masked_lm"})
+    with pytest.raises(ConfigError, match="masked_lm compares with no teacher; .* set objective.name to distillation"):
+        check_config(config, None)
+
+
+def test_stage_3_partitions_the_teacher_in_the_precision_of_the_run(wordpiece_folder: Path, size: int) -> None:
+    config = recipe(None, wordpiece_folder, size, teacher={"precision": "fp32"})
+    (problem,) = layout_problems(config, None, zero_stage=3)
+    assert problem.path == "teacher.precision" and "use stage 0 to 2" in problem.text
+    assert not list(layout_problems(config, None, zero_stage=2))
+
+
+def test_a_resume_with_another_teacher_is_refused(
+    teacher: Path, wordpiece_folder: Path, size: int, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(wordpiece_folder)
+    first = with_checked_teacher(recipe(teacher, wordpiece_folder, size), tokenizer)
+    (tmp_path / "config.yaml").write_text(dump_config(first), encoding="utf-8")
+    moved = shutil.move(teacher, tmp_path / "moved")
+    refuse_changed_settings(tmp_path, with_checked_teacher(recipe(Path(moved), wordpiece_folder, size), tokenizer))
+    write_teacher(teacher, size, initializer_range=0.03)
+    other = with_checked_teacher(recipe(teacher, wordpiece_folder, size), tokenizer)
+    with pytest.raises(CheckpointError, match="teacher.fingerprint: .* -> "):
+        refuse_changed_settings(tmp_path, other)

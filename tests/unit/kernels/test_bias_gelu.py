@@ -1,0 +1,79 @@
+"""Linear-bias-activation kernels against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctxlm_ds.kernels.bias_gelu import (
+    BiasGeluKernel,
+    compiled_bias_gelu,
+    reference_bias_gelu,
+    torch_bias_gelu,
+    why_compiled_cannot_run,
+)
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+INPUTS, OUTPUTS = 12, 20
+TOLERANCES = [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+
+
+def scalar_activation(x: float, activation: str) -> float:
+    if activation == "gelu":
+        return x * 0.5 * math.erfc(-x / math.sqrt(2))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return max(x, 0.0)
+
+
+def leaves(dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 3, INPUTS), (OUTPUTS, INPUTS), (OUTPUTS,))
+    values = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [value.to(torch.bfloat16).to(dtype).requires_grad_() for value in values]
+
+
+def values_and_gradients(kernel: BiasGeluKernel, dtype: torch.dtype, activation: str) -> list[Tensor]:
+    inputs = leaves(dtype)
+    output = kernel(*inputs, activation)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
+    output.backward(weights.to(dtype))
+    assert output.dtype == dtype
+    return [output.detach().double(), *(leaf.grad.double() for leaf in inputs if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_reference_values_are_those_of_the_standard_library(activation: str) -> None:
+    x, weight, bias = (leaf.detach() for leaf in leaves(torch.float64))
+    expected = [scalar_activation(value, activation) for value in (x @ weight.T + bias).flatten().tolist()]
+    actual = reference_bias_gelu(x, weight, bias, activation).flatten().tolist()
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_reference_gradients_are_those_of_finite_differences(activation: str) -> None:
+    inputs = leaves(torch.float64)
+    assert torch.autograd.gradcheck(lambda x, w, b: reference_bias_gelu(x, w, b, activation), inputs)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_torch_values_and_gradients(dtype: torch.dtype, tolerance: float, activation: str) -> None:
+    compare(torch_bias_gelu, dtype, tolerance, activation)
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_compiled_values_and_gradients(activation: str) -> None:
+    compare(compiled_bias_gelu, torch.float32, 1e-5, activation)
+
+
+def compare(kernel: BiasGeluKernel, dtype: torch.dtype, tolerance: float, activation: str) -> None:
+    expected = values_and_gradients(reference_bias_gelu, torch.float64, activation)
+    actual = values_and_gradients(kernel, dtype, activation)
+    assert len(actual) == len(expected) == 4
+    for got, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())

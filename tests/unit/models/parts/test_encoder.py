@@ -1,0 +1,68 @@
+"""What the encoder computes: sequences that never see each other, heads on the chosen positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.parts.heads import select_positions
+from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.recipe.sections import ModelSection
+from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
+
+SEQ_LENGTH = 20
+
+
+def model_of(
+    config: ModelSection, shares_rows: bool, outputs: tuple[str, ...] = OUTPUTS, attention: str = "auto"
+) -> LayerSequence:
+    kernels = KernelSet(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
+    return build_model(config, ModelBuild(outputs, kernels, shares_rows=shares_rows), seed=0)
+
+
+def test_select_positions_is_gather() -> None:
+    hidden = torch.randn(3, 5, 4, requires_grad=True)
+    positions = torch.tensor([[0, 4, 4], [2, 0, 1], [3, 3, 3]])
+    expected = hidden.gather(1, positions[:, :, None].expand(-1, -1, 4))
+    actual = select_positions(hidden, positions)
+    assert torch.equal(actual, expected)
+    upstream = torch.randn_like(actual)
+    (gradient,) = torch.autograd.grad(actual, hidden, upstream)
+    (expected_gradient,) = torch.autograd.grad(expected, hidden, upstream)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+@pytest.mark.parametrize(("packing", "lengths"), [(True, [[8, 5], [3, 9]]), (False, [[8], [3]])])
+@pytest.mark.parametrize("attention", ["sdpa", "reference"])
+def test_a_sequence_is_blind_to_its_neighbours_and_to_padding(
+    packing: bool, lengths: list[list[int]], attention: str
+) -> None:
+    config = tiny_model()
+    model = model_of(config, packing, attention=attention).eval()
+    fields = random_batch(lengths, config, SEQ_LENGTH).fields
+    before = model.run(fields)
+    first_slots = fields["prediction_positions"][:, 0]
+    assert (first_slots < torch.tensor([8, 3])).all()
+    ids = fields["input_ids"]
+    fields["input_ids"] = torch.where(fields["sequence_ids"] == 1, ids, (ids + 7) % 61)
+    after = model.run(fields)
+    for name in OUTPUTS:
+        torch.testing.assert_close(after[name][:, 0], before[name][:, 0], rtol=0, atol=1e-6)
+    if packing:
+        assert (after["sentence_logits"][:, 1] - before["sentence_logits"][:, 1]).abs().max() > 1e-3
+
+
+def test_padding_gets_no_gradient() -> None:
+    config = tiny_model()
+    model = model_of(config, shares_rows=False)
+    fields = random_batch([[8], [3]], config, SEQ_LENGTH).fields
+    table = model.word_embeddings
+    words = table(fields["input_ids"]).detach().requires_grad_()
+    table.forward = lambda x, decode=False, split_tokens=False: table.decode(x) if decode else words
+    torch.stack([output.sum() for output in model.run(fields).values()]).sum().backward()
+    assert words.grad is not None
+    padding = fields["sequence_ids"] == 0
+    assert (words.grad[padding] == 0).all() and (words.grad[~padding].abs().sum(-1) > 0).all()

@@ -1,0 +1,98 @@
+"""GPT-2 and GPT as lists of layers: what a position sees, what travels between layers, what recomputing changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.training.losses import TermLosses
+from tests.encoder_batches import tiny_model
+from tests.ragged import Rows, collate, text_examples
+from tests.sections import objective_section
+
+OBJECTIVE = build_objective(objective_section(name="causal_lm"))
+SEQ_LENGTH = 12
+CONFIGS = {
+    "gpt2": tiny_model(family="gpt2", hidden_activation="gelu_tanh"),
+    "gpt1": tiny_model(family="gpt1", hidden_activation="gelu_tanh"),
+}
+
+
+@pytest.fixture(params=list(CONFIGS))
+def config(request: pytest.FixtureRequest) -> TransformerSection:
+    return CONFIGS[request.param]
+
+
+def build(recompute: bool = False) -> ModelBuild:
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    return ModelBuild(OBJECTIVE.outputs, kernels, recompute=recompute, shares_rows=True)
+
+
+def batch(lengths: list[list[int]], seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    rows = [text_examples([rng.integers(2, 61, n + 1) for n in row]) for row in lengths]
+    return collate(rows, OBJECTIVE, Rows(SEQ_LENGTH, max(map(len, lengths))))
+
+
+def logits(model: LayerSequence, given: Batch) -> Tensor:
+    with torch.no_grad():
+        return model.run(given.fields)["logits"]
+
+
+def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: TransformerSection) -> None:
+    model = build_model(config, build(), seed=1).eval()
+    given = batch([[5, 7]])
+    before = logits(model, given)
+    assert before.shape == (1, SEQ_LENGTH, 61)
+    for changed in range(SEQ_LENGTH):
+        other = batch([[5, 7]])
+        other.fields["input_ids"][0, changed] = 60 if given.fields["input_ids"][0, changed] != 60 else 59
+        differs = (logits(model, other) != before).any(dim=-1)[0].tolist()
+        end = 5 if changed < 5 else SEQ_LENGTH
+        assert differs == [changed <= position < end for position in range(SEQ_LENGTH)]
+
+
+def test_what_travels_between_layers(config: TransformerSection) -> None:
+    """From the embeddings on hidden states, sequence ids and starts; the last layers get hidden states alone."""
+    descriptions = build_layer_list(config, build())
+    names = [description.name for description in descriptions]
+    final = ["final_layer_norm"] if config.family == "gpt2" else []
+    assert names == ["word_embeddings", "embeddings", "decoder.0", "decoder.1", *final, "word_embeddings"]
+    assert [description.block for description in descriptions].count(True) == config.num_layers
+    model = build_model(config, build(), seed=1).eval()
+    tensors = batch([[5, 7], [3]]).fields
+    for index, (description, module, _) in enumerate(model._steps):
+        written = module(*(tensors[name] for name in description.reads), **description.call_kwargs)
+        tensors |= dict(zip(description.writes, (written,), strict=True))
+        crossing = model.flow.before(index + 1)
+        shapes = {name: tuple(tensors[name].shape) for name in crossing.names}
+        if description.name in ("embeddings", "decoder.0"):
+            assert shapes == {"hidden": (2, SEQ_LENGTH, 32), "sequence_ids": (2, SEQ_LENGTH), "sequence_starts": (2, 3)}
+        elif description.name in ("decoder.1", "final_layer_norm"):
+            assert shapes == {"hidden": (2, SEQ_LENGTH, 32)}
+        if index > 0:
+            assert crossing.with_gradient == (("hidden",) if index + 1 < len(names) else ("logits",))
+    assert shapes == {"logits": (2, SEQ_LENGTH, 61)}
+
+
+def test_recomputing_changes_no_gradient(config: TransformerSection) -> None:
+    given = batch([[5, 7], [4, 4]])
+    losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
+    gradients = []
+    for recompute in (False, True):
+        model = build_model(config, build(recompute), seed=1).train()
+        losses(model.run(given.fields), given.fields, torch.ones(1))[0].backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert gradient is not None and gradient.abs().max() > 0 and torch.equal(gradient, gradients[1][name]), name

@@ -1,0 +1,170 @@
+"""A family's list as one module, and what may be switched on for each layer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.recipe.schema import KernelsConfig
+from tests.encoder_batches import random_batch, tiny_model
+
+SEQ_LENGTH = 20
+LENGTHS = [[8, 5], [20], [3, 4]]
+BOTH = ("predicted_logits", "sentence_logits")
+Fields = dict[str, Tensor]
+
+
+def build_of(outputs: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float32, **options: Any) -> ModelBuild:
+    kernels = KernelSet(KernelsConfig(), "cpu", dtype)
+    parallel = ParallelContext(dropout=DropoutStreams(5, enabled=True))
+    return ModelBuild(outputs, kernels, parallel, shares_rows=True, **options)
+
+
+def model_of(config: TransformerSection, outputs: tuple[str, ...] = BOTH, **options: Any) -> LayerSequence:
+    return build_model(config, build_of(outputs, **options), seed=3)
+
+
+def batch_of(config: TransformerSection, lengths: list[list[int]] = LENGTHS) -> Fields:
+    return random_batch(lengths, config, SEQ_LENGTH).fields
+
+
+def loss_and_gradients(model: LayerSequence, fields: Fields) -> tuple[Tensor, Fields]:
+    model.zero_grad()
+    model.streams.begin(0, 0, torch.device("cpu"))
+    loss = torch.stack([output.square().mean() for output in model.run(fields).values()]).sum()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def logits(model: LayerSequence, fields: Fields, step: int = 0) -> Tensor:
+    model.streams.begin(step, 0, torch.device("cpu"))
+    return model.run(fields)["predicted_logits"]
+
+
+def test_the_word_embedding_is_one_module_called_twice_through_forward() -> None:
+    model = model_of(tiny_model())
+    calls: list[bool] = []
+    model.word_embeddings.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs.get("decode", False)), with_kwargs=True
+    )
+    model.run(batch_of(tiny_model()))
+    assert calls == [False, True]
+
+
+def test_every_floating_tensor_that_crosses_gets_a_gradient() -> None:
+    """What a pipeline needs of the tensors between any two layers."""
+    config = tiny_model(pre_layer_norm=True)
+    model = model_of(config)
+    tensors = batch_of(config)
+    crossed = []
+    for index, description in enumerate(build_layer_list(config, build_of())):
+        module = model.get_submodule(description.name)
+        written = module(*[tensors[name] for name in description.reads], **description.call_kwargs)
+        written = written if isinstance(written, tuple) else (written,)
+        tensors.update(zip(description.writes, written, strict=True))
+        crossed += [tensors[name] for name in model.flow.before(index + 1).with_gradient]
+    for tensor in crossed:
+        tensor.retain_grad()
+    torch.stack([tensors[name].sum() for name in model.outputs]).sum().backward()
+    assert crossed and all(tensor.grad is not None for tensor in crossed)
+    assert [tuple(tensors[name].shape) for name in model.outputs] == [(3, 6, 61), (3, 2, 2)]
+
+
+def test_shapes_do_not_depend_on_the_contents() -> None:
+    config = tiny_model()
+    model = model_of(config).eval()
+    for lengths in ([[20], [20], [20]], [[1], [], [2]]):
+        outputs = model.run(batch_of(config, lengths)).values()
+        assert [tuple(output.shape) for output in outputs] == [(3, 6, 61), (3, 1, 2)]
+        assert all(output.isfinite().all() for output in outputs)
+
+
+@pytest.mark.parametrize("kind", ["hidden_dropout", "attention_dropout"])
+def test_dropout_in_training_and_not_in_evaluation(kind: str) -> None:
+    config = tiny_model(**{kind: 0.2})
+    fields = batch_of(config)
+    model = model_of(config).train()
+    assert not torch.equal(logits(model, fields), logits(model, fields, step=1))
+    assert torch.equal(logits(model, fields), logits(model, fields))
+    model.eval()
+    assert torch.equal(logits(model, fields), logits(model, fields, step=1))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recomputation_changes_neither_loss_nor_gradients(dropout: float) -> None:
+    config = tiny_model(hidden_dropout=dropout, attention_dropout=dropout)
+    fields = batch_of(config)
+    loss, gradients = loss_and_gradients(model_of(config), fields)
+    again, recomputed = loss_and_gradients(model_of(config, recompute=True), fields)
+    torch.testing.assert_close(again, loss, rtol=0, atol=0)
+    assert recomputed.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(recomputed[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def test_recomputation_keeps_less() -> None:
+    config = tiny_model(num_layers=6)
+    fields = batch_of(config)
+
+    def kept_elements(**options: bool) -> int:
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+            return tensor
+
+        model = model_of(config, **options)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model.run(fields)
+        return sum(kept.values()) - sum(parameter.numel() for parameter in model.parameters())
+
+    assert kept_elements(recompute=True) < 0.5 * kept_elements()
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+def test_compiled_layers_give_the_same_loss_and_gradients_under_the_same_names() -> None:
+    config = tiny_model(num_layers=1)
+    fields = batch_of(config)
+    plain, compiled = model_of(config), model_of(config, compile=True)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    loss, gradients = loss_and_gradients(plain, fields)
+    again, compiled_gradients = loss_and_gradients(compiled, fields)
+    torch.testing.assert_close(again, loss, rtol=1e-5, atol=0)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(compiled_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_bf16_is_finite_and_near_fp32() -> None:
+    config = tiny_model()
+    fields = batch_of(config)
+    exact, gradients = loss_and_gradients(model_of(config), fields)
+    loss, rounded = loss_and_gradients(model_of(config, dtype=torch.bfloat16).to(torch.bfloat16), fields)
+    torch.testing.assert_close(loss.float(), exact, rtol=0.05, atol=0)
+    assert all(gradient.dtype == torch.bfloat16 and gradient.isfinite().all() for gradient in rounded.values())
+    for name, gradient in gradients.items():
+        if not name.endswith("qkv.bias"):  # its key third is 0 but for rounding
+            cosine = torch.nn.functional.cosine_similarity(rounded[name].float().flatten(), gradient.flatten(), dim=0)
+            assert cosine > 0.98, name
+
+
+def test_a_copy_is_independent() -> None:
+    config = tiny_model()
+    fields = batch_of(config)
+    model = model_of(config).eval()
+    before = logits(model, fields)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.word_embeddings.weight.zero_()
+    assert torch.equal(logits(model, fields), before)
+    assert not torch.equal(logits(copied, fields), before)

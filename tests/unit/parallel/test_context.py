@@ -1,0 +1,33 @@
+"""A rank's share of every layer, and its count of collectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctxlm_ds.parallel.context import ParallelContext, TrafficCounter
+
+
+def test_calls_and_bytes_are_counted_by_operation() -> None:
+    traffic = TrafficCounter()
+    for operation, num_bytes in (("all_reduce", 8), ("all_gather", 3), ("all_reduce", 4)):
+        traffic.add(operation, num_bytes)
+    assert (traffic.calls, traffic.num_bytes) == (
+        {"all_reduce": 2, "all_gather": 1},
+        {"all_reduce": 12, "all_gather": 3},
+    )
+    traffic.reset()
+    assert not traffic.calls and not traffic.num_bytes
+
+
+@pytest.mark.parametrize(("size", "asked", "splits"), [(1, True, False), (2, False, False), (2, True, True)])
+def test_tokens_are_split_if_several_ranks_are_asked_to(size: int, asked: bool, splits: bool) -> None:
+    assert ParallelContext(size, sequence_parallel=asked).splits_tokens is splits
+
+
+@pytest.mark.parametrize(("size", "multiple", "rows"), [(1, 1, 61), (1, 8, 64), (2, 1, 31), (2, 8, 32), (4, 128, 128)])
+def test_rows_of_the_vocabulary(size: int, multiple: int, rows: int) -> None:
+    assert ParallelContext(size, vocab_multiple=multiple).vocabulary_rows(61) == rows
+
+
+def test_contexts_share_no_counter() -> None:
+    assert ParallelContext().traffic is not ParallelContext().traffic

@@ -1,0 +1,68 @@
+"""Features of DeepSpeed that are refused, each by its key and its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.deepspeed_rules import ELEMENTWISE_OPTIMIZERS, REFUSED, REFUSED_OPTIMIZERS
+from ctxlm_ds.recipe.schema import RunConfig
+
+
+def config_of(**sections: Any) -> RunConfig:
+    training = {"global_batch_size": 8, "micro_batch_size": 8, "precision": "fp32"}
+    return RunConfig.model_validate({"training": training, **sections})
+
+
+def refusal(user_json: dict[str, Any], **sections: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_deepspeed_config(config_of(**sections), user_json, 1, "my.json")
+    return str(caught.value)
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    value.setdefault("zero_optimization", {}).setdefault("stage", 3)
+    return value
+
+
+@pytest.mark.parametrize("path", sorted(REFUSED))
+def test_a_refused_feature_names_its_key_and_reason(path: str) -> None:
+    neutral, reason = REFUSED[path]
+    value: Any = {"some": 1} if path in ("checkpoint", "datastates_ckpt") or "quant" in path else 7
+    value = not neutral[0] if neutral and isinstance(neutral[0], bool) else value
+    text = refusal(nested(path, value))
+    assert f"{path}: " in text
+    assert reason in text
+    for same in neutral:
+        if not isinstance(same, dict):
+            build_deepspeed_config(config_of(), nested(path, same), 1)
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED_OPTIMIZERS))
+def test_an_optimizer_that_cannot_be_exact_is_refused(kind: str) -> None:
+    text = refusal({"optimizer": {"type": kind, "params": {}}}, optimizer={"name": "from_ds_config"})
+    assert f"optimizer.type: {kind}: {REFUSED_OPTIMIZERS[kind]}" in text
+
+
+def test_optimizers_are_spelt_as_torch_spells_them() -> None:
+    import torch
+
+    assert all(hasattr(torch.optim, kind) for kind in ELEMENTWISE_OPTIMIZERS if kind != "Lion")
+    user_json: dict[str, Any] = {"optimizer": {"type": "sgd", "params": {}}}
+    assert "did you mean SGD?" in refusal(user_json, optimizer={"name": "from_ds_config"})
+    for kind in (*ELEMENTWISE_OPTIMIZERS, "adamw", "lion"):
+        user_json = {"optimizer": {"type": kind, "params": {}}}
+        build_deepspeed_config(config_of(optimizer={"name": "from_ds_config"}), user_json, 1)
+
+
+@pytest.mark.parametrize("name", ["pipeline_read", "pipeline_write"])
+def test_pipelined_swapping_is_for_memory_only(name: str) -> None:
+    section = {"device": "nvme", "nvme_path": "/local_nvme", name: True}
+    assert name in refusal({"zero_optimization": {"stage": 3, "offload_optimizer": section}})
+    section["device"] = "cpu"
+    build_deepspeed_config(config_of(), {"zero_optimization": {"stage": 3, "offload_optimizer": section}}, 1)

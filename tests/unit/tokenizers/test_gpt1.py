@@ -1,0 +1,66 @@
+"""GPT-1's tokenizer, as transformers has it and as it was released."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.unit.tokenizers.conftest import TEXTS
+from tests.unit.tokenizers.test_train import MIXED
+
+
+def test_gpt1_is_transformers_openai_gpt_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, OpenAIGPTTokenizer
+
+    folder = tmp_path / "gpt1"
+    tokenizer = train_tokenizer("gpt1", TEXTS, 600, folder, special_tokens=["_start_"])
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.has_mask) == ("character_bpe", 600, False)
+    assert (tokenizer.unk_id, tokenizer.sep_id, tokenizer.pad_id) == (0, 599, 599)
+    assert [tokenizer.id_to_token(number) for number in (0, 598, 599)] == ["<unk>", "_start_", "\n</w>"]
+    texts = [*TEXTS, *MIXED, "two\nlines\n\n", "an <unk> name"]
+    vocab, merges = str(folder / "vocab.json"), str(folder / "merges.txt")
+    for loaded in (AutoTokenizer.from_pretrained(folder), OpenAIGPTTokenizer(vocab, merges)):
+        assert type(loaded).__name__ == "OpenAIGPTTokenizer"
+        assert loaded(texts)["input_ids"] == tokenizer.encode_batch(texts)
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == 599
+    assert not any(599 in ids for ids in tokenizer.encode_batch(texts))
+    assert tokenizer.decode(tokenizer.encode_batch(["The quiet harbour"])[0]).strip() == "the quiet harbour"
+    tokenizer.save(tmp_path / "ours")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
+    for copy in ("ours", "theirs"):
+        again = load_tokenizer(tmp_path / copy)
+        assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, "character_bpe")
+
+
+def test_the_released_gpt1_folder_ends_documents_with_its_line_end(tmp_path: Path) -> None:
+    """It names no special token but <unk>."""
+    tokenizer = train_tokenizer("gpt1", TEXTS, 600, tmp_path / "gpt1")
+    content = json.loads((tmp_path / "gpt1/tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] == "<unk>"]
+    (tmp_path / "released").mkdir()
+    (tmp_path / "released/tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "released/tokenizer_config.json").write_text('{"unk_token": "<unk>"}')
+    released = load_tokenizer(tmp_path / "released")
+    assert (released.kind, released.sep_id, released.unk_id) == ("character_bpe", tokenizer.sep_id, 0)
+    assert released.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+
+
+def test_gpt1_tokenizer_of_transformers_loads_and_saves(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, OpenAIGPTTokenizer
+
+    letters = sorted({letter for text in TEXTS for letter in text.lower() if letter.isalpha()})
+    vocab = {"<unk>": 0, "<end>": 1}
+    for token in [*letters, *(letter + "</w>" for letter in letters), "th", "the</w>"]:
+        vocab[token] = len(vocab)
+    theirs = OpenAIGPTTokenizer(vocab=vocab, merges=[("t", "h"), ("th", "e</w>")], eos_token="<end>")
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokenizer = load_tokenizer(tmp_path / "theirs")
+    tokenizer.save(tmp_path / "ours")
+    assert load_tokenizer(tmp_path / "ours").fingerprint == tokenizer.fingerprint
+    again = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:20]]
+    assert tokenizer.encode_batch(TEXTS[:20]) == expected
+    assert [again(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:20]] == expected
+    assert (tokenizer.sep_id, tokenizer.unk_id, again.eos_token_id) == (1, 0, 1)

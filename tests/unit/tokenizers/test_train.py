@@ -1,0 +1,194 @@
+"""Trained tokenizers: ids, determinism, impossible settings, and what transformers makes of the folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+
+from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, train_tokenizer
+from tests.unit.tokenizers.conftest import TEXTS
+
+MIXED = ["Café naïve ÜBER  tabs\tand\n lines", "日本語 text", "emoji 🙂 end", "don't re-enter 3.14!", "x" * 150]
+
+
+def test_ids_equal_the_library_called_directly(trained: tuple[str, Path, Tokenizer]) -> None:
+    _, folder, tokenizer = trained
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    texts = TEXTS[:30] + MIXED
+    assert tokenizer.encode_batch(texts) == [backend.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def test_autotokenizer_gives_the_same_ids_class_and_templates(trained: tuple[str, Path, Tokenizer]) -> None:
+    from transformers import AutoTokenizer
+
+    name, folder, tokenizer = trained
+    loaded = AutoTokenizer.from_pretrained(folder)
+    for text, ids in zip(TEXTS[:30] + MIXED, tokenizer.encode_batch(TEXTS[:30] + MIXED), strict=True):
+        assert loaded(text, add_special_tokens=False)["input_ids"] == ids
+    first, second = tokenizer.encode_batch(["a", "b"])
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    pair = loaded("a", "b")
+    if name.startswith("bpe"):
+        assert type(loaded).__name__ == "RobertaTokenizer"
+        assert pair["input_ids"] == cls + first + sep + sep + second + sep
+        masked = loaded.convert_ids_to_tokens(loaded("a <mask> b", add_special_tokens=False)["input_ids"])
+        assert masked[1:] == ["<mask>", "Ġb"]  # <mask> swallows the space before it, as in the released model
+    else:
+        assert type(loaded).__name__ == "BertTokenizer"
+        assert pair["input_ids"] == cls + first + sep + second + sep
+        assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert (loaded.mask_token_id, loaded.pad_token_id) == (tokenizer.mask_id, tokenizer.pad_id)
+    assert len(loaded) == tokenizer.vocab_size
+
+
+NAMED = "an [MASK] or <mask>, [SEP]or</s> and <s> in <unk> text [UNK] <|endoftext|> [mask]"
+
+
+def test_names_of_special_tokens_inside_text_are_what_transformers_makes_of_them(
+    trained: tuple[str, Path, Tokenizer],
+) -> None:
+    from transformers import AutoTokenizer
+
+    _, folder, tokenizer = trained
+    loaded = AutoTokenizer.from_pretrained(folder)
+    (ids,) = tokenizer.encode_batch([NAMED])
+    assert {tokenizer.mask_id, tokenizer.sep_id, tokenizer.unk_id} <= set(ids)
+    assert loaded(NAMED, add_special_tokens=False)["input_ids"] == ids
+    split = load_tokenizer(folder, split_special_tokens=True)
+    (ids,) = split.encode_batch([NAMED])
+    assert not {tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id, tokenizer.pad_id} & set(ids)
+    assert loaded(NAMED, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ids
+
+
+def test_the_same_text_gives_the_same_vocabulary_in_every_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ctxlm_ds.tokenizers.train import train_tokenizer; from tests.text import make_documents\n"
+        "for kind, settings in eval(sys.argv[2]):\n"
+        "    folder = sys.argv[1] + kind\n"
+        "    print(train_tokenizer(kind, make_documents(150, seed=3), 700, folder, **settings).fingerprint)"
+    )
+    cases: list[tuple[str, dict[str, object]]] = [
+        ("wordpiece", {}), ("bpe", {}), ("gpt1", {"limit_alphabet": 20}), ("sentencepiece-bpe", {}),
+        ("unigram", {"normalization": "whitespace"}), ("elmo", {}),
+    ]  # fmt: skip
+    root = Path(__file__).parents[3]
+    outputs = set()
+    for run in range(2):
+        command = [sys.executable, "-c", code, str(tmp_path / f"run{run}-"), repr(cases)]
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": str(run)}
+        environment |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(run + 1)}
+        outputs.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(outputs) == 1 and len(outputs.pop().split()) == len(cases)
+
+
+def test_an_iterator_works_like_a_list(tmp_path: Path) -> None:
+    listed = train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "list")
+    streamed = train_tokenizer("wordpiece", iter(TEXTS), 500, tmp_path / "iterator")
+    assert listed.fingerprint == streamed.fingerprint
+
+
+def test_default_vocabulary_sizes(tmp_path: Path) -> None:
+    for kind, size in (("wordpiece", 30_522), ("bpe", 50_265), ("gpt1", 40_478)):
+        train_tokenizer(kind, TEXTS, None, tmp_path / kind)
+        record = json.loads((tmp_path / kind / "ctxlm_tokenizer.json").read_text())
+        assert record["requested_vocab_size"] == size
+
+
+def test_impossible_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, gpt1"):
+        train_tokenizer("wordlevel", TEXTS, 500, tmp_path / "a")
+    with pytest.raises(ConfigError, match="lowercase is no setting of bpe, which has add_prefix_space, min_frequency"):
+        train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", lowercase=True)
+    for names in (["[MASK]"], ["<a>", "<a>"], ["a b"], ["x"]):
+        with pytest.raises(ConfigError, match="special_tokens: .* cannot be one"):
+            train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", special_tokens=names)
+    with pytest.raises(ConfigError, match="normalization 'lower' is not known to gpt2"):
+        train_tokenizer("gpt2", TEXTS, 500, tmp_path / "a", normalization="lower")
+    with pytest.raises(ConfigError, match="a sample of 0 bytes"):
+        train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", max_sample_bytes=0)
+    for size in (200, 999_999_999_999):
+        with pytest.raises(ConfigError, match=f"--vocab-size {size}: bpe needs at least 261 tokens, at most 10,"):
+            train_tokenizer("bpe", TEXTS, size, tmp_path / "a")
+    for setting in ("min_frequency", "limit_alphabet"):
+        for value in (0, 10**20):
+            with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} {value}: a number from 1 to "):
+                train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", **{setting: value})
+    with pytest.raises(TokenizerError, match="no text"):
+        train_tokenizer("bpe", ["", "  "], 500, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(TokenizerError, match="exists already"):
+        train_tokenizer("bpe", TEXTS, 500, tmp_path / "b")
+
+
+@pytest.mark.parametrize(("vocab_size", "warns"), [(30, True), (500, False)])
+def test_many_unknown_tokens_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, vocab_size: int, warns: bool
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
+    train_tokenizer("wordpiece", TEXTS, vocab_size, tmp_path / "t")
+    rate = json.loads((tmp_path / "t" / "ctxlm_tokenizer.json").read_text())["report"]["all"]["unknown_rate"]
+    assert (rate > MOST_UNKNOWN) == warns
+    warning = f"{100 * rate:.1f} % of the tokens of the training text are unknown; raise --vocab-size"
+    assert (warning in caplog.text) == warns
+
+
+def test_an_error_of_the_text_source_comes_through(tmp_path: Path) -> None:
+    class Broken:
+        def __iter__(self):
+            yield "some text"
+            raise TokenizerError("line 2 is damaged")
+
+    with pytest.raises(TokenizerError, match="line 2 is damaged"):
+        train_tokenizer("wordpiece", Broken(), 500, tmp_path / "t")
+
+
+@pytest.mark.parametrize(("kind", "ids"), [("wordpiece", [5, 6]), ("bpe", [4, 5]), ("gpt2", [597, 598])])
+def test_further_special_tokens_have_ids_of_their_own(tmp_path: Path, kind: str, ids: list[int]) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = train_tokenizer(kind, TEXTS, 600, tmp_path / "t", special_tokens=["[E1]", "<speaker>"])
+    assert tokenizer.vocab_size == 600 and tokenizer.special_ids >= set(ids)
+    assert [tokenizer.id_to_token(number) for number in ids] == ["[E1]", "<speaker>"]
+    split = load_tokenizer(tmp_path / "t", split_special_tokens=True)
+    assert not set(split.encode_batch(["an [E1] of the <speaker>"])[0]) & set(ids)
+    (text_ids,) = tokenizer.encode_batch(["an [E1] of the <speaker>"])
+    assert [token for token in text_ids if token in ids] == ids
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "t")
+    assert [token for token in loaded("[E1] the <speaker>")["input_ids"] if token in ids] == ids
+    assert [loaded(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == tokenizer.encode_batch(TEXTS)
+
+
+def test_a_finished_folder_is_recognised_and_another_is_refused_by_name(tmp_path: Path) -> None:
+    folder, source = tmp_path / "made", {"json_keys": ["text"], "input": "abc"}
+
+    def unread() -> Iterator[str]:
+        raise AssertionError("the texts are not read again")
+        yield
+
+    trained = train_tokenizer("wordpiece", TEXTS, 600, folder, source=source)
+    assert train_tokenizer("wordpiece", unread(), 600, folder, source=source).fingerprint == trained.fingerprint
+    train_tokenizer("wordpiece", unread(), 600, folder, source=source, lowercase=True)  # a default that is given
+    trained.save(tmp_path / "copy")
+    train_tokenizer("wordpiece", unread(), 600, tmp_path / "copy", source=source)
+    for kind, size, changed, told in [
+        ("wordpiece", 500, source, "vocab_size 600 -> 500"),
+        ("wordpiece", 600, {**source, "input": "xyz"}, "input abc -> xyz"),
+        ("bpe", 600, source, "type wordpiece -> bpe"),
+    ]:
+        with pytest.raises(TokenizerError, match=told):
+            train_tokenizer(kind, unread(), size, folder, source=changed)
+    train_tokenizer("wordpiece", TEXTS, 600, tmp_path / "unsaid")
+    with pytest.raises(TokenizerError, match="already exists without a record of how it was made"):
+        train_tokenizer("wordpiece", unread(), 600, tmp_path / "unsaid", source=source)

@@ -1,0 +1,170 @@
+"""The status of a run on a real terminal and in a log file, and the time that is left."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig, TrainingConfig
+from ctxlm_ds.training.hooks import RunEnd, RunStart, build_hooks
+from ctxlm_ds.training.status import StatusHook, TimeLeft, figures_line
+from tests.unit.training.test_metrics import end, metrics_of, start
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("ctxlm_ds")
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.manager._clear_cache()
+    return stream
+
+
+def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
+    config = RunConfig(logging=LoggingConfig(interval_steps=2, tensorboard=False), name="small")
+    hooks = build_hooks(config, tmp_path / "a run", Topology())
+    for hook in hooks:
+        hook.on_run_start(RunStart(0, 5, config))
+    for step in range(1, 6):
+        for hook in hooks:
+            hook.on_step_end(metrics_of(step))
+    figures = {"eval/wiki/loss": 3.21, "eval/wiki/masked_lm_accuracy": 0.5}
+    for hook in hooks:
+        hook.on_evaluation(5, figures)
+        hook.on_run_end(RunEnd("training.max_steps (5) reached", 5, 500, 2.5))
+    lines = log.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("step ") and "|" in line] == [
+        "step 1/5", "step 2/5", "step 4/5", "step 5/5",
+    ]  # fmt: skip
+    assert re.fullmatch(
+        r"step 2/5 \| loss 5.0000 \| masked_lm 4.5000 \| next_sentence 0.5000 \| lr 2.00e-04 \| grad norm 1.50 \| "
+        r"tokens/s 200 \| s/step 0.50 \| left 0:00 \| memory \d\.\d\d GB",
+        lines[1],
+    )
+    assert "step 5 held out: wiki loss 3.2100, masked_lm_accuracy 0.5000" in lines
+    assert lines[-6:] == [
+        "small: training.max_steps (5) reached",
+        "  5 steps (5 since this start), 500 tokens in 0:02 of training (200 tokens/s)",
+        "  last training loss 2.0000",
+        "  held out: wiki loss 3.2100, masked_lm_accuracy 0.5000",
+        f"  checkpoints and metrics.jsonl are in {tmp_path}/a run",
+        f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint '{tmp_path}/a run' "
+        f"--output '{tmp_path}/a run/hf'",
+    ]
+    assert len((tmp_path / "a run" / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
+    hook = StatusHook("runs/bert")
+    hook.on_run_start(start(40))
+    hook.on_run_end(end(57, completed=False))
+    text = log.getvalue()
+    assert "57 steps (17 since this start)" in text and "to resume: the same command again" in text
+    assert "to-hf --checkpoint runs/bert --output runs/bert/hf" in text
+
+
+TERMINAL_RUN = """
+import time
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.console import logger, setup_logging
+from ctxlm_ds.training.hooks import RunStart, StepMetrics, RunEnd
+from ctxlm_ds.training.status import StatusHook
+setup_logging()
+hook = StatusHook("runs/my-run", 1000)
+hook.on_run_start(RunStart(0, 40, RunConfig(name="my-run")))
+for step in range(1, 41):
+    time.sleep(0.02)
+    hook.on_step_end(StepMetrics(step=step, loss=10 / step, terms={"masked_lm": 9 / step, "next_sentence": 1 / step},
+        accuracy={}, learning_rate=1e-4, grad_norm=2.0, tokens=64 * step, step_tokens=64, step_seconds=0.02,
+        total_seconds=0.02 * step, epoch=0))
+    if step == 20:
+        hook.on_evaluation(step, {"eval/wiki/loss": 1.25})
+if __import__("sys").argv[1] == "fail":
+    raise SystemExit("broken off")
+hook.on_run_end(RunEnd("done", 40, 2560, 0.8))
+logger.info("after the end")
+"""
+
+
+@pytest.mark.parametrize("outcome", ["end", "fail"])
+def test_a_live_table_on_a_terminal(outcome: str) -> None:
+    """On a pseudo-terminal: the table is redrawn in place, log lines stay whole, the cursor comes back."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", TERMINAL_RUN, outcome]
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30"}
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ)
+    os.close(follower)
+    shown = b""
+    while True:
+        if not select.select([leader], [], [], 60)[0]:
+            process.kill()
+            pytest.fail("no more output")
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(leader)
+    assert process.wait() == (0 if outcome == "end" else 1)
+    text = shown.decode()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert "my-run" in plain and "masked_lm" in plain and "tokens/s" in plain and "memory" in plain
+    assert "40/40" in plain and re.search(r"\b[2-9]/40|1\d/40", plain)
+    assert re.search(r"\d\d:\d\d:\d\d step 20 held out: wiki loss 1.2500\s*$", plain, re.MULTILINE)
+    # Cursor up: redrawn in place. Cursor hidden, and shown again at the end.
+    assert "\x1b[1A" in text
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") >= 0
+    assert ("after the end" in plain) is (outcome == "end")
+
+
+def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("ctxlm_ds.training.status.time.monotonic", lambda: now[0])
+    by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
+    by_tokens = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_tokens=2000))))
+    by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
+    for step in range(11, 31):
+        now[0] += 2.0
+        left = [clock.update(metrics_of(step)) for clock in (by_steps, by_tokens, by_hours)]
+    # Steps of 100 tokens, 2 s each; 30 done (3,000 tokens): 70 left, no tokens left, 36 s less the 40 s passed.
+    assert left == pytest.approx([140.0, 0.0, 0.0])
+    # An evaluation of 40 s counts among the last steps' wall time.
+    now[0] += 40.0
+    assert by_steps.update(metrics_of(31)) == pytest.approx(69 * 80 / 21)
+
+
+def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured anew from there; a limit of hours still counts from the start."""
+    now = [1000.0]
+    monkeypatch.setattr("ctxlm_ds.training.status.time.monotonic", lambda: now[0])
+    by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
+    by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
+    for step in range(11, 21):
+        now[0] += 2.0
+        by_steps.update(metrics_of(step))
+    now[0] += 10.0
+    for clock in (by_steps, by_hours):
+        clock.go_back(12)
+    now[0] += 4.0
+    assert by_steps.update(metrics_of(13)) == pytest.approx(87 * 4.0)
+    assert by_hours.update(metrics_of(13)) == pytest.approx(36.0 - 34.0)
+
+
+def test_figures_of_several_sources() -> None:
+    figures = {"eval/wiki/loss": 1.0, "eval/books/old/loss": 2.0, "eval/wiki/masked_lm_accuracy": 0.25}
+    assert figures_line(figures) == "wiki loss 1.0000, masked_lm_accuracy 0.2500; books/old loss 2.0000"
