@@ -224,13 +224,7 @@ def build_engine(
             compile=config.training.compile,
             shares_rows=config.data.shares_rows,
         )
-        layers = build_run_layers(config, build, objective.teacher_outputs, kernels_of)
-        if config.training.batch_ramp is not None and any(layer.carries for layer in layers):
-            raise ConfigError(
-                f"training.batch_ramp is set, but model.family {config.model.family} carries a state from step to step "
-                "for each row of the batch, so the batch cannot grow; set it to null"
-            )
-        return layers
+        return build_run_layers(config, build, objective.teacher_outputs, kernels_of)
 
     with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)

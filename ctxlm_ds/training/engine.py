@@ -124,6 +124,11 @@ class Engine:
         return self.topology.pipeline_parallel_size > 1
 
     def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
+        if self.config.training.batch_ramp is not None and any(layer.carries for layer in descriptions):
+            raise ConfigError(
+                f"training.batch_ramp is set, but model.family {self.config.model.family} carries a state from step to "
+                "step for each row of the batch, so the batch cannot grow; set it to null"
+            )
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:
             return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.dist
 SIZES = (4, 4, 4, 8, 8, 16, 16)
 ONE = Layout(1, 0, micro_batch_size=2)
 LAYOUTS = [
-    Layout(2, 1, micro_batch_size=2), Layout(2, 2, micro_batch_size=1, offload=True), Layout(2, 3, micro_batch_size=2),
+    Layout(2, 1, micro_batch_size=2), Layout(2, 2, micro_batch_size=1), Layout(2, 3, micro_batch_size=2),
     Layout(2, 0, tensor=2, micro_batch_size=4), Layout(2, 1, pipeline=2, micro_batch_size=1),
     Layout(4, 0, pipeline=2, micro_batch_size=2), Layout(4, 1, tensor=2, pipeline=2, micro_batch_size=2),
 ]  # fmt: skip
