@@ -1,8 +1,4 @@
-"""The settings of a model as a Hugging Face config and back.
-
-In: a section of a recipe and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here:
-weights, and what differs by family (FamilyExport).
-"""
+"""The settings of a model as a Hugging Face config and back; FamilyExport has what differs by family."""
 
 from __future__ import annotations
 
@@ -57,7 +53,8 @@ def to_hf_config(
         ExportError: transformers refuses the settings.
     """
     kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
-    values = {**export.their_settings(model, ids), **kept, "architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
+    head = {"architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
+    values = {**export.their_settings(model, ids), **kept, **head}
     return _complete(export, values, hf_class)
 
 
@@ -72,8 +69,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 def from_hf_config(folder: Path) -> FolderModel:
     """Read our settings and the padding id from a local folder of any family's model.
 
-    Raises:
-        ExportError: no family has this type of model, or it computes something that ours cannot.
+    Raises ExportError if no family has this type of model, or it computes something that ours cannot.
     """
     return _folder_model(folder, _complete)
 

@@ -170,11 +170,8 @@ def from_hf(model: Path, output: Path) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
 
     The new folder holds weights in the layout-free form, config.yaml (copy its model section into the new run's recipe)
-    and tokenizer/. It appears only when its logits have been proved.
-
-    Raises:
-        ExportError: the folder is of none of these classes, has no safetensors, or the logits differ.
-        TokenizerError: the folder has no usable tokenizer.
+    and tokenizer/. It appears only when its logits have been proved. Raises ExportError if the folder is of none of
+    these classes, has no safetensors, or the logits differ, TokenizerError if it has no usable tokenizer.
     """
     if not model.is_dir():
         raise ExportError(f"{model}: no such folder; give a local folder (names on the Hub are not looked up)")

@@ -1,28 +1,33 @@
 """Weights for a new run from a checkpoint of this project or a Hugging Face folder (`initialize_from`).
 
-In: the folder and the new model's shape. Out: its parameters one at a time, or their moments (`initialize_moments`).
 Additional rows of a larger vocabulary or position table, and heads that the source lacks, keep their initial values and
-moments of 0; any other difference is an error.
+moments of 0 (`initialize_moments`); any other difference is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.export.initial_layers import select_layers
 from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
-from ctxlm_ds.models.build import WholeModel, describe_model
+from ctxlm_ds.models.build import WholeModel, block_names, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
 
 
 def load_initial_weights(
-    path: str | Path, model: ModelSection, outputs: Sequence[str], fresh: Callable[[str], torch.Tensor]
+    path: str | Path,
+    model: ModelSection,
+    outputs: Sequence[str],
+    fresh: Callable[[str], torch.Tensor],
+    layers: Sequence[int] | Literal["spread"] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter of the new model with its fp32 value, one at a time.
 
@@ -31,6 +36,8 @@ def load_initial_weights(
         model: the new model, vocab_size set.
         outputs: what the new objective needs from the model, which decides its heads.
         fresh: returns a parameter's initial value, for rows and heads that the source lacks.
+        layers: the source's layers to take (export/initial_layers.py); the source may then be of another family, and
+            have further parameters. None takes all.
 
     Raises:
         CheckpointError: the source does not fit (this lists every difference, before the first value), or a tensor has
@@ -40,10 +47,19 @@ def load_initial_weights(
     folder = Path(path)
     source, source_model, source_outputs = _open(folder)
     whole = describe_model(model, outputs)
+    if layers is not None:
+        blocks = block_names(source_model, source_outputs), block_names(model, outputs)
+        source = select_layers(source, *blocks, whole.shapes.keys(), layers)
     found = {name: source.shape(name) for name in source.names()}
     # Optional heads that only one side has are allowed.
     theirs = describe_model(source_model, source_outputs) if found.keys() - whole.facts.keys() else whole
-    problems = [*_settings_that_differ(source_model, model), *_parameters_that_differ(theirs, found, whole)]
+    problems = [
+        f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
+        for key in model.same_function
+        if (layers is None or key != "family")
+        and hasattr(source_model, key) and getattr(source_model, key) != getattr(model, key)
+    ]
+    problems += _parameters_that_differ(theirs, found, whole)
     if problems:
         raise CheckpointError(
             f"initialize_from: {folder} does not fit the recipe's model: "
@@ -106,13 +122,6 @@ def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
         return checkpoint.reader, checkpoint.model, checkpoint.outputs
     weights = HuggingFaceWeights(folder, with_heads=True)
     return weights, weights.model, weights.outputs
-
-
-def _settings_that_differ(there: ModelSection, here: ModelSection) -> Iterator[str]:
-    """Describe differences in settings that change what the model computes but no shape."""
-    for key in here.same_function:
-        if hasattr(there, key) and getattr(there, key) != getattr(here, key):
-            yield f"model.{key} is {getattr(there, key)!r} there, {getattr(here, key)!r} here"
 
 
 def _parameters_that_differ(theirs: WholeModel, found: dict[str, Shape], whole: WholeModel) -> Iterator[str]:

@@ -1,8 +1,4 @@
-"""The model card (README.md) of an exported model, from what its run recorded.
-
-In: a checkpoint, the run's metrics.jsonl, and the JSON next to each dataset. Out: Markdown; what is unknown is "not
-recorded".
-"""
+"""The model card (README.md) of an exported model, from what its run recorded."""
 
 from __future__ import annotations
 
@@ -127,18 +123,12 @@ def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     with suppress(OSError), open_regular(metrics_file) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-            figures |= _evaluation(line, step) if b'"eval/' in line else {}
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                entry = json.loads(line) if b'"eval/' in line else {"step": None}
+                if type(entry["step"]) is int and entry["step"] <= step:
+                    numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
+                    figures |= {key: value for key, value in numbers.items() if key.startswith("eval/")}
     return figures
-
-
-def _evaluation(line: bytes, step: int) -> dict[str, float]:
-    try:
-        entry = json.loads(line)
-        is_wanted = type(entry["step"]) is int and entry["step"] <= step
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
-    return {key: value for key, value in numbers.items() if is_wanted and key.startswith("eval/")}
 
 
 def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, Fields, Rows, at_positions, export_of
 from ctxlm_ds.export.key_maps import WeightSource
-from ctxlm_ds.export.safetensors_files import DTYPES
+from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.models.build import plain_model
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer

@@ -11,7 +11,7 @@ import torch
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
@@ -132,6 +132,18 @@ def describe_model(model: ModelSection, outputs: Sequence[str]) -> WholeModel:
     """
     kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     return describe_layers(build_layer_list(model, ModelBuild(tuple(outputs), kernels)), outputs)
+
+
+def block_names(model: ModelSection, outputs: Sequence[str]) -> list[str]:
+    """Return the prefix of the parameters of each repeated layer, in order.
+
+    Raises:
+        ConfigError: as build_layer_list.
+    """
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    layers = build_layer_list(model, ModelBuild(tuple(outputs), kernels))
+    prefixes = parameter_prefixes(layers)
+    return [prefix for prefix, layer in zip(prefixes, layers, strict=True) if layer.block]
 
 
 def describe_layers(layers: Sequence[LayerDescription], outputs: Sequence[str]) -> WholeModel:

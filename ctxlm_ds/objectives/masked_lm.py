@@ -48,6 +48,9 @@ class MaskedLMSection(ObjectiveSection):
     random_tokens: Literal["vocabulary", "corpus"] = "vocabulary"
     """What random tokens are drawn from: `vocabulary`, every id equally often (BERT, RoBERTa); `corpus`, the tokens
     of the training text, so that frequent ones come often (SpanBERT)."""
+    count_smoothing: Annotated[float, Setting(ge=0.0, le=10.0)] = 0.0
+    """Choose tokens with probability proportional to count^-count_smoothing in the training text, rare ones more often
+    (XLM; DistilBERT 0.7); 0: all with the same."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
     spans: Literal["none", "geometric", "ngram", "given"] = "none"
@@ -98,6 +101,15 @@ class MaskedLMSection(ObjectiveSection):
                 "corpus: static masks are written with each sample index, before the training text is read; set "
                 "objective.masking to dynamic, or this to vocabulary",
                 ("objective.masking",),
+            )
+        units = self.whole_word or self.spans != "none" or self.special_tokens == "roberta"
+        if self.count_smoothing > 0.0 and (units or self.masking == "static"):
+            yield Problem(
+                "objective.count_smoothing",
+                f"{self.count_smoothing:g}: only single tokens without special ones have a count, and only once the "
+                "training text is read; set objective.whole_word to false, objective.spans to none, "
+                "objective.special_tokens to never or bert, objective.masking to dynamic, or this to 0",
+                ("objective.whole_word", "objective.spans", "objective.special_tokens", "objective.masking"),
             )
         if not 0.0 < self.mask_prob < 1.0:
             yield Problem("objective.mask_prob", f"{self.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
@@ -199,6 +211,11 @@ class MaskedLM(Objective):
             from ctxlm_ds.objectives.corruption.corpus_tokens import sample_tokens
 
             self._rules = self._rules._replace(random_ids=sample_tokens(rows, seed, self._rules.is_special))
+        if self.config.count_smoothing > 0.0:
+            from ctxlm_ds.objectives.corruption.corpus_tokens import choice_weights
+
+            weights = choice_weights(rows, seed, self._rules.is_special, self.config.count_smoothing)
+            self._rules = self._rules._replace(weights=weights)
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         import numpy as np
@@ -207,6 +224,7 @@ class MaskedLM(Objective):
         from ctxlm_ds.objectives.corruption.tokens import mask_samples
 
         assert len(self._rules.random_ids), "read_corpus comes first"
+        assert len(self._rules.weights) or not self.config.count_smoothing, "read_corpus comes first"
         ids = np.empty_like(samples.input_ids)
         positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
         return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)

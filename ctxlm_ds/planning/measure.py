@@ -37,8 +37,7 @@ MEASURED_ROWS = 64
 def with_vocabulary(model: ModelSection) -> ModelSection:
     """Return the model with the published vocabulary of its family if the recipe leaves the size to the tokenizer.
 
-    Raises:
-        ConfigError: the family was published with none.
+    Raises ConfigError if the family was published without one.
     """
     if model.vocab_size is not None:
         return model
@@ -58,7 +57,8 @@ class LayerWork:
         self.at, self.products = cache(self._at), cache(self._products)
 
     def _at(self, rows: int) -> Work:
-        return self._fewer.work.towards(self._more.work, rows - self._rows, self._rows)
+        ends = zip(self._fewer.work, self._more.work, strict=True)
+        return Work(*(a + (b - a) * (rows - self._rows) // self._rows for a, b in ends))
 
     def _products(self, rows: int) -> list[Product]:
         """Return the products of the forward pass."""
@@ -188,7 +188,8 @@ def _layers(
     if teacher.model is None:
         theirs, tensors = (), build.outputs
     else:
-        teacher = teacher.model_copy(update={"model": with_vocabulary(teacher.model)})
+        size = {} if teacher.model.vocab_size else {"vocab_size": with_vocabulary(config.model).vocab_size}
+        teacher = teacher.model_copy(update={"model": teacher.model.model_copy(update=size)})
     config = config.model_copy(update={"model": with_vocabulary(config.model), "teacher": teacher})
     return build_run_layers(config, build, theirs, lambda name: _kernels(config, platform, name)), tensors
 

@@ -99,6 +99,12 @@ def _check_name(config: RunConfig) -> Iterator[Problem]:
         yield Problem("name", f"{len(config.name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
 
 
+def _check_initial_layers(config: RunConfig) -> Iterator[Problem]:
+    if config.initialize_layers is not None and config.initialize_moments:
+        text = "true, but initialize_layers makes another model, which has no moments; set false"
+        yield Problem("initialize_moments", text, ("initialize_layers",))
+
+
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     optimizer, kernel = config.optimizer, config.kernels.optimizer
     if max(optimizer.betas) >= 1.0:
@@ -244,6 +250,7 @@ CHECKS: tuple[Check, ...] = (
     source_problems,
     teacher_problems,
     _check_name,
+    _check_initial_layers,
     _check_optimizer,
     _check_schedule,
     _check_precision,

@@ -255,6 +255,10 @@ class RunConfig(Section):
     """Run directory; null is runs/NAME."""
     initialize_from: str | None = None
     """Run, checkpoint or Hugging Face folder that initializes the weights; everything else starts at step 0."""
+    initialize_layers: list[Annotated[int, Field(ge=0, le=10_000)]] | Literal["spread"] | None = None
+    """Repeated layers of initialize_from, numbered from 0, that initialize those of a smaller model, also of another
+    family (a student of its teacher); `spread` takes the first, the last and equal steps between (0, 2, 4, 7, 9 and 11
+    for 6 of 12, as DistilBERT). null needs the same model."""
     initialize_moments: bool = False
     """Also take the optimizer's moments from initialize_from, a run or checkpoint with the same optimizer.name; the
     count of updates in the bias correction starts at 0 (phase 2 of NVIDIA's LAMB)."""

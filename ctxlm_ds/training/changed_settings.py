@@ -19,7 +19,7 @@ ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "traini
 """Settings that change the rounding."""
 LAYOUT = ("parallel.", "deepspeed", "training.micro_batch_size", "training.precision")
 """Settings that the differences of the environment report."""
-NOT_COMPARED = ("extends", "name", "run_dir", "initialize_from", "initialize_moments")
+NOT_COMPARED = ("extends", "name", "run_dir", "initialize_from", "initialize_layers", "initialize_moments")
 COMPARED_RATES = 100
 
 

@@ -232,6 +232,58 @@ ALBERT: Values = BERT | {
     "training.global_batch_size": 4096,  # section 4.1
     "training.max_steps": 125_000,  # section 4.1
 }
+# Sanh 2019 = arXiv:1910.01108; code = transformers' research projects, distillation/.
+DISTILBERT: Values = {
+    "model.family": "distilbert",
+    "model.vocab_size": 30_522,  # training_configs/distilbert-base-uncased.json, as the other settings of the model
+    "model.num_layers": 6,
+    "model.hidden_size": 768,
+    "model.num_attention_heads": 12,
+    "model.intermediate_size": 3072,
+    "model.max_position_embeddings": 512,
+    "model.hidden_activation": "gelu",
+    "model.layer_norm_eps": 1e-12,  # modeling_distilbert.py
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "model.initializer": "normal",  # modeling_distilbert.py
+    "model.initializer_range": 0.02,
+    "model.pre_layer_norm": False,
+    "initialize_layers": "spread",  # extract_distilbert.py: 0, 2, 4, 7, 9, 11
+    "teacher.model.family": "bert",  # section 4
+    "teacher.model.num_layers": 12,
+    "teacher.model.hidden_size": 768,
+    "data.seq_length": 512,  # lm_seqs_dataset.py: max_model_input_size
+    "data.sample_format": "doc_sentences",  # binarized_data.py: one text in a row
+    "data.separate_sentences": False,  # binarized_data.py: one separator at the end
+    "objective.name": "distillation",
+    "objective.soft_target_weight": 5.0,  # README: --alpha_ce
+    "objective.temperature": 2.0,  # train.py
+    "objective.soft_targets": "tokens",  # train.py: restrict_ce_to_mask is off
+    "objective.masked_lm_weight": 2.0,  # README: --alpha_mlm
+    "objective.cosine_weight": 1.0,  # README: --alpha_cos
+    "objective.mask_prob": 0.15,  # train.py: mlm_mask_prop
+    "objective.count_smoothing": 0.7,  # train.py: mlm_smoothing
+    "objective.keep_prob": 0.1,  # train.py: word_keep
+    "objective.random_prob": 0.1,  # train.py: word_rand
+    "objective.whole_word": False,
+    "objective.masking": "dynamic",  # distiller.py: prepare_batch_mlm
+    "objective.special_tokens": "bert",  # distiller.py: random_(vocab_size)
+    "objective.count_rounding": "nearest",  # ours: distiller.py rounds up over all rows of a batch
+    "optimizer.name": "adamw",  # distiller.py
+    "optimizer.learning_rate": 5e-4,  # train.py
+    "optimizer.betas": (0.9, 0.98),  # distiller.py
+    "optimizer.eps": 1e-6,  # train.py
+    "optimizer.weight_decay": 0.0,  # train.py
+    "optimizer.gradient_clipping": 5.0,  # train.py: max_grad_norm
+    "schedule.name": "linear",  # distiller.py
+    "schedule.warmup_steps": None,
+    "schedule.warmup_fraction": 0.05,  # train.py
+    "schedule.total_steps": None,
+    "schedule.final_learning_rate": 0.0,
+    "schedule.decay_from": "warmup",  # get_linear_schedule_with_warmup
+    "training.global_batch_size": 4000,  # section 4
+    "training.max_steps": 6000,  # inferred: 3 epochs (train.py)
+}
 # Clark 2020 = arXiv:2003.10555; code = google-research/electra.
 ELECTRA: Values = BERT | {
     "model.family": "electra",
@@ -332,6 +384,12 @@ PUBLISHED: dict[str, Values] = {
         "model.initializer": "truncated_normal", "data.num_duplicates": 1, "objective.masking": "dynamic",
         "objective.special_tokens": "never", "objective.max_predictions": None,
     },
+    "distilbert-base": DISTILBERT,
+    "distilbert-laptop": DISTILBERT | LAPTOP | ADAMW_OF_BERT | {  # ours: half of bert-laptop
+        "model.num_layers": 2, "teacher.model.num_layers": 4, "teacher.model.hidden_size": 256,
+        "objective.soft_targets": "masked", "objective.special_tokens": "never", "optimizer.betas": (0.9, 0.999),
+        "optimizer.weight_decay": 0.01, "optimizer.gradient_clipping": 5.0, "training.max_steps": 2000,
+    },
     "electra-small": ELECTRA | shape(12, 256, 4) | generator(256 // 4),  # table 6
     "electra-base": ELECTRA | BASE | generator(768 // 3) | {  # table 6
         "model.embedding_size": 768, "data.seq_length": 512, "objective.max_predictions": 79,
@@ -388,9 +446,5 @@ def test_every_setting_that_decides_the_result_is_in_the_table(name: str) -> Non
 
 def flatten(values: Values) -> Values:
     """Map `section.key`, or the name of a setting outside the sections, to its value."""
-    return values | {
-        f"{section}.{key}": value
-        for section, settings in values.items()
-        if isinstance(settings, dict)
-        for key, value in settings.items()
-    }
+    inside = {name: flatten(settings) for name, settings in values.items() if isinstance(settings, dict)}
+    return values | {f"{name}.{key}": value for name, settings in inside.items() for key, value in settings.items()}
