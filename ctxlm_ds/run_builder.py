@@ -235,7 +235,7 @@ def build_engine(
             compile=config.training.compile,
             shares_rows=config.data.shares_rows,
         )
-        return build_run_layers(config, build, objective.teacher_outputs, kernels_of)
+        return build_run_layers(config, build, objective.teacher_outputs, kernels_of, objective.comparisons)
 
     with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)

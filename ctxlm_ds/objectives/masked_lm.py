@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 
-class MaskedLMSection(ObjectiveSection):
-    """Masked tokens (RoBERTa), words, spans (SpanBERT) or n-grams (ALBERT)."""
+class MaskingSection(ObjectiveSection):
+    """Which tokens are masked."""
 
-    name: str = "masked_lm"
+    may_mask_nothing: ClassVar[bool] = False
+    """True if mask_prob may be 0."""
+
     mask_prob: Probability = 0.15
     """Share of the tokens to predict."""
     keep_prob: Probability = 0.1
@@ -72,10 +74,6 @@ class MaskedLMSection(ObjectiveSection):
     (SpanBERT); always at least one."""
     max_predictions: Width | None = None
     """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
-
-    boundary_weight: Annotated[float, Setting(ge=0.0, le=1e6)] = 0.0
-    """Weight of the span boundary objective: each predicted token from the two tokens around its run of predicted
-    tokens (SpanBERT 1.0); 0 is without it."""
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
@@ -111,7 +109,7 @@ class MaskedLMSection(ObjectiveSection):
                 "objective.special_tokens to never or bert, objective.masking to dynamic, or this to 0",
                 ("objective.whole_word", "objective.spans", "objective.special_tokens", "objective.masking"),
             )
-        if not 0.0 < self.mask_prob < 1.0:
+        if not (0.0 < self.mask_prob < 1.0 or (self.may_mask_nothing and self.mask_prob == 0.0)):
             yield Problem("objective.mask_prob", f"{self.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
         if self.max_predictions is not None and self.max_predictions > data.seq_length:
             yield Problem(
@@ -119,6 +117,15 @@ class MaskedLMSection(ObjectiveSection):
                 f"{self.max_predictions} is more than a row has positions (data.seq_length {data.seq_length})",
                 ("data.seq_length",),
             )
+
+
+class MaskedLMSection(MaskingSection):
+    """Masked tokens (RoBERTa), words, spans (SpanBERT) or n-grams (ALBERT)."""
+
+    name: str = "masked_lm"
+    boundary_weight: Annotated[float, Setting(ge=0.0, le=1e6)] = 0.0
+    """Weight of the span boundary objective: each predicted token from the two tokens around its run of predicted
+    tokens (SpanBERT 1.0); 0 is without it."""
 
 
 class MaskedLMSentenceOrderSection(MaskedLMSection):
@@ -141,20 +148,14 @@ def sentence_term(name: str) -> LossTerm:
 SPAN_BOUNDARY = LossTerm("span_boundary", ("boundary_logits",), ("boundary_labels",))
 
 
-class MaskedLM(Objective):
-    """The objective of RoBERTa and SpanBERT; corruption/ says which tokens are predicted."""
+class Masking(Objective):
+    """An objective whose inputs have masked tokens; corruption/ says which."""
 
-    name = "masked_lm"
-    section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
-    outputs: tuple[str, ...] = ("predicted_logits",)
-    terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
+    config: MaskingSection
 
-    def __init__(self, section: MaskedLMSection, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, section: MaskingSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         self.config = section
-        if section.boundary_weight > 0.0:
-            self.outputs = (*self.outputs, *SPAN_BOUNDARY.outputs)
-            self.terms = (*self.terms, replace(SPAN_BOUNDARY, weight=section.boundary_weight))
         if tokenizer is not None:
             from ctxlm_ds.objectives.corruption.tokens import masking_rules
 
@@ -171,26 +172,6 @@ class MaskedLM(Objective):
     def _slots_needed(self, data: DataSection) -> int:
         """Return the most predictions of any row: each of its sequences rounds up by less than one."""
         return max(1, math.ceil(self.config.mask_prob * data.seq_length)) + data.sequences_per_row - 1
-
-    def fields(self, data: DataSection) -> tuple[Field, ...]:
-        slots = self.slots(data)
-        if slots < data.sequences_per_row:
-            raise ConfigError(
-                f"objective.max_predictions {slots} is less than data.max_sequences_per_row {data.sequences_per_row}; "
-                "every packed sequence needs at least one prediction slot: raise the first or lower the second"
-            )
-        boundaries = (
-            Field("boundary_positions", 2 * slots),
-            Field("boundary_offsets", slots),
-            Field("boundary_labels", slots, IGNORE_LABEL),
-        )
-        return (
-            *token_fields(data, self.pad_id),
-            Field("token_type_ids", data.seq_length),
-            Field("prediction_positions", slots),
-            Field("masked_lm_labels", slots, IGNORE_LABEL),
-            *(boundaries if self.config.boundary_weight > 0.0 else ()),
-        )
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most predictions of sequences of `lengths`, in any row.
@@ -229,19 +210,6 @@ class MaskedLM(Objective):
         positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
         return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)
 
-    def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
-        from ctxlm_ds.data.stream.row_filling import fill_boundaries, fill_slots, fill_token_types
-
-        slots = arrays["prediction_positions"]
-        row = fill_token_fields(examples, row_starts, arrays, slots.shape[1])
-        if row == FITS:
-            fill_token_types(examples, row_starts, arrays["token_type_ids"])
-            fill_slots(examples, row_starts, slots, arrays["masked_lm_labels"])
-            if "boundary_labels" in arrays:
-                boundaries = (arrays[name] for name in ("boundary_positions", "boundary_offsets", "boundary_labels"))
-                fill_boundaries(examples, row_starts, self._rules.is_special, *boundaries)
-        return row
-
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
         """Return `[CLS] the [MASK→cat] sat`: the input and the token to predict."""
         predicted = {}
@@ -255,6 +223,55 @@ class MaskedLM(Objective):
             style = STYLES["mask" if is_mask else "kept" if token_id == label else "random"]
             predicted[position] = lead, f"[{read.strip('[]') if is_mask else read}→{original}]", style
         return render_tokens(example.input_ids, tokenizer, predicted)
+
+
+class MaskedLM(Masking):
+    """The objective of RoBERTa and SpanBERT."""
+
+    name = "masked_lm"
+    section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
+    outputs: tuple[str, ...] = ("predicted_logits",)
+    terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
+    config: MaskedLMSection
+
+    def __init__(self, section: MaskedLMSection, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__(section, tokenizer)
+        if section.boundary_weight > 0.0:
+            self.outputs = (*self.outputs, *SPAN_BOUNDARY.outputs)
+            self.terms = (*self.terms, replace(SPAN_BOUNDARY, weight=section.boundary_weight))
+
+    def fields(self, data: DataSection) -> tuple[Field, ...]:
+        slots = self.slots(data)
+        if slots < data.sequences_per_row:
+            raise ConfigError(
+                f"objective.max_predictions {slots} is less than data.max_sequences_per_row {data.sequences_per_row}; "
+                "every packed sequence needs at least one prediction slot: raise the first or lower the second"
+            )
+        boundaries = (
+            Field("boundary_positions", 2 * slots),
+            Field("boundary_offsets", slots),
+            Field("boundary_labels", slots, IGNORE_LABEL),
+        )
+        return (
+            *token_fields(data, self.pad_id),
+            Field("token_type_ids", data.seq_length),
+            Field("prediction_positions", slots),
+            Field("masked_lm_labels", slots, IGNORE_LABEL),
+            *(boundaries if self.config.boundary_weight > 0.0 else ()),
+        )
+
+    def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
+        from ctxlm_ds.data.stream.row_filling import fill_boundaries, fill_slots, fill_token_types
+
+        slots = arrays["prediction_positions"]
+        row = fill_token_fields(examples, row_starts, arrays, slots.shape[1])
+        if row == FITS:
+            fill_token_types(examples, row_starts, arrays["token_type_ids"])
+            fill_slots(examples, row_starts, slots, arrays["masked_lm_labels"])
+            if "boundary_labels" in arrays:
+                boundaries = (arrays[name] for name in ("boundary_positions", "boundary_offsets", "boundary_labels"))
+                fill_boundaries(examples, row_starts, self._rules.is_special, *boundaries)
+        return row
 
 
 class MaskedLMNextSentence(MaskedLM):

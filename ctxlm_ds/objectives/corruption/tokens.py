@@ -39,7 +39,7 @@ from ctxlm_ds.objectives.corruption.spans import (
 )
 
 if TYPE_CHECKING:
-    from ctxlm_ds.objectives.masked_lm import MaskedLMSection
+    from ctxlm_ds.objectives.masked_lm import MaskingSection
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 HALF_WORD = np.uint64(32)
@@ -78,7 +78,7 @@ class MaskingRules(NamedTuple):
     """[vocabulary] weight of a token among the candidates of its sample; empty for equal weights."""
 
 
-def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRules:
+def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules:
     """Return the rules of a section for a tokenizer; every token must be below its vocab_size.
 
     Raises:
@@ -117,7 +117,7 @@ def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRule
     )
 
 
-def length_shares(section: MaskedLMSection) -> NDArray[np.float64]:
+def length_shares(section: MaskingSection) -> NDArray[np.float64]:
     """Return the share of each length of a run of tokens or words, from 1; empty without runs."""
     if section.spans == "geometric":
         return geometric_shares(section.span_prob, section.max_span_length)

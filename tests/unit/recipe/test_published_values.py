@@ -309,6 +309,49 @@ ELECTRA: Values = BERT | {
     "training.max_steps": 1_000_000,  # table 6
 }
 del ELECTRA["data.short_seq_prob"]  # one segment in a row
+# Jiao 2020 = arXiv:1909.10351; code = huawei-noah/Pretrained-Language-Model, TinyBERT/.
+TINYBERT: Values = {
+    "model.family": "tinybert",
+    "model.vocab_size": 30_522,  # config.json of the released models
+    "model.max_position_embeddings": 512,  # config.json of the released models
+    "model.type_vocab_size": 2,  # config.json of the released models
+    "model.fit_size": 768,  # transformer/modeling.py: TinyBertForPreTraining
+    "model.hidden_activation": "gelu",  # config.json of the released models
+    "model.layer_norm_eps": 1e-12,  # transformer/modeling.py: BertLayerNorm
+    "model.hidden_dropout": 0.1,  # config.json of the released models
+    "model.attention_dropout": 0.1,  # config.json of the released models
+    "model.initializer": "normal",  # transformer/modeling.py: init_bert_weights
+    "model.initializer_range": 0.02,  # config.json of the released models
+    "data.seq_length": 128,  # pregenerate_training_data.py: max_seq_len
+    "data.sample_format": "segment_pair",  # pregenerate_training_data.py: create_instances_from_document
+    "data.short_seq_prob": 0.1,  # pregenerate_training_data.py
+    "data.num_duplicates": 1,  # pregenerate_training_data.py: a file for each epoch
+    "objective.name": "tinybert",
+    "objective.mask_prob": 0.0,  # README: no [MASK] corpus; pregenerate_training_data.py: masked_lm_prob
+    "objective.layer_map": None,  # general_distill.py: layers_per_block
+    "objective.embedding_weight": 1.0,  # general_distill.py: rep_loss
+    "objective.hidden_weight": 1.0,  # general_distill.py: rep_loss
+    "objective.attention_weight": 1.0,  # general_distill.py: att_loss
+    "optimizer.name": "adamw",  # transformer/optimization.py: BertAdam
+    "optimizer.learning_rate": 5e-5,  # general_distill.py: learning_rate
+    "optimizer.betas": (0.9, 0.999),  # transformer/optimization.py: b1, b2
+    "optimizer.eps": 1e-6,  # transformer/optimization.py: e
+    "optimizer.weight_decay": 0.01,  # general_distill.py: optimizer_grouped_parameters
+    "optimizer.decay_biases": False,  # general_distill.py: no_decay
+    "optimizer.gradient_clipping": 1.0,  # transformer/optimization.py: max_grad_norm, there of each parameter
+    "schedule.name": "linear",  # transformer/optimization.py: warmup_linear
+    "schedule.warmup_steps": None,
+    "schedule.warmup_fraction": 0.1,  # general_distill.py: warmup_proportion
+    "schedule.total_steps": None,
+    "schedule.start_step": 0,
+    "schedule.final_learning_rate": 0.0,  # transformer/optimization.py: WarmupLinearSchedule
+    "schedule.decay_from": "warmup",  # transformer/optimization.py: WarmupLinearSchedule
+    "training.global_batch_size": 256,  # README: --train_batch_size
+    "training.max_steps": 400_000,  # ours: about three epochs of English Wikipedia
+}
+TINYBERT_4: Values = {  # section 4.1
+    "model.num_layers": 4, "model.hidden_size": 312, "model.num_attention_heads": 12, "model.intermediate_size": 1200,
+}  # fmt: skip
 NO_DROPOUT: Values = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # Lan 2020, section 4.9
 ROBERTA_LARGE: Values = {"optimizer.learning_rate": 4e-4, "schedule.warmup_steps": 30_000}  # table 9
 FAIRSEQ: Values = {  # config/pretraining/base.yaml
@@ -397,6 +440,12 @@ PUBLISHED: dict[str, Values] = {
     },
     "electra-laptop": ELECTRA | LAPTOP | generator(256 // 4) | {
         "model.generator_num_layers": 4, "objective.max_predictions": None, "schedule.decay_from": "warmup",
+    },
+    "tinybert-4l": TINYBERT | TINYBERT_4,
+    "tinybert-6l": TINYBERT | shape(6, 768, 12),
+    "tinybert-laptop": TINYBERT | shape(2, 128, 4) | {  # ours: half of bert-laptop
+        "model.vocab_size": None, "model.max_position_embeddings": 128, "model.fit_size": 256,
+        "optimizer.learning_rate": 1e-3, "training.global_batch_size": 64, "training.max_steps": 4000,
     },
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,
