@@ -9,7 +9,7 @@ import torch
 
 from ctxlm_ds.kernels import attention, bias_gelu, dropout, linear, norm, sampling
 from ctxlm_ds.kernels.attention import AttentionKernel, AttentionSpec
-from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel
+from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel, GatedKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
@@ -58,6 +58,11 @@ class KernelSet:
     def sampling(self) -> SamplingKernel:
         """Return the implementation for layers that draw words."""
         return self._kernel("sampling")
+
+    @property
+    def gated_activation(self) -> GatedKernel:
+        """Gated activation by the implementation of `kernels.bias_gelu`."""
+        return self._kernel("bias_gelu", bias_gelu.GATED)
 
     @property
     def names(self) -> dict[str, str]:
