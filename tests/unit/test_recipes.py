@@ -95,7 +95,7 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("# ")
     assert any("Sources" in line for line in header)
-    authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Joshi")
+    authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Conneau", "Joshi")
     assert any(author in text for author in authors)
     assert max(map(len, text.splitlines())) <= 120
 
