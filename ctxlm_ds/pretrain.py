@@ -173,7 +173,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     from ctxlm_ds.training.history import HistoryHook, WatchdogHook
 
     trainer.hooks.append(WatchdogHook(watchdog))
-    watchdog.watch_writing(trainer.saves.saver.pending_age_s)
+    watchdog.writing_age_s = trainer.saves.saver.pending_age_s
     if trainer.topology.is_main:
         trainer.hooks.append(HistoryHook(run_dir, ranks))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}

@@ -37,7 +37,7 @@ def make_config(
 ) -> RunConfig:
     """A recipe: `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `spanbert`, or a family."""
     family = "bert" if kind in ("bert_nsp", "spanbert") else kind
-    eps = 1e-12 if family in ("bert", "albert") else 1e-5
+    eps = 1e-12 if family in ("bert", "albert", "electra") else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
     if family in ("gpt2", "gpt1"):
         model |= {"hidden_activation": "gelu_tanh", "intermediate_size": 128}
@@ -47,6 +47,10 @@ def make_config(
     elif kind == "albert":
         model |= {"embedding_size": 16, "num_groups": 2, "layers_per_group": 2, "num_layers": 40}
         objective, sample_format = "masked_lm_sop", "sentence_order"
+    elif kind == "electra":
+        model |= {"embedding_size": 24, "generator_hidden_size": 16, "generator_num_layers": 2}
+        model |= {"generator_num_attention_heads": 2, "generator_intermediate_size": 24}
+        objective, sample_format = "replaced_tokens", "doc_sentences"
     else:
         objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(

@@ -41,8 +41,7 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
         from megatron.core.datasets import helpers_cpp
     except ImportError as error:
         raise ConfigError(f"the peer of this benchmark is missing ({error}): pip install megatron-core") from error
-    lengths, bounds = made_up_corpus(documents)
-    table = table_of(lengths, bounds)
+    lengths, bounds, table = made_up_corpus(documents)
     room = SEQ_LENGTH - SegmentPairSection.special_tokens(TEMPLATE.double_separator)
     mapping = partial(
         helpers_cpp.build_mapping, bounds, lengths, 1, ONE_EPOCH_WITHOUT_LIMIT, room, SHORT_SEQ_PROB, 1, False, 2
@@ -65,20 +64,16 @@ def compare_samples(documents: int, rounds: int = 5) -> Iterator[str]:
     yield from (f"  {line}" for line in lines)
 
 
-def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return [n] tokens of each sentence and [documents + 1] first sentence of each document."""
+def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64], SentenceTable]:
+    """Return [n] tokens of each sentence, [documents + 1] first sentence of each document, and their table."""
     draws = np.random.default_rng(0)
     sentences = draws.poisson(SENTENCES_PER_DOCUMENT - 1, documents) + 1
     bounds = np.concatenate([[0], np.cumsum(sentences)]).astype(np.int64)
-    return (draws.poisson(TOKENS_PER_SENTENCE - 1, bounds[-1]) + 1).astype(np.int32), bounds
-
-
-def table_of(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> SentenceTable:
-    """Return the sentence table of such a dataset."""
+    lengths = (draws.poisson(TOKENS_PER_SENTENCE - 1, bounds[-1]) + 1).astype(np.int32)
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = (ends - lengths).view(UNALIGNED)
     starts.flags.writeable = False
-    return SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
+    return lengths, bounds, SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
 
 
 def _run_through(make: Callable[[], Iterable[object]], count: int) -> int:

@@ -53,8 +53,7 @@ def run_action(action: Callable[[], T], name: str, background: bool) -> Future[T
 class PendingSave:
     """One checkpoint between its beginning and its end.
 
-    Args:
-        stages: yields what this rank works on in each stage, and does the collective parts between them.
+    `stages` yields what this rank works on in each stage, and does the collective parts between them.
     """
 
     def __init__(self, stages: Iterator[Future[Any]]) -> None:
@@ -72,8 +71,7 @@ class PendingSave:
     def advance(self) -> None:
         """Do the next collective part, and wait for a rank that is still busy.
 
-        Raises:
-            CheckpointError, RunLockedError: the save failed and is over; the same on every rank.
+        Raises CheckpointError or RunLockedError, the same on every rank, if the save failed and is over.
         """
         try:
             self._work = next(self._stages)

@@ -1,7 +1,6 @@
 """index.json: which chunk of which file holds which flat range of a parameter, or of a tensor-parallel shard of it.
 
-In: every rank's list of chunks (chunk_writer.py), or the index of a checkpoint. Out: chunks in order by shard, or a
-CheckpointError that names what is missing, double or outside. On disk a chunk is called a piece.
+On disk a chunk is called a piece.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def merge_index(
 ) -> dict[str, Any]:
     """Write index.json from the value of each rank's ChunkWriter.write(), and numbers that belong to no parameter.
 
-    Raises:
-        CheckpointError: ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
+    Raises CheckpointError if ranks disagree on a shape, or chunks of a parameter overlap or leave a gap.
     """
     parameters: ParameterChunks = {}
     for rank, chunks in enumerate(chunks_by_rank):
@@ -93,8 +91,7 @@ def check_shape(where: str, shape: Any) -> tuple[int, ...]:
 def group_chunks(where: str, shape: Sequence[int], chunks: Sequence[ChunkEntry]) -> list[ShardChunks]:
     """Return the chunks, in any order, of one kind of one parameter by shard; `where` begins the messages.
 
-    Raises:
-        CheckpointError: they do not cover the parameter exactly once.
+    Raises CheckpointError if they do not cover the parameter exactly once.
     """
     whole = Shard.whole(shape)
     by_shard: dict[Shard, list[ChunkEntry]] = {}

@@ -1,8 +1,4 @@
-"""The writer of one rank's files of a checkpoint: chunks of weights, of moments, and of carried tensors.
-
-In: flat fp32 ranges of parameters or of tensor-parallel shards. Out: safetensors files with their checksums, and this
-rank's part of index.json (chunk_index.py). Not here: which rank owns which range (training/fragments.py).
-"""
+"""The writer of one rank's files of a checkpoint: chunks of weights, of moments, and of carried tensors."""
 
 from __future__ import annotations
 
@@ -77,7 +73,10 @@ class ChunkWriter:
             return
         path = self._directory / f"{FILE_STEMS.get(kind, 'moments')}-{self._rank:05d}.safetensors"
         file = self._files.setdefault(path.name, TensorFileWriter(path))
-        key = _free_key(file, name if kind == WEIGHT_KIND else f"{name}#{kind}", start)
+        base = name if kind == WEIGHT_KIND else f"{name}#{kind}"
+        # A second chunk is named by its start as well, and counted if shards share that start.
+        keys = chain([base, f"{base}@{start}"], (f"{base}@{start}+{number}" for number in count(2)))
+        key = next(free for free in keys if free not in file)
         file.add(key, (values.length,), lambda: values.read().detach().cpu().float())
         chunk = {"file": path.name, "key": key, "start": start, "length": values.length}
         if not shard.is_whole:
@@ -87,16 +86,8 @@ class ChunkWriter:
     def write(self, check: Callable[[], None] = lambda: None) -> WrittenFiles:
         """Write, flush and hash the files, with one chunk in memory at a time; `check` may raise to end the writing.
 
-        Returns:
-            The files with this rank's part of the index: {name: {"shape", "pieces": {kind: [chunk]}}}.
+        Returns the files with this rank's part of the index: {name: {"shape", "pieces": {kind: [chunk]}}}.
         """
         files = {name: file.write(check) for name, file in self._files.items()}
         return WrittenFiles(self._parameters, files)
 
-
-def _free_key(file: TensorFileWriter, key: str, start: int) -> str:
-    """Return the parameter's name, with the start for a second chunk and a number if shards share that start."""
-    if key not in file:
-        return key
-    key = f"{key}@{start}"
-    return next(free for free in chain([key], (f"{key}+{number}" for number in count(2))) if free not in file)

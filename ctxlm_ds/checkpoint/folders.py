@@ -1,8 +1,4 @@
-"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space on every node.
-
-In: a directory. Out: its checkpoints by step, those that rotation removes, a NodeView from each node. Not here: what
-a checkpoint holds (training.py), its checksums (manifest.py).
-"""
+"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space on every node."""
 
 from __future__ import annotations
 
@@ -75,10 +71,8 @@ class IntactSearch:
 def find_newest_intact(directory: Path, check: Callable[[Path], Manifest] = verify) -> IntactSearch:
     """Verify checkpoints, newest first, until one is intact, and log a warning for each damaged one.
 
-    `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder.
-
-    Raises:
-        CheckpointError: there are checkpoints and all of them are damaged.
+    `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder. Raises
+    CheckpointError if there are checkpoints and all are damaged.
     """
     folders = list_checkpoints(directory)
     damaged: dict[Path, str] = {}
@@ -150,11 +144,7 @@ def to_rotate(steps: list[int], newest: int, keep_last: int, keep_every: int | N
 
 
 def wait_until(is_there: Callable[[], bool], path: Path, what: str) -> None:
-    """Wait until `is_there()` returns True.
-
-    Raises:
-        CheckpointError: after a minute; `what` describes the path ("was made by rank 0").
-    """
+    """Wait until `is_there()`. Raises CheckpointError after a minute; `what` describes it ("was made by rank 0")."""
     deadline_s = time.monotonic() + WAIT_S
     pause_s = FIRST_LOOK_S
     while not is_there():
@@ -214,11 +204,7 @@ def look(directory: Path) -> NodeView:
 
 
 def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:
-    """Return a checkpoint, or the newest intact one of a run, that `check` has compared with its manifest.
-
-    Raises:
-        CheckpointError: there is none, or none is intact.
-    """
+    """Return a checkpoint, or the newest intact one of a run, after `check`. Raises CheckpointError without one."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run or a checkpoint (RUN/checkpoints/step-…)")
     if not (path / CHECKPOINTS_DIR).is_dir():

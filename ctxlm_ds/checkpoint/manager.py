@@ -1,8 +1,6 @@
 """The checkpoints of one run directory, each of which is complete or does not exist.
 
-All ranks write into a partial folder, rank 0 adds the manifest and renames it, and `latest` moves last. In: what to
-write, as functions. Out: RUN/checkpoints/step-XXXXXXXX, rotated, and the newest intact one at a resume. Not here: what
-a checkpoint holds (training.py), the stages of one save (background_save.py).
+All ranks write into a partial folder, rank 0 adds the manifest and renames it, and `latest` moves last.
 """
 
 from __future__ import annotations
@@ -17,25 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
+from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult, run_action
 from ctxlm_ds.checkpoint.chunk_writer import WrittenFiles
-from ctxlm_ds.checkpoint.folders import (
-    CHECKPOINTS_DIR,
-    LATEST_NAME,
-    PARTIAL_SUFFIX,
-    NodeView,
-    explain,
-    find_newest_intact,
-    holds,
-    list_checkpoints,
-    look,
-    remove_folder,
-    remove_leftovers,
-    step_name,
-    step_of,
-    to_rotate,
-    wait_until,
-)
 from ctxlm_ds.checkpoint.manifest import read_manifest, seal, verify
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
@@ -61,7 +43,7 @@ class CheckpointManager:
     def __init__(
         self, run_dir: str | Path, config: CheckpointConfig, topology: Topology, lock: RunLock | None = None
     ) -> None:
-        self.directory = Path(run_dir) / CHECKPOINTS_DIR
+        self.directory = Path(run_dir) / folders.CHECKPOINTS_DIR
         self._config = config
         self._topology = topology
         self._lock = lock
@@ -71,64 +53,53 @@ class CheckpointManager:
         self._was_full = False
 
     def clean_leftovers(self) -> None:
-        """Remove half-written and half-removed checkpoints of a killed process.
-
-        Raises:
-            RunLockedError: this run's lock is not held, so they may belong to a live process.
-        """
+        """Remove half-written and half-removed checkpoints of a killed process. Raises RunLockedError without lock."""
 
         def clean() -> None:
             if self._lock is None:
                 raise CheckpointError(f"{self.directory}: leftovers are only removed under the run directory's lock")
             self._check_lock()
-            remove_leftovers(self.directory)
+            folders.remove_leftovers(self.directory)
 
         self._topology.run_on_rank_0(clean)
 
     def check_shared(self) -> None:
-        """Check before training that every node sees the lock file of rank 0.
-
-        Raises:
-            CheckpointError: a node does not, so the run directory is not on shared storage.
-        """
+        """Raise CheckpointError if a node does not see rank 0's lock: the run directory is not on shared storage."""
         path = self.directory.parent / LOCK_NAME
         token = self._topology.compute_on_rank_0(lambda: self._lock.token if self._lock is not None else None)
 
         def check() -> None:
             if token is not None and self._topology.local_rank == 0:
-                wait_until(lambda: holds(path, token), path, "is rank 0's lock")
+                folders.wait_until(lambda: folders.holds(path, token), path, "is rank 0's lock")
 
         self._topology.run_together(check)
 
     def find_resumable(self) -> Path | None:
         """Return the newest checkpoint that verifies, on every rank; None if the run has none yet.
 
-        Rank 0 reads every byte and logs a warning for each damaged checkpoint.
-
-        Raises:
-            CheckpointError: there are checkpoints and all are damaged.
+        Rank 0 reads every byte and logs a warning for each damaged checkpoint. Raises CheckpointError if all are.
         """
-        search = self._topology.compute_on_rank_0(lambda: find_newest_intact(self.directory))
-        self._damaged = {step_of(folder) for folder in search.damaged}
+        search = self._topology.compute_on_rank_0(lambda: folders.find_newest_intact(self.directory))
+        self._damaged = {folders.step_of(folder) for folder in search.damaged}
         if search.newest is not None:
-            self._good.add(step_of(search.newest))
+            self._good.add(folders.step_of(search.newest))
         return search.newest
 
     def last_good(self) -> Path | None:
         """Return the newest checkpoint that this process completed or verified."""
-        return self.directory / step_name(max(self._good)) if self._good else None
+        return self.directory / folders.step_name(max(self._good)) if self._good else None
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints of later steps after a rollback, so that no restart resumes from them."""
 
         def remove() -> None:
             self._check_lock()
-            for later, folder in sorted(list_checkpoints(self.directory).items(), reverse=True):
+            for later, folder in sorted(folders.list_checkpoints(self.directory).items(), reverse=True):
                 if later > step:
-                    remove_folder(folder)
+                    folders.remove_folder(folder)
                     logger.info("removed %s: the run went back to step %d", folder, step)
-            if (self.directory / step_name(step)).is_dir():
-                self._move_latest(self.directory / step_name(step))
+            if (self.directory / folders.step_name(step)).is_dir():
+                self._move_latest(self.directory / folders.step_name(step))
 
         self._together(step, remove)
         self._good = {kept for kept in self._good if kept <= step}
@@ -142,7 +113,7 @@ class CheckpointManager:
         pending = self.begin(step, lambda: write, finish, needed_bytes, background=False)
         while pending is not None and not pending.over:
             pending.advance()
-        return self.directory / step_name(step)
+        return self.directory / folders.step_name(step)
 
     def begin(
         self, step: int, take: Callable[[], Write], finish: Finish, needed_bytes: int, background: bool = True
@@ -163,7 +134,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: no space, or a node cannot write; the same on every rank. Older checkpoints are untouched.
         """
-        views = self._topology.gather_object(look(self.directory) if self._topology.local_rank == 0 else None)
+        views = self._topology.gather_object(folders.look(self.directory) if self._topology.local_rank == 0 else None)
         seen = [view for view in views or [] if view is not None]
         if not self._together(step, lambda: self._prepare(step, seen, needed_bytes)):
             self._good.add(step)
@@ -194,8 +165,8 @@ class CheckpointManager:
 
     def _folders(self, step: int) -> tuple[Path, Path]:
         """Return the checkpoint's folder, and the one in which it is written."""
-        final = self.directory / step_name(step)
-        return final, final.with_name(final.name + PARTIAL_SUFFIX)
+        final = self.directory / folders.step_name(step)
+        return final, final.with_name(final.name + folders.PARTIAL_SUFFIX)
 
     def _check_lock(self) -> None:
         if self._lock is not None:
@@ -208,13 +179,13 @@ class CheckpointManager:
             try:
                 return action()
             except OSError as error:
-                raise CheckpointError(_failure(step, self._topology.rank, explain(error))) from error
+                raise CheckpointError(_failure(step, self._topology.rank, folders.explain(error))) from error
 
         return self._topology.compute_on_rank_0(attempt)
 
     # Before the save, on rank 0: space and an empty folder.
 
-    def _prepare(self, step: int, views: list[NodeView], needed_bytes: int) -> bool:
+    def _prepare(self, step: int, views: list[folders.NodeView], needed_bytes: int) -> bool:
         final, partial = self._folders(step)
         self._check_lock()
         for view in views:
@@ -229,14 +200,14 @@ class CheckpointManager:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             # No other save is pending, so what a failed one could not remove can be removed.
-            remove_leftovers(self.directory)
+            folders.remove_leftovers(self.directory)
         elif os.path.lexists(partial):
-            remove_folder(partial)
+            folders.remove_folder(partial)
         self._check_space(step, final, views, needed_bytes)
         partial.mkdir()
         return True
 
-    def _check_space(self, step: int, final: Path, views: list[NodeView], needed_bytes: int) -> None:
+    def _check_space(self, step: int, final: Path, views: list[folders.NodeView], needed_bytes: int) -> None:
         """Check the free space of every node; if there is too little, rotate early."""
         view = min(views, key=lambda view: view.free_bytes)
         missing_bytes = needed_bytes - view.free_bytes
@@ -252,17 +223,17 @@ class CheckpointManager:
 
     def _make_room(self, step: int, missing_bytes: int) -> bool:
         """Remove what rotation would remove after this step, if that is enough and a good checkpoint remains."""
-        folders = list_checkpoints(self.directory)
-        doomed = self._to_rotate([*folders, step], step)
-        if not self._good.intersection(folders).difference(doomed):
+        present = folders.list_checkpoints(self.directory)
+        doomed = self._to_rotate([*present, step], step)
+        if not self._good.intersection(present).difference(doomed):
             return False
-        sizes = [_size_of(folders[old]) for old in doomed]
+        sizes = [_size_of(present[old]) for old in doomed]
         if sum(sizes) < missing_bytes:
             return False
         for old, size_bytes in zip(doomed, sizes, strict=True):
             if missing_bytes > 0:
-                logger.warning("%s is removed early: there is no space for one more checkpoint", folders[old])
-                remove_folder(folders[old])
+                logger.warning("%s is removed early: there is no space for one more checkpoint", present[old])
+                folders.remove_folder(present[old])
             missing_bytes -= size_bytes
         return True
 
@@ -273,10 +244,10 @@ class CheckpointManager:
         try:
             if isinstance(write, Exception):
                 raise write
-            wait_until(partial.is_dir, partial, "was made by rank 0")
+            folders.wait_until(partial.is_dir, partial, "was made by rank 0")
             return RankResult(written=write(partial))
         except (OSError, CtxlmError) as error:
-            return RankResult(error=explain(error), disk_full=is_full_disk(error))
+            return RankResult(error=folders.explain(error), disk_full=is_full_disk(error))
         except Exception as error:
             logger.exception("writing %s failed on rank %d", partial, self._topology.rank)
             return RankResult(error=f"{type(error).__name__}: {error}")
@@ -295,7 +266,7 @@ class CheckpointManager:
             seal(partial, step, {name: entry for result in gathered for name, entry in result.written.files.items()})
             self._check_lock()
             if final.exists():
-                remove_folder(final)
+                folders.remove_folder(final)
             os.rename(partial, final)
             fsync_path(self.directory)
         except RunLockedError:
@@ -312,20 +283,21 @@ class CheckpointManager:
 
     def _move_latest(self, final: Path) -> None:
         try:
-            write_text(self.directory / LATEST_NAME, final.name + "\n")
+            write_text(self.directory / folders.LATEST_NAME, final.name + "\n")
         except OSError as error:
-            logger.warning("%s is complete, but %s could not be moved: %s", final, LATEST_NAME, explain(error))
+            why = folders.explain(error)
+            logger.warning("%s is complete, but %s could not be moved: %s", final, folders.LATEST_NAME, why)
 
     def _rotate(self, newest: int) -> None:
         try:
-            folders = list_checkpoints(self.directory)
-            for step in self._to_rotate(list(folders), newest):
-                remove_folder(folders[step])
+            present = folders.list_checkpoints(self.directory)
+            for step in self._to_rotate(list(present), newest):
+                folders.remove_folder(present[step])
         except OSError as error:
-            logger.warning("could not remove an old checkpoint: %s", explain(error))
+            logger.warning("could not remove an old checkpoint: %s", folders.explain(error))
 
     def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
-        return to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
+        return folders.to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
 
 
 def _size_of(folder: Path) -> int:

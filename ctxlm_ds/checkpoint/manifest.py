@@ -1,8 +1,4 @@
-"""manifest.json: the files of a complete checkpoint with sizes and checksums.
-
-In: a folder of files. Out: its manifest, or a CheckpointError that names each file and what differs. Checksums show
-damage, not origin.
-"""
+"""manifest.json: the files of a complete checkpoint with sizes and checksums, which show damage, not origin."""
 
 from __future__ import annotations
 
@@ -85,11 +81,7 @@ def seal(directory: Path, step: int, flushed: Mapping[str, FileEntry]) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read manifest.json.
-
-    Raises:
-        CheckpointError: it is missing, damaged, or of another format or version.
-    """
+    """Read manifest.json. Raises CheckpointError if it is missing, damaged, or of another format or version."""
     path = directory / MANIFEST_NAME
     if not path.exists():
         raise CheckpointError(f"{directory}: no {MANIFEST_NAME}, so this is not a complete checkpoint")
@@ -124,8 +116,7 @@ def _parse(document: dict[str, Any]) -> Manifest:
 def verify(directory: Path, quick: bool = False, sizes_only: str | None = None) -> Manifest:
     """Check every byte of a checkpoint against its manifest, or sizes only: `quick`, or of files like `sizes_only`.
 
-    Raises:
-        CheckpointError: names each file that is missing or differs, and each that is not a regular file.
+    Raises CheckpointError, which names each file that is missing, differs, or is not a regular file.
     """
     manifest = read_manifest(directory)
     problems = []

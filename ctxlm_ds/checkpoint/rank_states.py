@@ -1,9 +1,8 @@
 """This rank's part of a run's weights and moments: written directly, or copied first and written in the background.
 
-In: an engine's fragments and carried tensors. Out: the rank's files of a checkpoint, with the same bytes either way.
-Copies are stored in CPU memory that is kept from one save to the next. On CUDA this memory is page-locked and the
-copies run on a separate stream, so `HostCopies.wait_on_device` must come before the states change. Not here: the other
-files of a checkpoint (training.py).
+The files have the same bytes either way. Copies are stored in CPU memory that is kept from one save to the next. On
+CUDA this memory is page-locked and the copies run on a separate stream, so `HostCopies.wait_on_device` must come before
+the states change.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ class RankStates:
         self._topology = engine.topology
         self._copies: HostCopies | None = None
         self._checked_bytes = -1
-        self._given_up = threading.Event()
+        self.given_up = threading.Event()
+        """Ends the writing of copies with an error once it is set."""
 
     def bytes_of_all_ranks(self) -> int:
         """Return the size of all weights, moments and carried tensors; every rank calls this together."""
@@ -102,11 +102,7 @@ class RankStates:
         return True
 
     def copy(self) -> Callable[[Path], WrittenFiles]:
-        """Copy the chunks now.
-
-        Returns:
-            The function that writes the copies, from any thread, before the next copy.
-        """
+        """Copy the chunks now; return the function that writes the copies, from any thread, before the next copy."""
         copies = self._copies
         assert copies is not None
         chunks = list(self._chunks())
@@ -119,10 +115,6 @@ class RankStates:
 
         return write
 
-    def give_up(self) -> None:
-        """End the writing of copies with an error."""
-        self._given_up.set()
-
     def _write(self, folder: Path, chunks: Iterable[_Chunk]) -> WrittenFiles:
         writer = ChunkWriter(folder, self._topology.rank)
         for chunk in chunks:
@@ -130,7 +122,7 @@ class RankStates:
         return writer.write(self._check_wanted)
 
     def _check_wanted(self) -> None:
-        if self._given_up.is_set():
+        if self.given_up.is_set():
             raise CheckpointError("given up because training ended with an error")
 
     def _own_fragments(self) -> list[Fragment]:
@@ -161,11 +153,7 @@ class RankStates:
 
 
 class HostCopies:
-    """One flat buffer of CPU memory for fp32 values of states on `devices`.
-
-    Raises:
-        CheckpointError: there is not enough memory.
-    """
+    """One flat buffer of CPU memory for fp32 values of states on `devices`. Raises CheckpointError without memory."""
 
     def __init__(self, num_elements: int, devices: Iterable[torch.device]) -> None:
         try:

@@ -1,8 +1,7 @@
 """The reader of checkpoints: any range of any shard of any parameter, from chunks that any layout wrote.
 
 A checkpoint is layout-free: per full parameter name it holds the fp32 weight and the optimizer's moments, in chunks
-that index.json lists (chunk_index.py). In: a checkpoint's folder. Out: ranges of parameters or of shards. Not here:
-writing (chunk_writer.py), sizes and checksums (manifest.py).
+that index.json lists (chunk_index.py).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ READ_ELEMENTS = 1 << 21
 class CheckpointReader:
     """A checkpoint's folder (RUN/checkpoints/step-…) opened for reading; only the ranges asked for are loaded.
 
-    Raises:
-        CheckpointError: the index is missing or damaged, or chunks do not cover a parameter exactly once.
+    Raises CheckpointError if the index is missing or damaged, or chunks do not cover a parameter exactly once.
     """
 
     def __init__(self, path: str | Path) -> None:

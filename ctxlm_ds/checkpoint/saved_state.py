@@ -1,7 +1,4 @@
-"""state.json of a checkpoint: the train state, what describes the training rows, and the environment of the run.
-
-In: a checkpoint's folder. Out: the document, once its form is checked, since its values decide how a run continues.
-"""
+"""state.json of a checkpoint: the train state, what describes the training rows, and the environment of the run."""
 
 from __future__ import annotations
 
@@ -46,11 +43,7 @@ class _SavedState(BaseModel):
 
 
 def read_saved_state(folder: Path) -> dict[str, Any]:
-    """Read state.json of a checkpoint; return an empty dict for imported weights, which have none.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """Read state.json; empty for imported weights, which have none. Raises CheckpointError if it is damaged."""
     path = folder / STATE_NAME
     if not path.exists():
         return {}

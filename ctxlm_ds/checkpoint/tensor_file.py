@@ -1,8 +1,6 @@
 """One safetensors file: written in a single pass from tensors read one at a time, and read by ranges of bytes.
 
-In: names, shapes and functions that return the tensors. Out: a file that any safetensors library reads, with its size
-and sha256; or ranges of flat fp32 tensors, straight into a tensor's memory. Files are not mapped, so that a file which
-is cut off while it is read is an error and does not end the process.
+Files are not mapped, so that one which is cut off while it is read is an error and does not end the process.
 """
 
 from __future__ import annotations
@@ -93,28 +91,20 @@ class TensorFileWriter:
 
     def _blocks(self) -> Iterator[memoryview]:
         """Yield the header and the tensors' bytes, a few megabytes at a time."""
-        parts = chain([memoryview(self._header())], (_bytes_of(read()) for read in self._reads))
-        for part in parts:
-            for start in range(0, part.nbytes, WRITE_BYTES):
-                yield part[start : start + WRITE_BYTES]
+        import torch
 
-    def _header(self) -> bytes:
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
         header += b" " * (-len(header) % ALIGNMENT)
-        return len(header).to_bytes(LENGTH_BYTES, "little") + header
-
-
-def _bytes_of(value: torch.Tensor) -> memoryview:
-    import torch
-
-    return memoryview(value.contiguous().view(-1).view(torch.uint8).numpy())
+        data = (memoryview(read().contiguous().view(-1).view(torch.uint8).numpy()) for read in self._reads)
+        for part in chain([memoryview(len(header).to_bytes(LENGTH_BYTES, "little") + header)], data):
+            for start in range(0, part.nbytes, WRITE_BYTES):
+                yield part[start : start + WRITE_BYTES]
 
 
 class TensorFileReader:
     """Reader of ranges of the flat fp32 tensors of a safetensors file; each read opens the file.
 
-    Raises:
-        CheckpointError: there is no such file, or it is not of this format.
+    Raises CheckpointError if there is no such file, or it is not of this format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,8 +132,7 @@ class TensorFileReader:
     def read_into(self, key: str, length: int, first: int, target: torch.Tensor) -> None:
         """Fill 1-D contiguous fp32 `target` on the CPU with elements of a tensor, from `first` on.
 
-        Raises:
-            CheckpointError: the file is damaged, or holds no such tensor of `length` elements.
+        Raises CheckpointError if the file is damaged, or holds no such tensor of `length` elements.
         """
         start = self.find(key, length) + first * FP32_BYTES
         buffer = memoryview(target.numpy()).cast("B")

@@ -1,8 +1,4 @@
-"""Saving and resuming of a run: its complete state to a checkpoint and back.
-
-In: an engine's fragments, the train state, the resolved recipe, the tokenizer's folder. Out: a checkpoint folder, which
-any layout over ranks and any ZeRO stage reads.
-"""
+"""Saving and resuming of a run: its complete state to a checkpoint, which any layout reads, and back."""
 
 from __future__ import annotations
 
@@ -74,18 +70,14 @@ class TrainingCheckpoints:
     def save(self, state: TrainState) -> None:
         """Write a checkpoint of this moment, complete on return; all ranks call this together.
 
-        Raises:
-            CheckpointError: a rank could not write; nothing is left behind and older checkpoints are untouched.
+        Raises CheckpointError if a rank could not write; older checkpoints are untouched.
         """
         self._manager.save(state.step, self._states.write, self._finisher(state), self._needed_bytes())
 
     def begin(self, state: TrainState) -> None:
-        """Copy this moment into memory and write it in the background.
+        """Copy this moment into memory and write it in the background. Raises CheckpointError without space.
 
-        Without `checkpoint.overlap`, or without enough memory, write it before this returns.
-
-        Raises:
-            CheckpointError: there is no space, or a rank could not write.
+        Without `checkpoint.overlap`, or without enough memory, write it before this returns (`save`).
         """
         assert self._pending is None
         if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
@@ -107,11 +99,7 @@ class TrainingCheckpoints:
         return self._pending is not None and self._pending.busy
 
     def advance(self) -> None:
-        """Do the next collective part of the pending save.
-
-        Raises:
-            CheckpointError: it failed; it is no longer pending.
-        """
+        """Do the next collective part of the pending save. Raises CheckpointError if it failed and is over."""
         pending = self._pending
         assert pending is not None
         try:
@@ -127,7 +115,7 @@ class TrainingCheckpoints:
 
     def abandon(self) -> None:
         """Stop this rank's writing before the process ends; no collective."""
-        self._states.give_up()
+        self._states.given_up.set()
         if self._pending is not None:
             self._pending.wait_for_threads(GIVE_UP_S)
 
@@ -171,8 +159,7 @@ class TrainingCheckpoints:
     def resume(self, folder: Path | None) -> TrainState | None:
         """Load a checkpoint of this run (CheckpointManager.find_resumable) and return its state; None without one.
 
-        Raises:
-            CheckpointError: the checkpoint is damaged, or belongs to another model, data or seed.
+        Raises CheckpointError if the checkpoint is damaged, or belongs to another model, data or seed.
         """
         if folder is None:
             return None
@@ -220,8 +207,7 @@ class TrainingCheckpoints:
 def _load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
     """Give the engine what its micro-batches carried when a run with this environment wrote the checkpoint.
 
-    Raises:
-        CheckpointError: it was written with micro-batches of another size, whose rows carry other lanes.
+    Raises CheckpointError if its micro-batches had another size, so that their rows carry other lanes.
     """
     if not reader.carried_names():
         engine.load_carried({})
@@ -237,11 +223,7 @@ def _load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping
 
 
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
-    """Compare the settings that a run cannot change with those of its checkpoint, without data or an engine.
-
-    Raises:
-        CheckpointError: lists every setting that differs.
-    """
+    """Raise CheckpointError for changes of the settings that a run cannot change, without data or an engine."""
     # Loading gives settings that are newer than the checkpoint their defaults.
     saved_config = load_saved_config(folder / "config.yaml")
     before, now = dict(_leaves(saved_config.model_dump(mode="json"))), dict(_leaves(config.model_dump(mode="json")))
@@ -255,12 +237,13 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
 
 
 def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare what describes the training rows in a checkpoint with what describes them now.
-
-    Raises:
-        CheckpointError: lists every source and fact that differs.
-    """
-    changed = _changed_sources(saved.get(SOURCES, []), now.get(SOURCES, []))
+    """Raise CheckpointError if what describes the training rows is not what describes them in a checkpoint."""
+    sources = enumerate(zip_longest(saved.get(SOURCES, []), now.get(SOURCES, [])))
+    changed = [
+        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
+        for number, (before, after) in sources
+        if before is None or after is None or before["index"] != after["index"]
+    ]
     changed += [
         f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
         for key, value in now.items()
@@ -279,15 +262,6 @@ def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
         return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]
     pairs = enumerate(zip(before, now, strict=True))
     return [f"  data.train[{number}]: {old} -> {new}" for number, (old, new) in pairs if old != new]
-
-
-def _changed_sources(saved: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each training source whose samples are not those of the checkpoint."""
-    return [
-        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
-        for number, (before, after) in enumerate(zip_longest(saved, now))
-        if before is None or after is None or before["index"] != after["index"]
-    ]
 
 
 def _show_source(source: Mapping[str, Any] | None) -> str:

@@ -59,11 +59,9 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
     """Write a checkpoint in DeepSpeed's universal format; one parameter is in memory at a time.
 
     The checkpoint may be a run (its newest intact one). `step_form` is `tensor` as torch.optim counts steps, `int` as
-    DeepSpeed's and apex's optimizers do, or `auto` for that of the optimizer which wrote the checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint is missing, damaged or without optimizer states, the disk is full, or `output`
-            exists.
+    DeepSpeed's and apex's optimizers do, or `auto` for that of the optimizer which wrote the checkpoint. Raises
+    CheckpointError if the checkpoint is missing, damaged or without optimizer states, the disk is full, or `output`
+    exists.
     """
     check_output(output, checkpoint)
     source, manifest = find_verified(checkpoint)
@@ -90,7 +88,11 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
             _save(step, zero / name / f"{STEP_FILE}.pt")
             for kind in reader.kinds(name):
                 _save({PARAM: reader.read_full(name, kind), **marks}, _file_of(zero, name, kind))
-        _save(_optimizer_state(updates), zero / "optimizer_state.pt")
+        # Groups without settings, so that the engine keeps its weight decay, betas and learning rate.
+        optimizer = {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]}
+        groups: list[dict[str, Any]] = [{"params": []} for _ in range(MAX_GROUPS)]
+        state = {"param_groups": groups, "ds_version": version("deepspeed"), "optimizer_state_dict": optimizer}
+        _save(state, zero / "optimizer_state.pt")
         for name in STATE_FILES:
             _save(_model_state(manifest.step, updates, saved, reader), folder / tag / name)
         (folder / UNIVERSAL_LATEST_NAME).write_text(tag, encoding="utf-8")
@@ -112,8 +114,7 @@ def _file_of(zero: Path, name: str, kind: str) -> Path:
 def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
     """Return how DeepSpeed cuts a parameter of `num_dims` dimensions for tensor-parallel ranks.
 
-    Raises:
-        CheckpointError: the parameter's blocks are not equal, which the format cannot express.
+    Raises CheckpointError if the parameter's blocks are not equal, which the format cannot express.
     """
     if split is None or split.axis == "rows" and not split.blocks:
         return {"cat_dim": 0}
@@ -124,15 +125,6 @@ def cut_marks(split: Split | None, num_dims: int) -> dict[str, Any]:
     if len(set(split.blocks)) > 1:
         raise CheckpointError(f"DeepSpeed's universal format has no parameter made of unequal blocks {split.blocks}")
     return {"cat_dim": 0, "param_n_sub_params": len(split.blocks)}
-
-
-def _optimizer_state(updates: int) -> dict[str, Any]:
-    """Return groups without settings, so that the engine keeps its weight decay, betas and learning rate."""
-    return {
-        "param_groups": [{"params": []} for _ in range(MAX_GROUPS)],
-        "ds_version": version("deepspeed"),
-        "optimizer_state_dict": {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]},
-    }
 
 
 def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: CheckpointReader) -> dict[str, Any]:
@@ -154,14 +146,9 @@ def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> bool:
     """Write a universal checkpoint as the only one of a new run folder; one parameter is in memory at a time.
 
     The checkpoint has this project's names of parameters; it is a folder with `latest_universal`, or one step's folder.
-    The recipe is that of its model, with the tokenizer's path.
-
-    Returns:
-        Whether the run resumes: only for a run of this project the place in the data is known.
-
-    Raises:
-        CheckpointError: the folder is damaged or of another model, or `output` exists.
-        ConfigError: the recipe is wrong or names no tokenizer.
+    The recipe is that of its model, with the tokenizer's path. Returns whether the run resumes: only for a run of this
+    project the place in the data is known. Raises CheckpointError if the folder is damaged or of another model, or
+    `output` exists, ConfigError if the recipe is wrong or names no tokenizer.
     """
     check_output(output, checkpoint)
     source = _find_step(checkpoint)

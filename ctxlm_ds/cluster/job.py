@@ -1,7 +1,6 @@
 """The supervisor of a pretraining job: starts the ranks by srun, and restarts or requeues them.
 
 `python -m ctxlm_ds.cluster.job -- RECIPE [options of ctxlm_ds.pretrain]` in a batch script (slurm/pretrain.sbatch).
-Out: the job's exit status, the readable log on stdout, FAILURE, REQUEUE and GIVE_UP events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A job's ids, nodes, tasks, run and settings, the signals that it gets, and the lines of its log.
 
-In: the batch script's environment and arguments. Out: the job. The recipe check needs pydantic and PyYAML: if the
-ranks have a container, `python -m ctxlm_ds.cluster.job_context` runs it there.
+The recipe check needs pydantic and PyYAML: if the ranks have a container, `python -m ctxlm_ds.cluster.job_context` runs
+it there.
 """
 
 from __future__ import annotations

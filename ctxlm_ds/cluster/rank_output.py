@@ -1,7 +1,7 @@
 """Filters the output of all ranks into the job's one readable log.
 
-In: lines of `srun --label`. Out: rank 0's lines unchanged, other ranks' warnings and errors once each, everything raw
-in a file of the start. The last lines of dying ranks are held back: rank_failures.py shows the first one's at the end.
+Rank 0's lines are unchanged, other ranks' warnings and errors come once each, and a file of the start has everything.
+The last lines of dying ranks are held back: rank_failures.py shows the first one's at the end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class LogFilter:
             labelled = _LABELLED.fullmatch(text)
             rank, said = (int(labelled[1]), labelled[2]) if labelled else (None, text)
             if _SLURM.match(said):
-                self._slurm(said)
+                # Slurm repeats some lines for each node, and some are noise.
+                if said not in self.slurm_lines and not any(noise in said for noise in _NOISE):
+                    self._show(said)
+                self.slurm_lines.append(said)
             elif rank is None:
                 self._show(said)
             else:
@@ -78,12 +81,6 @@ class LogFilter:
         except OSError as error:
             self._raw = None
             self._show(f"the ranks' output is not kept from here on: {error.strerror}")
-
-    def _slurm(self, said: str) -> None:
-        """Show a line of Slurm's once: it repeats some for each node, and some are noise."""
-        if said not in self.slurm_lines and not any(noise in said for noise in _NOISE):
-            self._show(said)
-        self.slurm_lines.append(said)
 
     def _rank(self, rank: int, said: str) -> None:
         tagged = _TAGGED.fullmatch(said)

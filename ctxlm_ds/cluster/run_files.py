@@ -16,7 +16,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
-from ctxlm_ds.cluster.start_records import CANCELLED, END_FILE, START_FILE
+from ctxlm_ds.cluster.start_records import CANCELLED
 from ctxlm_ds.process import run_history as history
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FailureRecord, read_failures, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME
@@ -100,12 +100,6 @@ def read_job_id(path: Path) -> str | None:
     """Read the id of the job that a record (the lock, a successor's, a start's) names."""
     job_id = (read_object(path) or {}).get("job_id")
     return None if job_id is None else str(job_id)
-
-
-def has_open_attempt(run_dir: Path, job_id: str) -> bool:
-    """Return whether a job has begun a start and not recorded its end."""
-    folders = (run_dir / ATTEMPTS_DIR).glob(f"job-{job_id}-*")
-    return any((path / START_FILE).exists() and not (path / END_FILE).exists() for path in folders)
 
 
 def list_starts(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[Start]:

@@ -1,7 +1,4 @@
-"""Slurm's commands: run, parsed, and explained if they fail.
-
-Not here: when to do which (job.py).
-"""
+"""Slurm's commands: run, parsed, and explained if they fail."""
 
 from __future__ import annotations
 
@@ -33,6 +30,7 @@ SHORT_LIMIT_S = 600.0
 TOO_EARLY = 0.75
 LATE_ENOUGH = 0.25
 ENDED_BY_SLURM = ("TimeLimit", "NodeDown")
+_PASSING = ("unable to contact", "timed out", "no answer", "connect", "temporarily")  # errors of a busy controller
 # sinfo's states of a node that runs nothing. The flag * means that it does not answer.
 _BROKEN = ("down", "unk", "inval", "err", "boot", "pow")
 
@@ -119,14 +117,9 @@ def insist(words: Sequence[str], patience_s: float = PATIENCE_S) -> str:
         try:
             return call(words)
         except ClusterError as error:
-            if not _is_passing(str(error)) or time.monotonic() > end_s:
+            if time.monotonic() > end_s or not any(sign in str(error).lower() for sign in _PASSING):
                 raise
         time.sleep(RETRY_DELAY_S)
-
-
-def _is_passing(message: str) -> bool:
-    text = message.lower()
-    return any(sign in text for sign in ("unable to contact", "timed out", "no answer", "connect", "temporarily"))
 
 
 def show_job(job_id: str, patience_s: float = PATIENCE_S) -> Job:

@@ -16,11 +16,11 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.cluster import run_files as files
 from ctxlm_ds.cluster.run_files import CONFIG_NAME, METRICS_NAME, NO_WORD, Start, seconds
 from ctxlm_ds.cluster.slurm_commands import call
-from ctxlm_ds.cluster.start_records import START_FILE
+from ctxlm_ds.cluster.start_records import END_FILE, START_FILE
 from ctxlm_ds.cluster.successor import RECORD_NAME
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process import run_history as history
-from ctxlm_ds.process.lock_record import LockRecord, ObservedLock, look_at_lock, this_process
+from ctxlm_ds.process.lock_record import LockRecord, look_at_lock, this_process
 from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, START, read_failures, read_history, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S
 
@@ -104,7 +104,9 @@ def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
         return None
     events = read_history(run_dir)
     starts = files.list_starts(run_dir, events)
-    lock = _read(status, LOCK_NAME, lambda: _whole_lock(run_dir))
+    lock = _read(status, LOCK_NAME, lambda: look_at_lock(run_dir / LOCK_NAME))
+    if lock is not None and lock.record is None:
+        lock, status.damaged[LOCK_NAME] = None, "damaged"
     holder = lock.record if lock is not None else None
     attempt = files.newest_attempt(run_dir) or ""
     own = files.read_job_id(run_dir / history.ATTEMPTS_DIR / attempt / START_FILE)
@@ -132,13 +134,6 @@ def _read(status: RunStatus, name: str, read: Callable[[], T]) -> T | None:
     except (ValueError, TypeError, RecursionError):
         status.damaged[name] = "damaged"
     return None
-
-
-def _whole_lock(run_dir: Path) -> ObservedLock | None:
-    lock = look_at_lock(run_dir / LOCK_NAME)
-    if lock is not None and lock.record is None:
-        raise ValueError("no lock record")
-    return lock
 
 
 def _add_checkpoint(status: RunStatus, run_dir: Path) -> None:
@@ -227,7 +222,8 @@ def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, s
         why = f"job {job_id} is {state.lower()}"
         if state in WAITING:
             return "queued", why
-        if state in ACTIVE and (continues or files.has_open_attempt(run.run_dir, job_id)):
+        begun = (run.run_dir / history.ATTEMPTS_DIR).glob(f"job-{job_id}-*/{START_FILE}")
+        if state in ACTIVE and (continues or not all(path.with_name(END_FILE).exists() for path in begun)):
             return ("restarting" if course else "starting"), why
         if state and last == REQUEUE and state not in ACTIVE:
             return "stopped", f"requeued, and {why} since"

@@ -64,7 +64,10 @@ class CardText:
 
 
 class FamilyExport(ABC):
-    """A family's part of the conversion to and from transformers."""
+    """A family's part of the conversion to and from transformers.
+
+    A family whose model is several classes of transformers has one export for each of them (`models`).
+    """
 
     section: ClassVar[type[ModelSection]]
     model_type: ClassVar[str]
@@ -90,6 +93,19 @@ class FamilyExport(ABC):
     next_token_output: ClassVar[str | None] = None
     """The output [b, s, v] with the next token's logits at every position, if transformers' class can generate()."""
 
+    position_outputs: ClassVar[frozenset[str]] = frozenset()
+    """Outputs with a value for every position, of which those of padding have no meaning."""
+    folder: ClassVar[str] = ""
+    """Folder of this class's files in an export; empty for the export's folder."""
+
+    def models(self) -> tuple[FamilyExport, ...]:
+        """Return the exports that together hold a model of the family; that of the export's folder is the first."""
+        return (self,)
+
+    def num_blocks(self, model: Any) -> int:
+        """Return the number of layers of the class's model."""
+        return int(model.num_blocks)
+
     @abstractmethod
     def key_map(self, model: Any, outputs: Sequence[str], pad_id: int) -> KeyMap:
         """Return the table for a model with these outputs.
@@ -99,7 +115,7 @@ class FamilyExport(ABC):
         """
 
     def shared_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """Return the outputs that a class of transformers can have."""
+        """Return those of a model's outputs that this class of transformers can have."""
         return tuple(name for name in outputs if name not in self.extra_outputs)
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:

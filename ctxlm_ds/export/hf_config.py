@@ -1,12 +1,8 @@
-"""The settings of a model as a Hugging Face config and back.
-
-In: a section of a recipe and the tokenizer's ids, or a local folder's config.json. Out: the other one. Not here:
-weights, and what differs by family (FamilyExport).
-"""
+"""The settings of a model as a Hugging Face config and back; FamilyExport has what differs by family."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +53,8 @@ def to_hf_config(
         ExportError: transformers refuses the settings.
     """
     kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
-    values = {**export.their_settings(model, ids), **kept, "architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
+    head = {"architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
+    values = {**export.their_settings(model, ids), **kept, **head}
     return _complete(export, values, hf_class)
 
 
@@ -72,13 +69,9 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
 def from_hf_config(folder: Path) -> FolderModel:
     """Read our settings and the padding id from a local folder of any family's model.
 
-    Raises:
-        ExportError: no family has this type of model, or it computes something that ours cannot.
+    Raises ExportError if no family has this type of model, or it computes something that ours cannot.
     """
-    values = read_hf_config(folder)
-    path = folder / "config.json"
-    export = _export_for(values.get("model_type"), path)
-    return _folder_model(export, values, _complete(export, values, path), folder)
+    return _folder_model(folder, _complete)
 
 
 def read_section(folder: Path) -> ModelSection:
@@ -89,26 +82,28 @@ def read_section(folder: Path) -> ModelSection:
     Raises:
         ExportError: as from_hf_config.
     """
-    values = read_hf_config(folder)
-    export = _export_for(values.get("model_type"), folder / "config.json")
-    fields = export.section.model_fields
-    defaults = {theirs: fields[ours].default for ours, theirs in export.settings.items()}
-    defaults[export.activation_key] = export.activations[fields["hidden_activation"].default]
-    config = SimpleNamespace(**{"pad_token_id": None, **defaults, **values})
-    return _folder_model(export, values, config, folder).model
+    return _folder_model(folder, _with_our_defaults).model
 
 
-def _folder_model(export: FamilyExport, values: Mapping[str, Any], config: Any, folder: Path) -> FolderModel:
+Complete = Callable[[FamilyExport, dict[str, Any], object], Any]
+"""Makes a config with all settings of the values that one of these files has."""
+
+
+def _folder_model(folder: Path, complete: Complete) -> FolderModel:
+    """Read the config of each class of the folder's model."""
     path = folder / "config.json"
-    for key, value in export.plain_settings.items():
-        if values.get(key, value) != value:
-            raise ExportError(f"{path}: {key} is {values[key]!r}; only models with {key} {value!r} can be imported")
-    for key in export.settings.values():
-        size = getattr(config, key)
-        if isinstance(size, (int, float)) and size > MAX_SIZE:
-            raise ExportError(f"{path}: {key} is {size}, more than {MAX_SIZE:,}; correct the file")
+    export = _export_for(read_hf_config(folder).get("model_type"), path)
+    settings: dict[str, Any] = {}
     try:
-        model = export.section.model_validate(export.our_settings(config, folder))
+        for part in reversed(export.models()):
+            config = _read_config(part, folder, complete)
+            for key, value in part.our_settings(config, folder / part.folder).items():
+                if settings.setdefault(key, value) != value:
+                    raise ExportError(
+                        f"{folder} does not hold one model: {key} is {value!r} in {path}, {settings[key]!r} in another "
+                        "folder of it"
+                    )
+        model = export.section.model_validate(settings)
         pad_id = export.pad_id(config)
         vocab_size = int(model.vocab_size or 0)
         if not 0 <= pad_id < vocab_size:
@@ -116,6 +111,37 @@ def _folder_model(export: FamilyExport, values: Mapping[str, Any], config: Any, 
     except (AttributeError, ValueError, TypeError) as error:
         raise ExportError(f"{path} describes no model that can be trained here: {error}") from error
     return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
+
+
+def _read_config(export: FamilyExport, folder: Path, complete: Complete) -> Any:
+    """Read the config of one class; `folder` is that of the model."""
+    place = folder / export.folder
+    if export.folder and not place.is_dir():
+        (hf_class,) = export.hf_classes.values()
+        raise ExportError(
+            f"{folder} has no folder {export.folder}: the model's {hf_class} belongs there; if {folder} holds it, give "
+            f"the folder of {', '.join(export.models()[0].hf_classes.values())} that has it as {export.folder}"
+        )
+    values, path = read_hf_config(place), place / "config.json"
+    if values.get("model_type") != export.model_type:
+        raise ExportError(f"{path}: model_type {values.get('model_type')!r} is not {export.model_type}")
+    config = complete(export, values, path)
+    for key, value in export.plain_settings.items():
+        if values.get(key, value) != value:
+            raise ExportError(f"{path}: {key} is {values[key]!r}; only models with {key} {value!r} can be imported")
+    for key in export.settings.values():
+        size = getattr(config, key)
+        if isinstance(size, (int, float)) and size > MAX_SIZE:
+            raise ExportError(f"{path}: {key} is {size}, more than {MAX_SIZE:,}; correct the file")
+    return config
+
+
+def _with_our_defaults(export: FamilyExport, values: dict[str, Any], where: object) -> Any:
+    """Make a config with our defaults for what is not given."""
+    fields = export.section.model_fields
+    defaults = {theirs: fields[ours].default for ours, theirs in export.settings.items()}
+    defaults[export.activation_key] = export.activations[fields["hidden_activation"].default]
+    return SimpleNamespace(**{"pad_token_id": None, **defaults, **values})
 
 
 def _export_for(model_type: Any, path: Path) -> FamilyExport:
@@ -127,7 +153,8 @@ def _export_for(model_type: Any, path: Path) -> FamilyExport:
     if isinstance(model_type, str) and model_type in known:
         return known[model_type]
     *types, last = known
-    classes = ", ".join(name for export in known.values() for name in export.hf_classes.values())
+    parts = [part for export in known.values() for part in export.models()]
+    classes = ", ".join(name for part in parts for name in part.hf_classes.values())
     raise ExportError(
         f"{path}: model_type {model_type!r} cannot be imported; only {', '.join(types)} and {last} ({classes})"
     )

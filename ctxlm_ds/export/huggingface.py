@@ -21,7 +21,7 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import export_of
+from ctxlm_ds.export.base import CardText, FamilyExport, export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, HEADS_FILE, write_heads, write_model
@@ -34,6 +34,7 @@ from ctxlm_ds.export.weights import (
     describe_source,
     open_checkpoint,
 )
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -82,27 +83,36 @@ def to_hf(
     source = open_checkpoint(checkpoint)
     export = export_of(source.model.family)
     tokenizer = load_tokenizer(source.folder / "tokenizer")
-    outputs = export.shared_outputs(source.outputs)
-    key_map = export.key_map(source.model, outputs, tokenizer.pad_id)
+    parts = [(part, part.shared_outputs(source.outputs)) for part in export.models()]
+    key_maps = [part.key_map(source.model, outputs, tokenizer.pad_id) for part, outputs in parts]
     _check_tokenizer(tokenizer, source.model)
     whole = describe_source(source.reader, source.model, source.outputs, source.folder)
-    logger.info("exporting %s as %s in %s", source.folder, key_map.hf_class, dtype)
-    text = export.card(outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
+    hf_class, text = key_maps[0].hf_class, _card_text(*parts[0], tokenizer)
     with output_folder(output) as folder:
-        _copy_tokenizer(source, folder)
-        write_model(folder, key_map, source.reader, dtype, max_shard_bytes)
-        heads = sorted(whole.shapes.keys() - {row.ours for row in key_map.rows})
+        for (part, outputs), key_map in zip(parts, key_maps, strict=True):
+            logger.info("exporting %s as %s in %s", source.folder, key_map.hf_class, dtype)
+            place = folder / part.folder
+            place.mkdir(exist_ok=True)
+            _copy_tokenizer(source, place)
+            write_model(place, key_map, source.reader, dtype, max_shard_bytes)
+            config = to_hf_config(part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings)
+            config.to_json_file(place / "config.json")
+            size = describe_model(source.model, outputs).num_parameters if len(parts) > 1 else whole.num_parameters
+            words, layers = _card_text(part, outputs, tokenizer), part.num_blocks(source.model)
+            card = write_model_card(source, words, key_map.hf_class, dtype, size, layers)
+            (place / "README.md").write_text(card, encoding="utf-8")
+        heads = sorted(whole.shapes.keys() - {row.ours for key_map in key_maps for row in key_map.rows})
         if heads:
             write_heads(folder, source.reader, heads, dtype)
-            logger.info("%s has no place for %s; %s keeps them", key_map.hf_class, ", ".join(heads), HEADS_FILE)
-        config = to_hf_config(export, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings)
-        config.to_json_file(folder / "config.json")
-        card = write_model_card(source, text, key_map.hf_class, dtype, whole.num_parameters)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+            logger.info("%s has no place for %s; %s keeps them", hf_class, ", ".join(heads), HEADS_FILE)
         record = _export_record(source.folder, dtype, max_shard_bytes)
         (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        comparisons = verify_folder(folder, source.reader, source.model, outputs, tokenizer, dtype)
-    return Conversion(source.folder, output, key_map.hf_class, text.task, whole.num_parameters, comparisons)
+        comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
+    return Conversion(source.folder, output, hf_class, text.task, whole.num_parameters, comparisons)
+
+
+def _card_text(export: FamilyExport, outputs: Sequence[str], tokenizer: Tokenizer) -> CardText:
+    return export.card(outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
 
 
 def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int) -> bool:
@@ -160,11 +170,8 @@ def from_hf(model: Path, output: Path) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
 
     The new folder holds weights in the layout-free form, config.yaml (copy its model section into the new run's recipe)
-    and tokenizer/. It appears only when its logits have been proved.
-
-    Raises:
-        ExportError: the folder is of none of these classes, has no safetensors, or the logits differ.
-        TokenizerError: the folder has no usable tokenizer.
+    and tokenizer/. It appears only when its logits have been proved. Raises ExportError if the folder is of none of
+    these classes, has no safetensors, or the logits differ, TokenizerError if it has no usable tokenizer.
     """
     if not model.is_dir():
         raise ExportError(f"{model}: no such folder; give a local folder (names on the Hub are not looked up)")

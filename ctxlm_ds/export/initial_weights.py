@@ -1,8 +1,7 @@
 """Weights for a new run from a checkpoint of this project or a Hugging Face folder (`initialize_from`).
 
-In: the folder and the new model's shape. Out: its parameters one at a time, or their moments (`initialize_moments`).
 Additional rows of a larger vocabulary or position table, and heads that the source lacks, keep their initial values and
-moments of 0; any other difference is an error.
+moments of 0 (`initialize_moments`); any other difference is an error.
 """
 
 from __future__ import annotations
@@ -43,7 +42,12 @@ def load_initial_weights(
     found = {name: source.shape(name) for name in source.names()}
     # Optional heads that only one side has are allowed.
     theirs = describe_model(source_model, source_outputs) if found.keys() - whole.facts.keys() else whole
-    problems = [*_settings_that_differ(source_model, model), *_parameters_that_differ(theirs, found, whole)]
+    problems = [
+        f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
+        for key in model.same_function
+        if hasattr(source_model, key) and getattr(source_model, key) != getattr(model, key)
+    ]
+    problems += _parameters_that_differ(theirs, found, whole)
     if problems:
         raise CheckpointError(
             f"initialize_from: {folder} does not fit the recipe's model: "
@@ -106,13 +110,6 @@ def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
         return checkpoint.reader, checkpoint.model, checkpoint.outputs
     weights = HuggingFaceWeights(folder, with_heads=True)
     return weights, weights.model, weights.outputs
-
-
-def _settings_that_differ(there: ModelSection, here: ModelSection) -> Iterator[str]:
-    """Describe differences in settings that change what the model computes but no shape."""
-    for key in here.same_function:
-        if hasattr(there, key) and getattr(there, key) != getattr(here, key):
-            yield f"model.{key} is {getattr(there, key)!r} there, {getattr(here, key)!r} here"
 
 
 def _parameters_that_differ(theirs: WholeModel, found: dict[str, Shape], whole: WholeModel) -> Iterator[str]:

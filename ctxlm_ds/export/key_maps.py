@@ -83,8 +83,7 @@ class Row:
     def our_shape(self, shape_of: Callable[[str], Shape]) -> Shape:
         """Return the shape of our parameter from theirs, which `shape_of(name in the table)` returns.
 
-        Raises:
-            ExportError: their tensors do not fit together.
+        Raises ExportError if their tensors do not fit together.
         """
         import torch
 
@@ -138,8 +137,7 @@ class Assignment:
 def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment:
     """Find each tensor of the table among the names of a file, under its present, tied or older name.
 
-    Raises:
-        ExportError: names the tensors that are missing and those that are unknown.
+    Raises ExportError, which names the tensors that are missing and those that are unknown.
     """
     wanted = {name for row in key_map.rows for name in row.theirs}
     present = _present_names(key_map, file_names)

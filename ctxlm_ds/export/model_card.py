@@ -1,8 +1,4 @@
-"""The model card (README.md) of an exported model, from what its run recorded.
-
-In: a checkpoint, the run's metrics.jsonl, and the JSON next to each dataset. Out: Markdown; what is unknown is "not
-recorded".
-"""
+"""The model card (README.md) of an exported model, from what its run recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +24,14 @@ CARD_MARK = "\n- ctxlm_ds\n"
 UNKNOWN = "not recorded"
 
 
-def write_model_card(source: CheckpointSource, text: CardText, hf_class: str, dtype: str, num_parameters: int) -> str:
+def write_model_card(
+    source: CheckpointSource,
+    text: CardText,
+    hf_class: str,
+    dtype: str,
+    num_parameters: int,
+    num_layers: int | None = None,
+) -> str:
     """Return the card as Markdown with the Hub's YAML header.
 
     Args:
@@ -37,6 +40,7 @@ def write_model_card(source: CheckpointSource, text: CardText, hf_class: str, dt
         hf_class: the model class.
         dtype: of the weights.
         num_parameters: elements of all parameters.
+        num_layers: None for all of the checkpoint's model.
     """
     config, train_state = source.config, source.train_state
     origin = "pretrained" if train_state else "imported"
@@ -57,7 +61,7 @@ tags:
 
 # {config.name}
 
-A {text.kind} with {source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
+A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
 {origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
 compared with those of the trained model on random ids and on real text when it was exported.{start}
 
@@ -119,18 +123,12 @@ def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     with suppress(OSError), open_regular(metrics_file) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-            figures |= _evaluation(line, step) if b'"eval/' in line else {}
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                entry = json.loads(line) if b'"eval/' in line else {"step": None}
+                if type(entry["step"]) is int and entry["step"] <= step:
+                    numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
+                    figures |= {key: value for key, value in numbers.items() if key.startswith("eval/")}
     return figures
-
-
-def _evaluation(line: bytes, step: int) -> dict[str, float]:
-    try:
-        entry = json.loads(line)
-        is_wanted = type(entry["step"]) is int and entry["step"] <= step
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
-    return {key: value for key, value in numbers.items() if is_wanted and key.startswith("eval/")}
 
 
 def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Weight files of a Hugging Face folder: sharded writing, and reading, of one tensor at a time.
-
-In: names, shapes and tensors, or a local folder. Out: model.safetensors or shards with their index; tensors by name.
-"""
+"""Weight files of a Hugging Face folder: sharded writing, and reading, of one tensor at a time."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource
 from ctxlm_ds.export.model_files import INDEX_FILE, SINGLE_FILE
+from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.untrusted_json import open_regular
 
 HEADS_FILE = "extra_heads.safetensors"
 """Heads of an objective that the Hugging Face class lacks, under our names; only `initialize_from` reads them."""
 DEFAULT_SHARD_BYTES = 5 * 10**9
 DTYPE_CODES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def parse_size(text: str) -> int:
@@ -88,11 +85,7 @@ def write_model(
 
 
 def write_heads(folder: Path, source: WeightSource, names: Sequence[str], dtype: str) -> None:
-    """Write parameters under our names into HEADS_FILE.
-
-    Raises:
-        ExportError: a value is not finite in the data type.
-    """
+    """Write parameters under our names into HEADS_FILE. Raises ExportError if a value is not finite in `dtype`."""
     file = TensorFileWriter(folder / HEADS_FILE, DTYPE_CODES[dtype])
     values = (source.read_full(name) for name in names)
     for name in names:
@@ -119,7 +112,12 @@ class SafetensorsFiles:
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, Shape] = {}
         for path in paths:
-            found = _shapes_in(path)
+            try:
+                open_regular(path).close()
+                with safe_open(path, framework="pt") as handle:
+                    found = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError, ValueError) as error:
+                raise ExportError(f"{path} is damaged ({error}): copy it again") from error
             self._files |= dict.fromkeys(found, path)
             self.shapes |= found
 
@@ -132,11 +130,3 @@ class SafetensorsFiles:
         return value.float()
 
 
-def _shapes_in(path: Path) -> dict[str, Shape]:
-    try:
-        open_regular(path).close()
-        with safe_open(path, framework="pt") as handle:
-            names = handle.keys()
-            return {name: tuple(handle.get_slice(name).get_shape()) for name in names}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ExportError(f"{path} is damaged ({error}): copy it again") from error

@@ -19,7 +19,7 @@ import torch
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, Fields, Rows, at_positions, export_of
 from ctxlm_ds.export.key_maps import WeightSource
-from ctxlm_ds.export.safetensors_files import DTYPES
+from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.models.build import plain_model
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -164,7 +164,7 @@ def verify_folder(
     tokenizer: Tokenizer,
     dtype: str = "fp32",
 ) -> list[Comparison]:
-    """Compare the transformers model in `folder` with ours filled from `source`.
+    """Compare the transformers models in `folder` with ours filled from `source`.
 
     `dtype` is that of the folder's weights. Ours are rounded in the same way for the comparison; the effect of the
     rounding has another bound.
@@ -174,6 +174,32 @@ def verify_folder(
     """
     export = export_of(model.family)
     inputs = build_inputs(folder, export, model, tokenizer)
+    parts = [(part, part.shared_outputs(outputs)) for part in export.models()]
+    comparisons = [
+        comparison
+        for part, own in parts
+        for comparison in _verify_class(folder / part.folder, part, source, model, own, inputs, dtype)
+    ]
+    failed = [str(comparison) for comparison in comparisons if not comparison.holds]
+    if failed:
+        raise ExportError(
+            "the logits of transformers and of this project's model differ: "
+            + "; ".join(failed)
+            + ". Nothing was kept. Try the versions in constraints.txt; if they differ there too, please report it"
+        )
+    return comparisons
+
+
+def _verify_class(
+    folder: Path,
+    export: FamilyExport,
+    source: WeightSource,
+    model: ModelSection,
+    outputs: Sequence[str],
+    inputs: dict[str, Fields],
+    dtype: str,
+) -> list[Comparison]:
+    """Compare the model of one class with ours that has only these outputs; arguments as those of verify_folder."""
     longest = model.longest_sequence or UNLIMITED_LENGTH
     theirs, written = _their_side(folder, export, export.hf_classes[frozenset(outputs)], inputs, longest)
     ours = _filled_model(source, model, outputs, dtype)
@@ -184,13 +210,6 @@ def verify_folder(
         ours = _filled_model(source, model, outputs, "fp32")
         exact = _logits(export, inputs, ours.run)
         comparisons += _compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")
-    failed = [str(comparison) for comparison in comparisons if not comparison.holds]
-    if failed:
-        raise ExportError(
-            "the logits of transformers and of this project's model differ: "
-            + "; ".join(failed)
-            + ". Nothing was kept. Try the versions in constraints.txt; if they differ there too, please report it"
-        )
     return comparisons
 
 
@@ -234,6 +253,8 @@ def _logits(export: FamilyExport, inputs: dict[str, Fields], run: Callable[[Fiel
             for output, value in run(fields).items():
                 if output == export.next_token_output:
                     value = at_positions(value, fields["prediction_positions"])
+                elif output in export.position_outputs:
+                    value = value[fields["sequence_ids"] > 0]
                 logits[f"{name}/{output}"] = value.float()
     return logits
 

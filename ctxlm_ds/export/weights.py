@@ -22,6 +22,7 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
+from ctxlm_ds.export.base import FamilyExport
 from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
 from ctxlm_ds.export.model_files import model_files
@@ -69,8 +70,55 @@ def check_finite(name: str, value: torch.Tensor, where: object) -> torch.Tensor:
     return value
 
 
+class ClassFolder:
+    """The files of one class of transformers, under our names."""
+
+    def __init__(self, export: FamilyExport, folder: Path) -> None:
+        """Open the files; `folder` is that of the model."""
+        self.export, self.folder = export, folder / export.folder
+        check_regular_files(self.folder, ExportError)
+        self.files = SafetensorsFiles(model_files(self.folder))
+        self.file_names = list(self.files.shapes)
+
+    def assign(self, model: ModelSection, outputs: Sequence[str], pad_id: int) -> None:
+        """Find the tensors of the class among those of the files; raise ExportError if they are not the same."""
+        self.key_map = self.export.key_map(model, self.export.shared_outputs(outputs), pad_id)
+        self.rows = {row.ours: row for row in self.key_map.rows}
+        self._assignment = assign(self.key_map, self.file_names, str(self.folder))
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of one of our parameters."""
+        return self.rows[name].our_shape(lambda theirs: self.files.shapes[self._assignment.stored[theirs]])
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one of our parameters in fp32, made of theirs."""
+        return self.rows[name].to_ours(self.read_theirs)
+
+    def read_theirs(self, name: str) -> torch.Tensor:
+        """Return one of their tensors by its name in the table."""
+        return self.files.read(self._assignment.stored[name])
+
+    def check_doubles(self) -> None:
+        """Raise ExportError if both names of a tied tensor have been written with different values."""
+        for alias, name in self._assignment.doubles.items():
+            if not torch.equal(self.files.read(alias), self.files.read(name)):
+                raise ExportError(
+                    f"{self.folder}: {alias} and {name} differ, but are one tensor in {self.key_map.hf_class}; "
+                    "a model with an untied output embedding cannot be imported"
+                )
+
+    def log(self) -> None:
+        """Log what is read, what is not, and what an import changes."""
+        declared = read_hf_config(self.folder).get("architectures")
+        logger.info("%s read as %s (config.json says %s)", self.folder, self.key_map.hf_class, declared)
+        if self._assignment.unused:
+            logger.info("not part of %s: %s", self.key_map.hf_class, ", ".join(self._assignment.unused))
+        for warning in self.export.import_warnings(self.read_theirs):
+            logger.warning("%s: %s", self.folder, warning)
+
+
 class HuggingFaceWeights:
-    """A local folder of a class that some family's export knows, under our names."""
+    """A local folder of the classes that some family's export knows, under our names."""
 
     def __init__(self, folder: Path, with_heads: bool = False) -> None:
         """Open the files; `with_heads` adds the heads of an export that its class lacks.
@@ -82,55 +130,51 @@ class HuggingFaceWeights:
         self.folder = folder
         self._heads = SafetensorsFiles([])
         self.export, self.model, self.pad_id, self.kept = from_hf_config(folder)
-        self._files = SafetensorsFiles(model_files(folder))
-        file_names = list(self._files.shapes)
-        self.outputs = self.export.outputs_in(file_names)
+        self._parts = [ClassFolder(part, folder) for part in self.export.models()]
+        found = [part.export.outputs_in(part.file_names) for part in self._parts]
+        self.outputs = tuple(dict.fromkeys(name for names in found for name in names))
         try:
-            _check_layers(self.model, len(file_names), folder)
-            self.key_map = self.export.key_map(self.model, self.outputs, self.pad_id)
-            self._assignment = assign(self.key_map, file_names, str(folder))
-            self._rows = {row.ours: row for row in self.key_map.rows}
+            _check_layers(self.model, sum(len(part.file_names) for part in self._parts), folder)
+            for part in self._parts:
+                part.assign(self.model, self.outputs, self.pad_id)
+            self.key_map = self._parts[0].key_map
+            # A parameter that several classes have is read from the first of them.
+            self._part_of = {name: part for part in reversed(self._parts) for name in part.rows}
             if with_heads and (folder / HEADS_FILE).is_file():
                 self._heads = SafetensorsFiles([folder / HEADS_FILE])
                 self.outputs = (*self.outputs, *sorted(self.export.extra_outputs))
             self.whole = describe_source(self, self.model, self.outputs, folder)
         except CheckpointError as error:
             raise ExportError(str(error)) from error
-        self._check_doubles()
-        declared = read_hf_config(folder).get("architectures")
-        logger.info("%s read as %s (config.json says %s)", folder, self.key_map.hf_class, declared)
-        if self._assignment.unused:
-            logger.info("not part of %s: %s", self.key_map.hf_class, ", ".join(self._assignment.unused))
-        for warning in self.export.import_warnings(self._read):
-            logger.warning("%s: %s", folder, warning)
+        for part in self._parts:
+            part.check_doubles()
+            self._check_shared(part)
+            part.log()
 
     def names(self) -> list[str]:
         """Return the names of our parameters."""
-        return [*self._rows, *self._heads.shapes]
+        return [*self._part_of, *self._heads.shapes]
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
-        if name in self._heads.shapes:
-            return self._heads.shapes[name]
-        return self._rows[name].our_shape(lambda theirs: self._files.shapes[self._assignment.stored[theirs]])
+        return self._heads.shapes[name] if name in self._heads.shapes else self._part_of[name].shape(name)
 
     def read_full(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32, made of theirs."""
-        return self._heads.read(name) if name in self._heads.shapes else self._rows[name].to_ours(self._read)
+        return self._heads.read(name) if name in self._heads.shapes else self._part_of[name].read(name)
 
     def read_finite(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32; raise CheckpointError if it has a NaN or an infinity."""
         return check_finite(name, self.read_full(name), self.folder)
 
-    def _read(self, name: str) -> torch.Tensor:
-        return self._files.read(self._assignment.stored[name])
-
-    def _check_doubles(self) -> None:
-        for alias, name in self._assignment.doubles.items():
-            if not torch.equal(self._files.read(alias), self._files.read(name)):
+    def _check_shared(self, part: ClassFolder) -> None:
+        """Raise ExportError if a class has other values of a parameter than the one from which it is read."""
+        for name in part.rows:
+            first = self._part_of[name]
+            if first is not part and not torch.equal(first.read(name), part.read(name)):
                 raise ExportError(
-                    f"{self.folder}: {alias} and {name} differ, but are one tensor in {self.key_map.hf_class}; "
-                    "a model with an untied output embedding cannot be imported"
+                    f"{first.folder} and {part.folder} have different {', '.join(part.rows[name].theirs)}, which the "
+                    "two models share here; give folders that were trained together"
                 )
 
 

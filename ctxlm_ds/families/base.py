@@ -103,13 +103,7 @@ class TransformerSection(ModelSection):
         return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
 
     def problems(self) -> Iterator[Problem]:
-        if self.hidden_size % self.num_attention_heads:
-            yield Problem(
-                "model.num_attention_heads",
-                f"{self.num_attention_heads} does not divide model.hidden_size {self.hidden_size}; "
-                f"{nearest_divisor(self.hidden_size, self.num_attention_heads)} does",
-                ("model.hidden_size",),
-            )
+        yield from head_problems(self)
         for name in ("hidden_dropout", "attention_dropout"):
             if getattr(self, name) >= 1.0:
                 yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
@@ -124,23 +118,7 @@ class TransformerSection(ModelSection):
             )
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        heads, inner = self.num_attention_heads, self.intermediate_size
-        both = [number for number in range(1, heads + 1) if heads % number == 0 == inner % number]
-        fitting = f"{listed(map(str, both))} would do"
-        path = "parallel.tensor_parallel_size"
-        if heads % size:
-            yield Problem(
-                path,
-                f"{size} does not divide model.num_attention_heads {heads}, and every rank holds complete heads; "
-                f"{fitting}",
-                ("model.num_attention_heads",),
-            )
-        if inner % size:
-            yield Problem(
-                path,
-                f"{size} does not divide model.intermediate_size {inner}, whose rows the ranks share; {fitting}",
-                ("model.intermediate_size",),
-            )
+        yield from split_problems(self, size)
 
 
 class EncoderSection(TransformerSection):
@@ -150,6 +128,38 @@ class EncoderSection(TransformerSection):
 
     pre_layer_norm: bool = False
     """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
+
+
+def head_problems(model: ModelSection, prefix: str = "") -> Iterator[Problem]:
+    """Yield a problem if the heads do not divide the width; `prefix` begins the names of the settings."""
+    heads, width = getattr(model, f"{prefix}num_attention_heads"), getattr(model, f"{prefix}hidden_size")
+    if width % heads:
+        yield Problem(
+            f"model.{prefix}num_attention_heads",
+            f"{heads} does not divide model.{prefix}hidden_size {width}; {nearest_divisor(width, heads)} does",
+            (f"model.{prefix}hidden_size",),
+        )
+
+
+def split_problems(model: ModelSection, size: int, prefix: str = "") -> Iterator[Problem]:
+    """Yield reasons why `size` ranks cannot split the layers; `prefix` begins the names of the settings."""
+    heads, inner = getattr(model, f"{prefix}num_attention_heads"), getattr(model, f"{prefix}intermediate_size")
+    both = [number for number in range(1, heads + 1) if heads % number == 0 == inner % number]
+    fitting = f"{listed(map(str, both))} would do"
+    path = "parallel.tensor_parallel_size"
+    if heads % size:
+        yield Problem(
+            path,
+            f"{size} does not divide model.{prefix}num_attention_heads {heads}, and every rank holds complete heads; "
+            f"{fitting}",
+            (f"model.{prefix}num_attention_heads",),
+        )
+    if inner % size:
+        yield Problem(
+            path,
+            f"{size} does not divide model.{prefix}intermediate_size {inner}, whose rows the ranks share; {fitting}",
+            (f"model.{prefix}intermediate_size",),
+        )
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

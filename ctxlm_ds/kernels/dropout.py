@@ -44,7 +44,18 @@ def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
 
 def keyed_uniform(places: Tensor, key: Tensor) -> Tensor:
     """Draw an fp32 number in (0, 1) for each of `places` (int64, numbers of elements in the complete tensor)."""
-    return (_shift_right(_hash(places, key), 40).float() + 0.5) * 2.0**-24
+    # 23 bits and a half are exact in fp32; with one bit more the largest number would be rounded to 1.
+    return (_shift_right(_hash(places, key), 41).float() + 0.5) * 2.0**-23
+
+
+def keyed_gumbel(places: Tensor, key: Tensor) -> Tensor:
+    """Draw an fp32 number from the standard Gumbel distribution for each of `places`, with a key or broadcast keys.
+
+    It is minus the logarithm of an exponential draw, -log(1 - u), whose uniform u has 40 bits. The largest draws, which
+    decide a maximum over many words, therefore have all bits of fp32.
+    """
+    uniform = (_shift_right(_hash(places, key), 24).float() + 0.5) * 2.0**-40
+    return -(-torch.log1p(-uniform)).log()
 
 
 def _lanes(count: int, key: Tensor, first: int) -> Tensor:

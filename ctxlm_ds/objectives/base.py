@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VOCABULARY_SUMS = "ctxlm_ds.parallel.cross_entropy:vocabulary_sums"
 CLASSIFICATION_SUMS = "ctxlm_ds.parallel.cross_entropy:classification_sums"
+BINARY_SUMS = "ctxlm_ds.parallel.cross_entropy:binary_sums"
 STYLES = {"mask": "bold yellow", "random": "bold red", "kept": "bold green", "special": "cyan", "text": ""}
 
 

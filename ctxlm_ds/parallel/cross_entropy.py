@@ -70,13 +70,37 @@ def classification_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], par
     return Sums(loss_sum, correct, count)
 
 
+def binary_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
+    """Sum the binary cross entropy of logits [...], which every rank has completely, with labels [...] 0 and 1."""
+    (logits,), (label,) = outputs, labels
+    counted = label != IGNORE_LABEL
+    wanted = (label > 0).float()
+    losses = F.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
+    correct = ((logits.detach() > 0) == (label > 0)) & counted
+    count = counted.sum(dtype=torch.float32)
+    return Sums(losses.where(counted, 0.0).sum(), correct.sum(dtype=torch.float32), count)
+
+
 def first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:
     """Return the word [k] with the largest of logits [k, v / n] over all ranks, the first of equal ones."""
     if parallel.size == 1:
         return logits.argmax(dim=-1)
-    words_per_rank = logits.shape[-1]
     largest, word = logits.max(dim=-1)
+    return first_over_ranks(largest, word, logits.shape[-1], parallel)
+
+
+def first_over_ranks(largest: Tensor, word: Tensor, words_per_rank: int, parallel: ParallelContext) -> Tensor:
+    """Return the word [k] with the largest number over all ranks, the first of equal ones.
+
+    Args:
+        largest: [k] largest number of this rank.
+        word: [k] the first of this rank's words that has it, counted from 0 on every rank.
+        words_per_rank: v / n.
+        parallel: the ranks.
+    """
     largest, word = largest.float(), word + parallel.rank * words_per_rank
+    if parallel.size == 1:
+        return word
     overall = all_reduce(largest.clone(), parallel, dist.ReduceOp.MAX)
     beyond = parallel.size * words_per_rank
     return all_reduce(word.where(largest == overall, beyond), parallel, dist.ReduceOp.MIN)

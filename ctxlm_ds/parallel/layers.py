@@ -123,10 +123,19 @@ class TokenLinear(Linear):
     """A linear layer between blocks that every tensor-parallel rank holds completely and applies to its tokens."""
 
     def __init__(
-        self, in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
+        self,
+        in_features: int,
+        out_features: int,
+        init: Init,
+        kernels: KernelSet,
+        parallel: ParallelContext,
+        activation: str | None = None,
+        optional: bool = False,
     ) -> None:
-        super().__init__(in_features, out_features, kernels.linear)
-        declare(self, weight=ParameterFacts(init, decays=True), bias=ParameterFacts(ZEROS, decays=False))
+        """Make the layer; the arguments are those of replicated_linear."""
+        super().__init__(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
+        declare(self, weight=ParameterFacts(init, decays=True, optional=optional))
+        declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
         self.parallel = parallel
 
     def forward(self, x: Tensor) -> Tensor:

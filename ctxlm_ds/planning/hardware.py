@@ -114,11 +114,7 @@ class Cluster:
 
 
 def find_gpu(name_or_file: str) -> Gpu:
-    """Return a GPU by name (`A100-80`), or the one that a YAML file describes.
-
-    Raises:
-        ConfigError: the name is unknown, or the file has missing, unknown or impossible values.
-    """
+    """Return a GPU by name (`A100-80`), or the one that a YAML file describes. Raises ConfigError for wrong ones."""
     if name_or_file.endswith((".yaml", ".yml")):
         return _read_gpu(Path(name_or_file))
     by_name = {gpu.name.lower(): gpu for gpu in GPUS}

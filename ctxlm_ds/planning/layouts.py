@@ -1,7 +1,4 @@
-"""One layout of a recipe on GPUs, and the values of DeepSpeed's JSON that memory and traffic depend on.
-
-Which layouts are possible is decided by recipe/layout.py, which one is best by search.py.
-"""
+"""One layout of a recipe on GPUs, and the values of DeepSpeed's JSON that memory and traffic depend on."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ MEASURED_ROWS = 64
 def with_vocabulary(model: ModelSection) -> ModelSection:
     """Return the model with the published vocabulary of its family if the recipe leaves the size to the tokenizer.
 
-    Raises:
-        ConfigError: the family was published with none.
+    Raises ConfigError if the family was published without one.
     """
     if model.vocab_size is not None:
         return model
@@ -58,7 +57,8 @@ class LayerWork:
         self.at, self.products = cache(self._at), cache(self._products)
 
     def _at(self, rows: int) -> Work:
-        return self._fewer.work.towards(self._more.work, rows - self._rows, self._rows)
+        ends = zip(self._fewer.work, self._more.work, strict=True)
+        return Work(*(a + (b - a) * (rows - self._rows) // self._rows for a, b in ends))
 
     def _products(self, rows: int) -> list[Product]:
         """Return the products of the forward pass."""

@@ -78,10 +78,6 @@ class Work(NamedTuple):
     collectives: int
     """Number of tensor-parallel collectives."""
 
-    def towards(self, other: Work, part: int, total: int) -> Work:
-        """Return the point at part / total on the line from this work to the other."""
-        return Work(*(a + (b - a) * part // total for a, b in zip(self, other, strict=True)))
-
 
 class Trace(NamedTuple):
     """One call, counted."""

@@ -177,14 +177,16 @@ class Planner:
         times = layout.num_micro_batches(config.training.global_batch_size)
         works = [(layer.run.at(layout.micro_batch_size), count) for layer, count in layers.items()]
         sent = {name: times * sum(n * getattr(work, name) for work, n in works) for name in TENSOR_OPERATIONS}
-        messages = data_messages(config, layout, stage.parameters, zero, self._used_twice(layout, stage))
+        here, everywhere = self._tied(stage.start, stage.stop), self._tied(0, len(self.layers))
+        used_twice = [size for key, count in here.items() if count > 1 for size in self._elements(layout, key)]
+        messages = data_messages(config, layout, stage.parameters, zero, used_twice)
         messages += [Message("tensor", name, size, layout.tensor) for name, size in sent.items() if size]
         if layout.pipeline > 1:
             with_gradient, without_gradient = self._crossing(layout, measured, stage)
             messages.append(Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"))
             messages.append(Message("pipeline", "send", times * with_gradient, 2, "gradients"))
             each = BYTES[config.training.grad_accum_dtype]
-            for elements in self._tied_elsewhere(layout, stage):
+            for elements in (sum(self._elements(layout, key)) for key in here if here[key] < everywhere[key]):
                 messages.append(Message("pipeline", "all_reduce", each * elements, 2, "tied layer"))
         return StageLoad(layers, sum(n * work.collectives for work, n in works), stage.parameters, messages)
 
@@ -204,16 +206,6 @@ class Planner:
         number = next(index for index, layer in enumerate(self.layers) if layer.tie_key == tie_key)
         multiple = self.config.parallel.vocab_multiple
         return [local_elements(self.model, name, layout.tensor, multiple) for name in self.names[number]]
-
-    def _used_twice(self, layout: Layout, stage: Stage) -> list[int]:
-        """Return the elements of each parameter that a stage's forward pass uses twice."""
-        tied = self._tied(stage.start, stage.stop)
-        return [size for key, count in tied.items() if count > 1 for size in self._elements(layout, key)]
-
-    def _tied_elsewhere(self, layout: Layout, stage: Stage) -> list[int]:
-        """Return the elements of each layer of a stage that another stage also holds."""
-        everywhere, here = self._tied(0, len(self.layers)), self._tied(stage.start, stage.stop)
-        return [sum(self._elements(layout, key)) for key, count in here.items() if count < everywhere[key]]
 
     def _stage_memory(self, layout: Layout, index: int) -> Memory:
         config, stage = layout.apply(self.config), self.stages(layout)[index]

@@ -84,14 +84,12 @@ def candidates(planner: Planner) -> Iterator[Layout]:
             continue
         micro_batches = _micro_batches(config.training.global_batch_size, data)
         splits = (False, True) if tensor > 1 else (False,)
-        for rest in product(_zero_stages(planner, pipeline), micro_batches, (False, True), splits):
+        # 0 only in fp32 (recipe/deepspeed_rules.py).
+        stages = [stage for stage in sorted(planner.zero) if stage > 0 or config.training.precision == "fp32"]
+        if pipeline > 1:
+            stages = [stage for stage in stages if stage in PIPELINE_ZERO_STAGES]
+        for rest in product(stages, micro_batches, (False, True), splits):
             yield Layout(data, tensor, pipeline, *rest)
-
-
-def _zero_stages(planner: Planner, pipeline: int) -> list[int]:
-    """Return the usable ZeRO stages: 0 only in fp32 (recipe/deepspeed_rules.py), 0 and 1 in a pipeline."""
-    stages = [stage for stage in sorted(planner.zero) if stage > 0 or planner.config.training.precision == "fp32"]
-    return [stage for stage in stages if pipeline == 1 or stage in PIPELINE_ZERO_STAGES]
 
 
 def _micro_batches(global_batch_size: int, data: int) -> list[int]:
@@ -103,10 +101,9 @@ def _micro_batches(global_batch_size: int, data: int) -> list[int]:
 
 
 def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = None) -> Plan:
-    """Return the recommended plan. `offloaded` is the search with zero3-offload, for the message.
+    """Return the recommended plan. Raises ConfigError with the missing memory and a remedy if nothing fits.
 
-    Raises:
-        ConfigError: nothing fits; the message has the missing memory and the nearest remedy.
+    `offloaded` is the search with zero3-offload, for the message.
     """
     plan = found.recommended
     if plan is not None:

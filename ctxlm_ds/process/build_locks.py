@@ -54,7 +54,7 @@ def use_own_build_folder() -> Path:
 def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
     """Remove the build locks that no live process holds, below `root` or this environment's folder; return them."""
     folder = root or use_own_build_folder()
-    locks = {path: _inode(path) for path in [*folder.glob("*/lock"), *folder.glob("*/*/lock")]}
+    locks = [*folder.glob("*/lock"), *folder.glob("*/*/lock")]
     used = _paths_in_use() if locks else set()
     suspects = [path for path in locks if os.path.realpath(path) not in used and _old_enough(path)]
     if not suspects:
@@ -69,18 +69,11 @@ def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
         if not announced:
             logger.info("waiting for the compilers that a killed process left in %s", ", ".join(busy))
             announced = True
-    stale = [path for path in suspects if os.path.realpath(path) not in used and 0 != locks[path] == _inode(path)]
+    stale = [path for path in suspects if path.exists() and os.path.realpath(path) not in used and _old_enough(path)]
     for path in stale:
         path.unlink(missing_ok=True)
         logger.info("removed the stale build lock %s of a killed process", path)
     return stale
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
 
 
 def _paths_in_use() -> set[str]:

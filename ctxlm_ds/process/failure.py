@@ -1,7 +1,4 @@
-"""The end of a rank with an error: one clear message, an exit status, and a record for the job to read.
-
-Out: lines on stderr and RUN/attempts/ATTEMPT/rank-00003.json. The guard records a rank that hangs or is killed.
-"""
+"""The end of a rank with an error: one clear message, an exit status, and RUN/attempts/ATTEMPT/rank-00003.json."""
 
 from __future__ import annotations
 

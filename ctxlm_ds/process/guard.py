@@ -28,21 +28,10 @@ from pathlib import Path
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG, EXIT_UNEXPECTED
+from ctxlm_ds.process import stacks
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launcher import end_deepspeed_command, end_processes_with
 from ctxlm_ds.process.run_history import FailureRecord, write_record
-from ctxlm_ds.process.stacks import (
-    ALL_STACKS_NAME,
-    MAIN_THREAD,
-    STACKS_GLOB,
-    describe_ranks,
-    likely_culprits,
-    name_threads,
-    read_scratch,
-    read_stacks,
-    stacks_name,
-    write_joined,
-)
 
 ANSWER_S = 1.0
 GRACE_S = 15.0  # how long a guard waits for the stacks of the other ranks
@@ -83,7 +72,7 @@ class Guard:
         self._phase, self._limit_s = "start", math.inf
         self._step: int | None = None
         self._still_s = self._writing_s = self._written_s = 0.0
-        self._threads = {facts.main_thread: MAIN_THREAD}
+        self._threads = {facts.main_thread: stacks.MAIN_THREAD}
         self._read_bytes = 0
         self._others_hang = self._concluded = False
         self._helper: threading.Thread | None = None
@@ -161,9 +150,9 @@ class Guard:
 
     def _look_for_others(self) -> None:
         """Note if another rank has left its stacks: its limit may have been a shorter one."""
-        own = stacks_name(self._facts.rank)
+        own = stacks.stacks_name(self._facts.rank)
         with contextlib.suppress(OSError):
-            others = [path for path in self._folder.glob(STACKS_GLOB) if path.name != own]
+            others = [path for path in self._folder.glob(stacks.STACKS_GLOB) if path.name != own]
             self._others_hang = any(path.stat().st_mtime >= self._facts.began_unix_s for path in others)
 
     def _answer(self) -> None:
@@ -175,12 +164,12 @@ class Guard:
                 return  # not a child, but the rank itself
         if text:
             facts = self._describe("a child of this process crashed" if FATAL in text else "asked for by a signal")
-            self._in_thread(lambda: self._keep(f"asked-{stacks_name(self._facts.rank)}", facts, text))
+            self._in_thread(lambda: self._keep(f"asked-{stacks.stacks_name(self._facts.rank)}", facts, text))
 
     def _new_stacks(self) -> str:
-        text = read_scratch(self._facts.scratch, self._read_bytes)
+        text = stacks.read_scratch(self._facts.scratch, self._read_bytes)
         self._read_bytes += len(text.encode())
-        return name_threads(text, self._threads)
+        return stacks.name_threads(text, self._threads)
 
     def _keep(self, name: str, facts: str, text: str) -> bool:
         try:
@@ -223,24 +212,24 @@ class Guard:
         time.sleep(ANSWER_S)
         text = self._new_stacks()
         facts += "" if text else ", none of its threads answers"
-        kept = self._keep(stacks_name(self._facts.rank), facts, text)
+        kept = self._keep(stacks.stacks_name(self._facts.rank), facts, text)
         deadline_s = time.monotonic() + (GRACE_S if kept else 0.0)
-        while len(read_stacks(self._folder)) < world_size and time.monotonic() < deadline_s:
+        while len(stacks.read_stacks(self._folder)) < world_size and time.monotonic() < deadline_s:
             time.sleep(self._facts.poll_s)
-        texts = read_stacks(self._folder)
+        texts = stacks.read_stacks(self._folder)
         if self._facts.rank == min(texts, default=self._facts.rank):
             self._conclude(facts, texts)
             return
         # The first rank to end may make the launcher kill the others.
-        while not (self._folder / ALL_STACKS_NAME).exists() and time.monotonic() < deadline_s + JOINING_S:
+        while not (self._folder / stacks.ALL_STACKS_NAME).exists() and time.monotonic() < deadline_s + JOINING_S:
             time.sleep(self._facts.poll_s)
 
     def _conclude(self, facts: str, texts: Mapping[int, str]) -> None:
-        culprits = likely_culprits(texts, self._facts.world_size)
-        suspicion = f"; look at {describe_ranks(culprits)} first" if culprits else ""
+        culprits = stacks.likely_culprits(texts, self._facts.world_size)
+        suspicion = f"; look at {stacks.describe_ranks(culprits)} first" if culprits else ""
         message = facts.partition("): ")[2] + suspicion
         try:
-            message += f"; all ranks' stacks are in {write_joined(self._folder, self._facts.world_size)}"
+            message += f"; all ranks' stacks are in {stacks.write_joined(self._folder, self._facts.world_size)}"
         except OSError as error:
             message += f"; the stacks could not be joined: {error}"
         self._concluded = True
@@ -251,9 +240,9 @@ class Guard:
         """Record a rank that died without reporting it, and end the programs that it had started."""
         end_processes_with(MARK_VARIABLE, self._facts.mark)
         text, message = None, "killed from outside (out of memory? kill -9?), or ended by C code"
-        _, found, crash = read_scratch(self._facts.scratch).rpartition(FATAL)
+        _, found, crash = stacks.read_scratch(self._facts.scratch).rpartition(FATAL)
         if found:
-            text = name_threads(FATAL + crash, self._threads).rstrip()
+            text = stacks.name_threads(FATAL + crash, self._threads).rstrip()
             message = text.partition("\n")[0]
         self._say(text or message, with_time=False)
         self._record("Killed", message, EXIT_UNEXPECTED, text)

@@ -8,12 +8,10 @@ themselves and needs no help.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
 import signal
 import socket
-import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -29,7 +27,6 @@ from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 VARIABLE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 
 
@@ -136,7 +133,10 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    _raise_file_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # gloo keeps a socket to every rank
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if one_queue:
         # Read when CUDA starts (Megatron-LM asks for it too).
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -165,14 +165,6 @@ def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, st
     return max(1, cores // max(1, local_world_size))
 
 
-def _raise_file_limit() -> None:
-    """Allow as many open files as the system does: gloo keeps a socket to every rank."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 class StopSignal:
     """A request to stop: SIGTERM (a launcher, Slurm), SIGUSR1 (Slurm ahead of the limit) or Ctrl-C.
 
@@ -187,7 +179,6 @@ class StopSignal:
         self.name: str | None = None
         """Name of the signal that came first, such as SIGTERM; None if none came."""
         self._interrupts = 0
-        self._before: dict[signal.Signals, object] = {}
 
     @property
     def number(self) -> int:
@@ -197,14 +188,8 @@ class StopSignal:
     def install(self) -> StopSignal:
         """Handle the signals from now on (main thread only)."""
         for number in STOP_SIGNALS:
-            self._before[number] = signal.signal(number, self._handle)
+            signal.signal(number, self._handle)
         return self
-
-    def restore(self) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # torchrun passes on a second Ctrl-C as SIGTERM.
@@ -261,15 +246,10 @@ def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str
 
 def interface_of(address: str) -> str | None:
     """Return the interface that has an IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # it has none
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    import psutil
+
+    found = psutil.net_if_addrs().items()
+    return next((name for name, entries in found if any(entry.address == address for entry in entries)), None)
 
 
 def _address_towards(host: str) -> str:

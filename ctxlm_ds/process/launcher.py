@@ -123,15 +123,13 @@ def end_deepspeed_command(command: int) -> None:
 def end_torchrun() -> None:
     """Kill torchrun when all its ranks but this one have ended: it would print the traceback of a SignalException."""
     parent, end_s = os.getppid(), time.monotonic() + SIBLINGS_S
-    while _live_children(parent) != [os.getpid()] and time.monotonic() < end_s:
+    while time.monotonic() < end_s:
+        children = map(int, read_text(Path(f"/proc/{parent}/task/{parent}/children")).split())
+        if [child for child in children if parent_of(child) == parent] == [os.getpid()]:
+            break
         time.sleep(0.05)
     if os.getppid() == parent and "torch" in command_line(parent):
         os.kill(parent, signal.SIGKILL)
-
-
-def _live_children(pid: int) -> list[int]:
-    children = read_text(Path(f"/proc/{pid}/task/{pid}/children")).split()
-    return [int(child) for child in children if parent_of(int(child)) == pid]
 
 
 # Processes of this machine

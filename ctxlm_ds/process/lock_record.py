@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -88,13 +89,16 @@ def look_at_lock(path: Path) -> ObservedLock | None:
 
 def this_process() -> LockRecord:
     """Return a record of the calling process, with a new token."""
+    pid_namespace = ""
+    with contextlib.suppress(OSError):
+        pid_namespace = os.readlink("/proc/self/ns/pid")
     return LockRecord(
         token=uuid.uuid4().hex,
         host=socket.gethostname(),
         pid=os.getpid(),
         process_start_ticks=process_start_ticks(os.getpid()) or 0,
         boot_id=read_text(Path("/proc/sys/kernel/random/boot_id")).strip(),
-        pid_namespace=_read_link("/proc/self/ns/pid"),
+        pid_namespace=pid_namespace,
         job_id=os.environ.get("SLURM_JOB_ID"),
         acquired_unix_s=time.time(),
         chain=os.environ.get(CHAIN_VARIABLE) or os.environ.get("SLURM_JOB_ID"),
@@ -114,9 +118,3 @@ def process_fields(pid: int) -> list[str]:
     fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields if fields and fields[0] not in "ZXx" else []
 
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -138,13 +138,10 @@ def read_record(path: Path) -> FailureRecord | None:
         return None
 
 
-def write_record(folder: Path, record: FailureRecord) -> bool:
-    """Write a record; return False if the disk is full or missing."""
-    try:
+def write_record(folder: Path, record: FailureRecord) -> None:
+    """Write a record, unless the disk is full or missing."""
+    with contextlib.suppress(OSError):
         write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
-    except OSError:
-        return False
-    return True
 
 
 def clear_evidence(folder: Path, before_unix_s: float) -> None:

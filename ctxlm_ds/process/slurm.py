@@ -55,7 +55,11 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
     world_size = read_number(environ, tasks)
     if not rank < world_size:
         raise ConfigError(f"SLURM_PROCID is {rank} but {tasks} is {world_size}; start the ranks with a plain srun")
-    hosts = tuple(expand_hostlist(_nodelist(environ))) if world_size > 1 else ("127.0.0.1",)
+    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodes = next(filter(None, map(environ.get, names)), None) if world_size > 1 else "127.0.0.1"
+    if nodes is None:
+        raise ConfigError(f"{names[0]} and {names[1]} are missing; start the ranks with srun --export=ALL")
+    hosts = tuple(expand_hostlist(nodes))
     return SlurmTask(
         rank=rank,
         world_size=world_size,
@@ -101,13 +105,6 @@ def expand_tasks(text: str) -> list[int]:
             raise ConfigError(f"SLURM's tasks per node {text!r}: {item!r} is not a count like 2 or 2(x3)")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
-
-
-def _nodelist(environ: Mapping[str, str]) -> str:
-    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
-        if environ.get(name):
-            return environ[name]
-    raise ConfigError("SLURM_STEP_NODELIST and SLURM_JOB_NODELIST are missing; start the ranks with srun --export=ALL")
 
 
 def _local_tasks(environ: Mapping[str, str], world_size: int, num_hosts: int) -> int:

@@ -51,7 +51,8 @@ class Watchdog:
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, min(self._limits_s.values()) / POLLS_PER_LIMIT))
         self._folder = attempt_folder(run_dir)
         self._ranks = ranks
-        self._writing_age_s: Callable[[], float | None] = lambda: None
+        self.writing_age_s: Callable[[], float | None] = lambda: None
+        """Returns the seconds since an incomplete checkpoint was begun; `save_minutes` holds for these as well."""
         self._phase = "start"
         self._step: int | None = None
         self._began_unix_s = time.time()
@@ -113,13 +114,6 @@ class Watchdog:
         """Return the same batches; each one that is taken counts as progress."""
         return _Watched(batches, self)
 
-    def watch_writing(self, age_s: Callable[[], float | None]) -> None:
-        """Apply `save_minutes` to checkpoints that are written during training, too.
-
-        `age_s` gives the seconds since an incomplete checkpoint was begun; None without one.
-        """
-        self._writing_age_s = age_s
-
     def _tell(self, **message: Any) -> None:
         """Send a line to the guard; without effect if the guard has ended."""
         if self._guard is not None and self._guard.stdin is not None:
@@ -131,7 +125,7 @@ class Watchdog:
         interval_s = min(REPORT_S, 10 * self._poll_s)
         while True:
             threads = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
-            self._tell(threads=threads, writing_s=self._writing_age_s() or 0.0)
+            self._tell(threads=threads, writing_s=self.writing_age_s() or 0.0)
             if select.select([from_guard], [], [], interval_s)[0]:
                 if os.read(from_guard, 1):
                     os._exit(EXIT_HANG)
@@ -149,6 +143,3 @@ class _Watched(Generic[T]):
         for batch in self._batches:
             self._watchdog.beat()
             yield batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)

@@ -74,7 +74,7 @@ class ModelSection(Section):
 
     @property
     def drops(self) -> bool:
-        """True if any dropout is above 0."""
+        """True if a layer draws random numbers: any dropout is above 0, or a layer samples."""
         return False
 
     def problems(self) -> Iterator[Problem]:

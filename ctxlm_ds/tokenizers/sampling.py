@@ -92,7 +92,7 @@ class LanguageSample:
 
         Args:
             documents: returns an iterator of (language, text), the same each time.
-            exponent: from 0 (all languages alike) to 1 (as they are).
+            exponent: from 0 (equal shares) to 1 (as they are).
             max_bytes: about the size of the sample.
             seed: decides which texts are in it.
         """

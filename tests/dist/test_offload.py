@@ -57,6 +57,7 @@ def in_memory() -> dict[str, Any]:
     [
         zero(1, "offload_optimizer"),
         zero(2, "offload_optimizer"),
+        zero(3, "offload_optimizer"),
         zero(3, "offload_param"),
         zero(3, "offload_optimizer", "offload_param"),
     ],

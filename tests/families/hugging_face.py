@@ -1,4 +1,4 @@
-"""A family beside its class in transformers: the model that the family's export writes, on the same rows."""
+"""A family beside its classes in transformers: the models that the family's export writes, on the same rows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from ctxlm_ds.export.base import FamilyExport, Fields, export_of
 from ctxlm_ds.export.hf_config import to_hf_config
-from ctxlm_ds.export.key_maps import KeyMap
+from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.weights import HuggingFaceWeights
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, run_layer
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts
+from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.losses import TermLosses
@@ -45,26 +46,59 @@ class Weights(NamedTuple):
         return self.values[name]
 
 
+class Part(NamedTuple):
+    """One model of transformers."""
+
+    export: FamilyExport
+    model: nn.Module
+    key_map: KeyMap
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+
 class Pair(NamedTuple):
     """Our model and theirs with the same weights."""
 
     ours: LayerSequence
-    theirs: nn.Module
-    export: FamilyExport
-    key_map: KeyMap
+    theirs: list[Part]
+    """In the order of FamilyExport.models. What several have are the same parameters: those of the last one."""
 
     @property
     def constants(self) -> set[str]:
         """Tensors of theirs that our model does not have: the export writes zeros whatever our weights are."""
         shapes = {name: parameter.shape for name, parameter in self.ours.named_parameters()}
-        written = {row: row.to_theirs(torch.ones(shapes[row.ours])) for row in self.key_map.rows}
+        rows = [row for part in self.theirs for row in part.key_map.rows]
+        written = {row: row.to_theirs(torch.ones(shapes[row.ours])) for row in rows}
         pairs = [pair for row, values in written.items() for pair in zip(row.theirs, values, strict=True)]
         return {name for name, value in pairs if not value.any()}
 
-    def losses(self, fields: Fields, counts: Mapping[str, int], config: RunConfig) -> tuple[Fields, Tensor]:
+    def rows(self) -> dict[str, tuple[Row, dict[str, nn.Parameter]]]:
+        """The row of each of our parameters, and the parameters of the model that has it."""
+        return {row.ours: (row, part.parameters()) for part in self.theirs for row in part.key_map.rows}
+
+    def losses(self, fields: Fields, counts: Mapping[str, int], config: RunConfig, step: int) -> tuple[Fields, Tensor]:
         """Their outputs under our names, and the objective's loss of them."""
-        outputs = self.export.their_outputs(self.theirs(**self.export.their_inputs(fields)), fields)
+        outputs: Fields = {}
+        for export, model, _ in reversed(self.theirs):
+            read = fields | self.drawn(fields | outputs, step)
+            outputs |= export.their_outputs(model(**export.their_inputs(read)), read)
+        outputs |= self.drawn(fields | outputs, step)
+        names = build_objective(config.objective).outputs
+        outputs = {name: outputs[name] for name in names}
         return outputs, loss_of(outputs, fields, counts, config)
+
+    def drawn(self, tensors: Fields, step: int) -> Fields:
+        """What our layers without parameters draw from these tensors, if they are all there."""
+        drawn: Fields = {}
+        self.ours.streams.begin(step, 0, torch.device("cpu"))
+        for index, (description, module, _) in enumerate(self.ours._steps):
+            is_draw = description.no_gradient and set(description.writes) == description.no_gradient
+            if is_draw and set(description.reads) <= tensors.keys():
+                found = dict(tensors)
+                run_layer(description, module, found, index, self.ours.streams, self.ours.carried)
+                drawn |= {name: found[name] for name in description.writes}
+        return drawn
 
 
 def loss_of(outputs: Fields, fields: Fields, counts: Mapping[str, int], config: RunConfig) -> Tensor:
@@ -78,7 +112,8 @@ def built(config: RunConfig, seed: int) -> LayerSequence:
     """Our model in fp32 on the CPU with its initial weights."""
     outputs = build_objective(config.objective).outputs
     kernels = KernelSet(config.kernels, "cpu", torch.float32)
-    return build_model(config.model, ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows), seed)
+    parallel = ParallelContext(dropout=DropoutStreams(config.training.seed, enabled=config.model.drops))
+    return build_model(config.model, ModelBuild(outputs, kernels, parallel, shares_rows=config.data.shares_rows), seed)
 
 
 def make_pair(config: RunConfig, folder: Path, seed: int, noise: float) -> Pair:
@@ -92,15 +127,27 @@ def make_pair(config: RunConfig, folder: Path, seed: int, noise: float) -> Pair:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
     tokenizer = load_tokenizer(config.tokenizer.path)
     weights = Weights({name: parameter.detach() for name, parameter in ours.named_parameters()})
-    key_map = export.key_map(config.model, build_objective(config.objective).outputs, tokenizer.pad_id)
-    folder.mkdir(parents=True)
-    write_model(folder, key_map, weights)
-    to_hf_config(export, config.model, key_map.hf_class, tokenizer, "fp32").to_json_file(folder / "config.json")
-    their_config = transformers.AutoConfig.from_pretrained(folder)
-    # Heads of transformers may drop where the published model does not (classifier_dropout_prob).
-    no_dropout = {name: 0.0 for name in their_config.to_dict() if "dropout" in name}
-    theirs = getattr(transformers, key_map.hf_class).from_pretrained(folder, **no_dropout).train()
-    return Pair(ours, theirs, export, key_map)
+    outputs = build_objective(config.objective).outputs
+    parts = []
+    for part in export.models():
+        place = folder / part.folder
+        key_map = part.key_map(config.model, part.shared_outputs(outputs), tokenizer.pad_id)
+        place.mkdir(parents=True)
+        write_model(place, key_map, weights)
+        to_hf_config(part, config.model, key_map.hf_class, tokenizer, "fp32").to_json_file(place / "config.json")
+        their_config = transformers.AutoConfig.from_pretrained(place)
+        # Heads of transformers may drop where the published model does not (classifier_dropout_prob).
+        no_dropout = {name: 0.0 for name in their_config.to_dict() if "dropout" in name}
+        theirs = getattr(transformers, key_map.hf_class).from_pretrained(place, **no_dropout).train()
+        parts.append(Part(part, theirs, key_map))
+    pair = Pair(ours, parts)
+    for part in parts:
+        for row in part.key_map.rows:
+            shared, parameters = pair.rows()[row.ours]
+            for name, source in zip(row.theirs, shared.theirs, strict=True):
+                owner, _, leaf = name.rpartition(".")
+                setattr(part.model.get_submodule(owner), leaf, parameters[source])
+    return pair
 
 
 def whole_batch(run: Run, number: int) -> tuple[Fields, dict[str, int]]:
@@ -115,22 +162,25 @@ def compare(rank: int, world_size: int, run: Run, folder: Path) -> dict[str, dic
     config = run.config()
     pair = make_pair(config, folder, run.seed, NOISE)
     fields, counts = whole_batch(run, 0)
-    wanted, their_loss = pair.losses(fields, counts, config)
+    wanted, their_loss = pair.losses(fields, counts, config, 0)
+    pair.ours.streams.begin(0, 0, torch.device("cpu"))
     got = pair.ours.run(fields)
     loss_of(got, fields, counts, config).backward()
     their_loss.backward()
     inside = fields["sequence_ids"] > 0
     outputs = {name: [_inside(values[name], inside) for values in (got, wanted)] for name in wanted}
-    constants, parameters = pair.constants, dict(pair.theirs.named_parameters())
+    constants, rows = pair.constants, pair.rows()
 
-    def gradient(name: str) -> Tensor:
-        return torch.zeros_like(parameters[name]) if name in constants else parameters[name].grad
+    def wanted_gradient(row: Row, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        return row.to_ours(
+            lambda name: torch.zeros_like(parameters[name]) if name in constants else parameters[name].grad
+        )
 
     gradients = {name: parameter.grad for name, parameter in pair.ours.named_parameters()}
-    assert gradients.keys() == {row.ours for row in pair.key_map.rows}
+    assert gradients.keys() == rows.keys()
     return {
         "outputs": {name: _difference(*values) for name, values in outputs.items()},
-        "gradients": {row.ours: _difference(gradients[row.ours], row.to_ours(gradient)) for row in pair.key_map.rows},
+        "gradients": {name: _difference(gradients[name], wanted_gradient(*found)) for name, found in rows.items()},
     }
 
 
@@ -148,16 +198,16 @@ def train_theirs(rank: int, world_size: int, run: Run, folder: Path) -> list[flo
     """Case: the losses of transformers' class under torch's AdamW from our initial weights."""
     config = run.config()
     pair = make_pair(config, folder, run.seed, noise=0.0)
-    facts, parameters, constants = collect_facts(pair.ours), dict(pair.theirs.named_parameters()), pair.constants
+    facts, constants = collect_facts(pair.ours), pair.constants
     decays: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for row in pair.key_map.rows:
-        decays[facts[row.ours].decays] += [parameters[name] for name in row.theirs if name not in constants]
+    for ours, (row, parameters) in pair.rows().items():
+        decays[facts[ours].decays] += [parameters[name] for name in row.theirs if name not in constants]
     settings = config.optimizer
     groups = [{"params": decays[key], "weight_decay": settings.weight_decay * key} for key in (True, False)]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=settings.betas, eps=settings.eps)
     losses = []
     for number in range(PARITY_STEPS):
-        _, loss = pair.losses(*whole_batch(run, number), config)
+        _, loss = pair.losses(*whole_batch(run, number), config, number)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.planning.measure import describe, with_vocabulary
 from ctxlm_ds.recipe.check import check_config, unused_settings
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
@@ -34,6 +35,10 @@ PUBLISHED_MILLIONS = {
 }
 """Devlin 2018, Turc 2019 (README of google-research/bert), Liu 2019, Radford 2018 and 2019 (as corrected there), Lan
 2020 (whose 235M for xxlarge is not the size of the released file: 223M)."""
+
+
+DISCRIMINATOR_MILLIONS = {"electra-small": 14, "electra-base": 110}
+"""Clark 2020, tables 1 and 2 (README of google-research/electra), which count the discriminator."""
 
 
 def num_parameters(config: RunConfig) -> int:
@@ -70,6 +75,9 @@ def test_the_promised_recipes_are_there() -> None:
         "albert-xlarge",
         "albert-xxlarge",
         "albert-laptop",
+        "electra-small",
+        "electra-base",
+        "electra-laptop",
         "gpt2-small",
         "gpt2-medium",
         "gpt2-laptop",
@@ -95,7 +103,7 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     header = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("# ")
     assert any("Sources" in line for line in header)
-    authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Conneau", "Joshi")
+    authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Joshi", "Clark", "Conneau")
     assert any(author in text for author in authors)
     assert max(map(len, text.splitlines())) <= 120
 
@@ -104,6 +112,15 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
 def test_has_as_many_parameters_as_published(name: str) -> None:
     # The papers count the encoder; heads add up to 1 % and BERT-large's 340M is itself rounded.
     assert num_parameters(load_config(name)) / 1e6 == pytest.approx(PUBLISHED_MILLIONS[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", DISCRIMINATOR_MILLIONS)
+def test_a_discriminator_has_as_many_parameters_as_published(name: str) -> None:
+    model = with_vocabulary(load_config(name).model)
+    count = describe_model(model, ("replaced_logits",)).num_parameters
+    assert count / 1e6 == pytest.approx(DISCRIMINATOR_MILLIONS[name], abs=0.55)
+    # A generator of the published size: tables shared, other widths divided.
+    assert num_parameters(load_config(name)) < 1.1 * count
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "bert-base", "bert-large", "roberta-base", "roberta-large"])

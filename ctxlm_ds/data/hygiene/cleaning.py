@@ -98,16 +98,12 @@ def _join_lines(text: str) -> str:
 
 
 RULES: dict[str, Callable[[str], str]] = {
-    "control_characters": _control_characters,
-    "whitespace": _whitespace,
-    "markup": _markup,
-    "wiki_tail": _wiki_tail,
-    "prose_lines": _prose_lines,
-    "boilerplate_lines": _boilerplate_lines,
-    "c4_lines": _c4_lines,
-    "gutenberg": _gutenberg,
-    "join_lines": _join_lines,
-}
+    rule.__name__[1:]: rule
+    for rule in (
+        _control_characters, _whitespace, _markup, _wiki_tail, _prose_lines, _boilerplate_lines, _c4_lines, _gutenberg,
+        _join_lines,
+    )
+}  # fmt: skip
 
 
 def clean(text: str, rules: Sequence[str]) -> tuple[str, list[int]]:

@@ -174,12 +174,8 @@ def shipped_corpora() -> list[str]:
 def load_corpus(name: str | Path, above: tuple[str, ...] = ()) -> CorpusRecipe:
     """Return a data recipe with the sources that it includes, and the published counts of its language.
 
-    Args:
-        name: a shipped name, `wikipedia-LANG`, or the path of a YAML file.
-        above: the recipes that include this one.
-
-    Raises:
-        ConfigError: with every unknown key and wrong value, each with its line.
+    `name` is a shipped name, `wikipedia-LANG`, or the path of a YAML file, `above` the recipes that include this one.
+    Raises ConfigError with every unknown key and wrong value, each with its line.
     """
     name = str(name)
     if name in above:

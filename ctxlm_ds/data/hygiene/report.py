@@ -94,12 +94,9 @@ class CorpusCounts:
     def report(
         self, parts: Sequence[Sequence[Part]], unchecked: Sequence[str], facts: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the object of corpus.json.
+        """Return the object of corpus.json from the files of each source, build key and library versions.
 
-        Args:
-            parts: the files of each source.
-            unchecked: sources that are not the published ones, so that their counts prove nothing.
-            facts: build key and library versions.
+        `unchecked` are sources that are not the published ones, so that their counts prove nothing.
         """
         return {
             "format": CORPUS_FORMAT,

@@ -1,7 +1,4 @@
-"""The worker's side of preparing a corpus: clean and judge the documents of a chunk.
-
-prepare.py decides duplicates, in order.
-"""
+"""The worker's side of preparing a corpus: clean and judge the documents of a chunk."""
 
 from __future__ import annotations
 
@@ -14,17 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ctxlm_ds.data.hygiene import quality
 from ctxlm_ds.data.hygiene.cleaning import clean
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, CorpusSource, FilterConfig, active_stages
 from ctxlm_ds.data.hygiene.duplicates import Signatures, fingerprint, shares_ngram, signatures
-from ctxlm_ds.data.hygiene.quality import (
-    LanguageIdentifier,
-    c4_reason,
-    character_reason,
-    gopher_reason,
-    length_reason,
-    repetition_reason,
-)
 from ctxlm_ds.data.hygiene.report import EMPTY_STAGE
 from ctxlm_ds.data.hygiene.words import Hashes, word_hashes
 from ctxlm_ds.data.sources.parsing import parse_chunk
@@ -74,25 +64,20 @@ class StagedChunk:
 
 
 class DocumentFilter:
-    """The stages that judge a document by itself.
-
-    Args:
-        filters: their settings.
-        held_out: the file of write_held_out, for decontamination.
-    """
+    """The stages that judge a document by itself; `held_out` is the file of write_held_out, for decontamination."""
 
     def __init__(self, filters: FilterConfig, held_out: Path | None = None) -> None:
         self.stages = active_stages(filters)
         asks_stop_words = not filters.languages or "en" in filters.languages
         rules: dict[str, Callable[[str], str | None]] = {
-            "length": partial(length_reason, filters=filters),
-            "characters": partial(character_reason, filters=filters),
-            "gopher_quality": partial(gopher_reason, check_stop_words=asks_stop_words),
-            "gopher_repetition": repetition_reason,
-            "c4_quality": c4_reason,
+            "length": partial(quality.length_reason, filters=filters),
+            "characters": partial(quality.character_reason, filters=filters),
+            "gopher_quality": partial(quality.gopher_reason, check_stop_words=asks_stop_words),
+            "gopher_repetition": quality.repetition_reason,
+            "c4_quality": quality.c4_reason,
         }
         if "language" in self.stages:
-            rules["language"] = LanguageIdentifier(filters.languages).reason
+            rules["language"] = quality.LanguageIdentifier(filters.languages).reason
         self._rules = {stage: rule for stage, rule in rules.items() if stage in self.stages}
         self._ngram = filters.decontamination_ngram
         self._held_out: Hashes | None = np.load(held_out, mmap_mode="r") if held_out else None

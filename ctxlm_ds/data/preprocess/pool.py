@@ -29,15 +29,10 @@ _worker_state: dict[str, Callable[[Any], Any]] = {}
 def ordered_map(
     build: Callable[[], Callable[[Item], Result]], items: Iterable[Item], num_workers: int
 ) -> Generator[Result, None, None]:
-    """Yield `build()(item)` for each item, in order.
+    """Yield `build()(item)` for each item, in order; one worker computes in this process.
 
-    Args:
-        build: makes the function, once per worker process; must be picklable.
-        items: arguments of the function.
-        num_workers: number of processes; one worker computes in this process.
-
-    Raises:
-        DataError: too many workers, or a worker died (the kernel's out-of-memory killer).
+    `build`, which must be picklable, makes the function once per worker process. Raises DataError for too many workers,
+    or if one died (the kernel's out-of-memory killer).
     """
     if num_workers > MAX_WORKERS:
         raise DataError(f"--workers {num_workers}: at most {MAX_WORKERS:,} are possible")

@@ -17,11 +17,7 @@ _MAX_LOGGED = 10
 
 
 class BadRecords:
-    """Skipped records.
-
-    Args:
-        limit: records that may be skipped.
-    """
+    """Skipped records, at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

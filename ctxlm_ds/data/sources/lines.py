@@ -1,7 +1,6 @@
 """Read files of lines (text, jsonl, WikiExtractor output) as chunks of complete records, without parsing the lines.
 
-The end of a chunk depends on its bytes only, so a resumed run cuts in the same positions. parsing.py splits the lines,
-in worker processes.
+The end of a chunk depends on its bytes only, so a resumed run cuts in the same positions.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def read_table(
         options = {"buffer_size": _READ_BYTES, "pre_buffer": False, "page_checksum_verification": True}
         file = parquet.ParquetFile(source.path, **options)
         _check_columns(source.path, file.schema_arrow.names, json_keys)
-        num_rows = _rows_of_groups(file)
+        num_rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if min(num_rows, default=0) < 0 or sum(num_rows) != file.metadata.num_rows:
+            raise ValueError("its row groups contradict its number of rows")
     except _DAMAGE as error:
         if 0 in span and not start_row:
             yield _lost_rows(source, 0, 0, error, "file")
@@ -62,13 +64,6 @@ def read_table(
                     row = position.record
             except _DAMAGE as error:
                 yield _lost_rows(source, row, end, error, "row group")
-
-
-def _rows_of_groups(file: parquet.ParquetFile) -> list[int]:
-    num_rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    if min(num_rows, default=0) < 0 or sum(num_rows) != file.metadata.num_rows:
-        raise ValueError("its row groups contradict its number of rows")
-    return num_rows
 
 
 def _lost_rows(source: Source, row: int, end: int, error: Exception, part: str) -> Chunk:

@@ -21,17 +21,17 @@ MASKED_SHARE = 7
 """One token in so many is masked in the text that proves a conversion."""
 
 
-def layer_rows(prefix: str) -> tuple[Row, ...]:
-    """List the rows of an encoder's layers, whose tensors begin with `prefix` there."""
-    theirs = f"{prefix}.encoder.layer.{{i}}"
+def layer_rows(prefix: str, blocks: str = "encoder") -> tuple[Row, ...]:
+    """List the rows of an encoder's layers: ours are `blocks`, and their tensors begin with `prefix`."""
+    theirs, ours = f"{prefix}.encoder.layer.{{i}}", f"{blocks}.{{i}}"
     return (
-        Row("encoder.{i}.attention.qkv.{p}",
+        Row(f"{ours}.attention.qkv.{{p}}",
             tuple(f"{theirs}.attention.self.{part}.{{p}}" for part in ("query", "key", "value"))),
-        Row("encoder.{i}.attention.output.{p}", (f"{theirs}.attention.output.dense.{{p}}",)),
-        Row("encoder.{i}.attention_layer_norm.{p}", (f"{theirs}.attention.output.LayerNorm.{{p}}",)),
-        Row("encoder.{i}.mlp.up.{p}", (f"{theirs}.intermediate.dense.{{p}}",)),
-        Row("encoder.{i}.mlp.down.{p}", (f"{theirs}.output.dense.{{p}}",)),
-        Row("encoder.{i}.mlp_layer_norm.{p}", (f"{theirs}.output.LayerNorm.{{p}}",)),
+        Row(f"{ours}.attention.output.{{p}}", (f"{theirs}.attention.output.dense.{{p}}",)),
+        Row(f"{ours}.attention_layer_norm.{{p}}", (f"{theirs}.attention.output.LayerNorm.{{p}}",)),
+        Row(f"{ours}.mlp.up.{{p}}", (f"{theirs}.intermediate.dense.{{p}}",)),
+        Row(f"{ours}.mlp.down.{{p}}", (f"{theirs}.output.dense.{{p}}",)),
+        Row(f"{ours}.mlp_layer_norm.{{p}}", (f"{theirs}.output.LayerNorm.{{p}}",)),
     )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
     with pytest.raises(ExportError, match=r"not a BertForMaskedLM; save it .* missing: bert.*and 23 more; unknown: e"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text('{"model_type": "t5"}')
-    known = "bert, roberta, xlm-roberta, albert, distilbert, gpt2 and"
-    with pytest.raises(ExportError, match=f"model_type .t5. cannot be imported; only {known}"):
+    types = "bert, roberta, xlm-roberta, albert, electra, distilbert, gpt2 and"
+    with pytest.raises(ExportError, match=f"model_type .t5. cannot be imported; only {types}"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text("{")
     with pytest.raises(ExportError, match="cannot be read as JSON"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, export_ranks, threads_per_rank
+from ctxlm_ds.process.launch import STOP_SIGNALS, RankInfo, StopSignal, discover_ranks, export_ranks, threads_per_rank
 from ctxlm_ds.process.library_noise import quiet_libraries, without_known_prints
 from tests.unit.process.test_slurm import STEP
 
@@ -130,9 +130,10 @@ def test_incomplete_variables_are_named(environ: dict[str, str], message: str) -
 
 @pytest.fixture
 def stop() -> Iterator[StopSignal]:
-    signals = StopSignal().install()
-    yield signals
-    signals.restore()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield StopSignal().install()
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -152,12 +153,6 @@ def test_a_second_interrupt_stops_at_once(stop: StopSignal) -> None:
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
-
-
-def test_restore_puts_the_handlers_back() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    StopSignal().install().restore()
-    assert {number: signal.getsignal(number) for number in before} == before
 
 
 def test_discovery_needs_no_heavy_import() -> None:

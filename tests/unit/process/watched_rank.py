@@ -95,7 +95,7 @@ def wait(watchdog: Watchdog) -> None:
 def write(watchdog: Watchdog) -> None:
     """Steps go on while a checkpoint is not finished."""
     hook, begin_s = begin(watchdog), time.monotonic()
-    watchdog.watch_writing(lambda: time.monotonic() - begin_s)
+    watchdog.writing_age_s = lambda: time.monotonic() - begin_s
     for step in range(2, 200):
         time.sleep(0.1)
         hook.on_step_end(metrics(step))

@@ -232,6 +232,31 @@ ALBERT: Values = BERT | {
     "training.global_batch_size": 4096,  # section 4.1
     "training.max_steps": 125_000,  # section 4.1
 }
+# Clark 2020 = arXiv:2003.10555; code = google-research/electra.
+ELECTRA: Values = BERT | {
+    "model.family": "electra",
+    "model.vocab_size": 30_522,  # configure_pretraining.py: vocab_size
+    "model.embedding_size": 128,  # table 6
+    "model.generator_num_layers": 12,  # configure_pretraining.py: generator_layers 1.0
+    "data.seq_length": 128,  # table 6; configure_pretraining.py: max_seq_length
+    "data.sample_format": "doc_sentences",  # ours: build_pretraining_dataset.py divides them into two segments
+    "data.separate_sentences": False,  # build_pretraining_dataset.py: [CLS] sentences [SEP]
+    "data.num_duplicates": 1,  # pretrain_helpers.py: mask() of each batch
+    "objective.name": "replaced_tokens",  # section 2
+    "objective.keep_prob": 0.15,  # pretrain_helpers.py: tf.less(uniform, 0.85)
+    "objective.random_prob": 0.0,  # pretrain_helpers.py: the mask token only
+    "objective.masking": "dynamic",  # pretrain_helpers.py: mask()
+    "objective.special_tokens": "never",  # pretrain_helpers.py: get_candidates_mask
+    "objective.max_predictions": 19,  # configure_pretraining.py: int((0.15 + 0.005) * 128)
+    "objective.generator_weight": 1.0,  # configure_pretraining.py: gen_weight
+    "objective.discriminator_weight": 50.0,  # section 3.1; configure_pretraining.py: disc_weight
+    "optimizer.learning_rate": 5e-4,  # table 6
+    "schedule.total_steps": None,  # run_pretraining.py: num_train_steps, the steps of the run
+    "schedule.start_step": 0,
+    "training.global_batch_size": 128,  # table 6
+    "training.max_steps": 1_000_000,  # table 6
+}
+del ELECTRA["data.short_seq_prob"]  # one segment in a row
 NO_DROPOUT: Values = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # Lan 2020, section 4.9
 ROBERTA_LARGE: Values = {"optimizer.learning_rate": 4e-4, "schedule.warmup_steps": 30_000}  # table 9
 FAIRSEQ: Values = {  # config/pretraining/base.yaml
@@ -246,6 +271,14 @@ def shape(num_layers: int, hidden_size: int, num_attention_heads: int) -> Values
     return {
         "model.num_layers": num_layers, "model.hidden_size": hidden_size,
         "model.num_attention_heads": num_attention_heads, "model.intermediate_size": 4 * hidden_size,
+    }  # fmt: skip
+
+
+def generator(hidden_size: int) -> Values:
+    """run_pretraining.py, get_generator_config: heads of 64, a feed-forward layer four times as wide."""
+    return {
+        "model.generator_hidden_size": hidden_size, "model.generator_num_attention_heads": hidden_size // 64,
+        "model.generator_intermediate_size": 4 * hidden_size,
     }  # fmt: skip
 
 
@@ -312,6 +345,14 @@ PUBLISHED: dict[str, Values] = {
     "albert-laptop": ALBERT | LAPTOP | ADAMW_OF_BERT | {
         "model.initializer": "truncated_normal", "data.num_duplicates": 1, "objective.masking": "dynamic",
         "objective.special_tokens": "never", "objective.max_predictions": None,
+    },
+    "electra-small": ELECTRA | shape(12, 256, 4) | generator(256 // 4),  # table 6
+    "electra-base": ELECTRA | BASE | generator(768 // 3) | {  # table 6
+        "model.embedding_size": 768, "data.seq_length": 512, "objective.max_predictions": 79,
+        "optimizer.learning_rate": 2e-4, "training.global_batch_size": 256, "training.max_steps": 766_000,
+    },
+    "electra-laptop": ELECTRA | LAPTOP | generator(256 // 4) | {
+        "model.generator_num_layers": 4, "objective.max_predictions": None, "schedule.decay_from": "warmup",
     },
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,

@@ -13,7 +13,7 @@ import pytest
 
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, StepMetrics
@@ -89,6 +89,7 @@ def run_trainer(
     recorder = Recorder(on_step)
     state = state or TrainState()
     place = (topology.rank, topology.world_size)
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     stop_signal = StopSignal().install()
     held_out = slice_batch(global_batch(99), MICRO * topology.rank, MICRO * (topology.rank + 1))
     trainer = Trainer(
@@ -105,7 +106,8 @@ def run_trainer(
     except DataError as raised:
         error = str(raised)
     finally:
-        stop_signal.restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return {"events": recorder.events, "end": recorder.end, "error": error, "state": state}
 
 

@@ -1,0 +1,155 @@
+"""ELECTRA (Clark 2020) as a list of layers: the generator, its samples, the discriminator.
+
+Shape letters: b rows, s positions, p prediction slots, h width of the discriminator, v vocabulary of this rank, t
+tokens (b·s), n tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.families.electra.config import ElectraSection
+from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
+from ctxlm_ds.models.parts.encoder import project_embeddings
+from ctxlm_ds.models.parts.heads import EncoderHeads
+from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, initial_weights, transformer_blocks
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.layers import TokenLinear
+from ctxlm_ds.parallel.mappings import gather_tokens
+from ctxlm_ds.parallel.parameters import Init
+from ctxlm_ds.parallel.sampling import draw_words
+
+
+def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescription]:
+    """List the layers that write generator_logits [b, p, v], replaced_logits and replaced_labels [b, s].
+
+    Without a need for one of the first two, they are the other model alone; the discriminator then reads input_ids.
+    """
+    assert model.vocab_size is not None
+    table = WordTable(model.vocab_size, model.embedding_size, initial_weights(model), build)
+    generator = _generator(model, build, table) if "generator_logits" in build.outputs else []
+    if "replaced_logits" not in build.outputs:
+        return generator
+    if not generator:
+        return _discriminator(model, build, table, "input_ids")
+    reads = ("generator_logits", "input_ids", "sequence_ids", "prediction_positions", "masked_lm_labels")
+    writes = ("discriminator_ids", "replaced_labels")
+    samples = LayerDescription(
+        "samples", Samples, reads, writes, {"parallel": build.parallel}, no_gradient=frozenset(writes)
+    )
+    return [*generator, samples, *_discriminator(model, build, table, "discriminator_ids")]
+
+
+def _generator(model: ElectraSection, build: ModelBuild, table: WordTable) -> list[LayerDescription]:
+    assert model.vocab_size is not None
+    shape = model.generator
+    heads = {
+        "width": shape.hidden_size, "eps": shape.layer_norm_eps, "activation": shape.hidden_activation,
+        "init": initial_weights(shape), "build": build, "predicted_width": table.width,
+    }  # fmt: skip
+    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
+    reads = ("hidden", "sequence_ids", "prediction_positions")
+    return [
+        *_encoder(shape, build, table, "input_ids", "generator", "generator_"),
+        LayerDescription("generator_heads", EncoderHeads, reads, ("generator_hidden",), heads),
+        table.decode("generator_hidden", "generator_scores"),
+        LayerDescription("generator_bias", VocabularyBias, ("generator_scores",), ("generator_logits",), bias),
+    ]
+
+
+def _discriminator(model: ElectraSection, build: ModelBuild, table: WordTable, ids: str) -> list[LayerDescription]:
+    head = {
+        "width": model.hidden_size, "activation": model.hidden_activation, "init": initial_weights(model),
+        "build": build,
+    }  # fmt: skip
+    return [
+        *_encoder(model, build, table, ids, "encoder", ""),
+        LayerDescription(
+            "discriminator_head", ReplacedTokenHead, ("hidden", "sequence_ids"), ("replaced_logits",), head
+        ),
+    ]
+
+
+def _encoder(
+    model: ElectraSection, build: ModelBuild, table: WordTable, ids: str, blocks: str, prefix: str
+) -> list[LayerDescription]:
+    """List embeddings, which all encoders of the model share, and blocks.
+
+    Args:
+        model: the section with the sizes of this encoder.
+        build: kernels and this rank's share.
+        table: the words.
+        ids: the tokens that it reads.
+        blocks: name of the blocks.
+        prefix: begins the names of the layers between tables and blocks and after the blocks.
+    """
+    settings = block_settings(model, build, model.pre_layer_norm)
+    embeddings = input_embeddings(
+        model, build, num_token_types=model.type_vocab_size, layer_norm=True, width=table.width
+    )
+    between = [] if table.width == model.hidden_size else [project_embeddings(table.width, settings, build)]
+    after = final_layer_norm(settings, build)
+    return [
+        table.look_up(ids),
+        replace(embeddings, tie_key=embeddings.name),
+        *(replace(layer, name=prefix + layer.name) for layer in between),
+        *transformer_blocks(blocks, model.num_layers, settings, build),
+        *(replace(layer, name=prefix + layer.name) for layer in after),
+    ]
+
+
+class Samples(nn.Module):
+    """Replaces the predicted tokens by words drawn from the generator's distribution (Clark 2020, section 2)."""
+
+    def __init__(self, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.parallel = parallel
+
+    def forward(
+        self, logits: Tensor, input_ids: Tensor, sequence_ids: Tensor, positions: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the discriminator's tokens and its labels [b, s]: 1 for a token that differs from the original one.
+
+        Padding has IGNORE_LABEL.
+
+        Args:
+            logits: [b, p, v] of the generator.
+            input_ids: [b, s], masked.
+            sequence_ids: [b, s], 0 for padding.
+            positions: [b, p] of the predictions.
+            labels: [b, p] original tokens, IGNORE_LABEL in slots without a prediction.
+        """
+        drawn = draw_words(logits.detach(), positions, self.parallel)
+        # Slots without a prediction write behind the row.
+        length = input_ids.shape[1]
+        places = positions.where(labels != IGNORE_LABEL, length)
+
+        def with_predictions(values: Tensor, into: Tensor) -> Tensor:
+            return nn.functional.pad(into, (0, 1)).scatter(1, places, values)[:, :length]
+
+        ids = with_predictions(drawn, input_ids)
+        replaced = with_predictions((drawn != labels).long(), torch.zeros_like(input_ids))
+        return ids, replaced.where(sequence_ids > 0, IGNORE_LABEL)
+
+
+class ReplacedTokenHead(nn.Module):
+    """The discriminator's head, a layer with activation and one number a position; ranks compute their tokens."""
+
+    def __init__(self, width: int, activation: str, init: Init, build: ModelBuild) -> None:
+        super().__init__()
+        kernels, self.parallel = build.kernels, build.parallel
+        self.dense = TokenLinear(width, width, init, kernels, self.parallel, activation, optional=True)
+        self.score = TokenLinear(width, 1, init, kernels, self.parallel, optional=True)
+
+    def forward(self, hidden: Tensor, sequence_ids: Tensor) -> Tensor:
+        """Map hidden [b, s, h], or under sequence parallelism [t / n, h], to logits [b, s]."""
+        logits = self.score(self.dense(hidden))
+        if self.parallel.splits_tokens:
+            logits = gather_tokens(logits, self.parallel)
+        return logits.view(sequence_ids.shape)

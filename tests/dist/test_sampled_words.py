@@ -1,0 +1,43 @@
+"""Tensor-parallel ranks, which hold parts of the vocabulary, draw the words of one rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
+from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.sampling import draw_words
+from ctxlm_ds.parallel.topology import build_topology
+from tests.dist.runner import run_ranks
+
+pytestmark = pytest.mark.dist
+ROWS, SLOTS, WORDS = 16, 5, 301
+
+
+def drawn_words(rank: int, size: int, multiple: int, certain: bool) -> torch.Tensor:
+    """Words from this rank's part of logits, padded with -inf; `certain`: two words have an infinite logit."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(ROWS, SLOTS, WORDS, generator=generator)
+    if certain:
+        logits[..., [7, WORDS - 3]] = float("inf")
+    positions = torch.rand(ROWS, 40, generator=generator).argsort(dim=1)[:, :SLOTS]
+    rows = vocabulary_rows_per_rank(WORDS, size, multiple)
+    padded = torch.nn.functional.pad(logits, (0, size * rows - WORDS), value=float("-inf"))
+    streams = DropoutStreams(7, rank, size, enabled=True)
+    streams.num_layers = 1
+    streams.begin(4, 2, torch.device("cpu"))
+    streams.use(streams.layer(0))
+    group = build_topology(tensor_parallel_size=size).tensor_group
+    parallel = ParallelContext(size, rank, group, vocab_multiple=multiple, dropout=streams)
+    return draw_words(padded[..., rank * rows :][..., :rows], positions, parallel)
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize(("size", "multiple"), [(2, 1), (4, 1), (4, 128)])
+def test_parts_of_the_vocabulary_draw_the_words_of_the_whole(size: int, multiple: int, certain: bool) -> None:
+    (alone,) = run_ranks(drawn_words, 1, 1, certain)
+    found = run_ranks(drawn_words, size, multiple, certain)
+    assert all(torch.equal(words, alone) for words in found)
+    assert (alone == 7).all() if certain else len(alone.unique()) > 20

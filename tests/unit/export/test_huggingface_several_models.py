@@ -1,0 +1,163 @@
+"""A family of two classes: the discriminator in the folder, the generator in a folder of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.errors import CheckpointError, ExportError
+from ctxlm_ds.export.huggingface import from_hf, to_hf
+from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import make_config, outputs_of, random_weights, write_run
+
+SHARED = {"embedding_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 40, "initializer_range": 0.3}
+SIZES = {
+    "": {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48},
+    "generator": {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},
+}
+CLASSES = {"": ElectraForPreTraining, "generator": ElectraForMaskedLM}
+TABLE = "electra.embeddings.word_embeddings.weight"
+
+
+@pytest.fixture
+def original(wordpiece_folder: Path, tmp_path: Path) -> Path:
+    """Two models of transformers' own with random weights and equal tables, saved by transformers."""
+    torch.manual_seed(3)
+    size, tables = load_tokenizer(wordpiece_folder).vocab_size, None
+    for part, kind in CLASSES.items():
+        model = kind(ElectraConfig(vocab_size=size, **SHARED, **SIZES[part]))
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter, std=0.3)
+        tables = tables or model.electra.embeddings.state_dict()
+        model.electra.embeddings.load_state_dict(tables)
+        model.save_pretrained(tmp_path / "original" / part)
+    AutoTokenizer.from_pretrained(wordpiece_folder).save_pretrained(tmp_path / "original")
+    return tmp_path / "original"
+
+
+def change_config(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_both_models_come_back_bitwise(original: Path, tmp_path: Path) -> None:
+    imported, exported = from_hf(original, tmp_path / "ours"), to_hf(tmp_path / "ours", tmp_path / "back")
+    assert imported.hf_class == exported.hf_class == "ElectraForPreTraining"
+    for comparisons in (imported.comparisons, exported.comparisons):
+        assert all(comparison.relative < 1e-5 for comparison in comparisons)
+        outputs = {comparison.name.rpartition("/")[2] for comparison in comparisons}
+        assert outputs == {"replaced_logits", "generator_logits"}
+    for part, kind in CLASSES.items():
+        before, after = (load_file(folder / part / "model.safetensors") for folder in (original, tmp_path / "back"))
+        assert before.keys() == after.keys()
+        assert [name for name, value in before.items() if not torch.equal(value, after[name])] == []
+        model, info = kind.from_pretrained(tmp_path / "back" / part, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert {key: getattr(model.config, key) for key in SIZES[part]} == SIZES[part]
+        assert AutoTokenizer.from_pretrained(tmp_path / "back" / part).mask_token == "[MASK]"
+        assert f"plain `{kind.__name__}`" in (tmp_path / "back" / part / "README.md").read_text()
+
+
+def test_a_run_comes_back_with_its_recipe(wordpiece_folder: Path, tmp_path: Path) -> None:
+    config = make_config("electra", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    weights = random_weights(config)
+    to_hf(write_run(tmp_path / "run", config, weights), tmp_path / "hf", "bf16")
+    from_hf(tmp_path / "hf", tmp_path / "back")
+    reader = CheckpointReader(tmp_path / "back")
+    assert set(reader.names()) == set(weights)
+    assert [n for n, value in weights.items() if not torch.equal(reader.read_full(n), value.bfloat16().float())] == []
+    back = load_config(tmp_path / "back" / "config.yaml")
+    assert back.model == config.model and back.objective.name == config.objective.name
+
+
+def test_embeddings_as_wide_as_the_discriminator_need_no_projection(wordpiece_folder: Path, tmp_path: Path) -> None:
+    size = load_tokenizer(wordpiece_folder).vocab_size
+    config = make_config("electra", wordpiece_folder, size, {"embedding_size": 32})
+    to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
+    found = {part: load_file(tmp_path / "hf" / part / "model.safetensors").keys() for part in CLASSES}
+    assert "electra.embeddings_project.weight" in found["generator"] - found[""]
+
+
+def test_a_run_starts_from_both_models(original: Path, wordpiece_folder: Path, tmp_path: Path) -> None:
+    from_hf(original, tmp_path / "ours")
+    config = load_config(tmp_path / "ours" / "config.yaml")
+
+    def fresh(name: str) -> torch.Tensor:
+        raise AssertionError(name)
+
+    values = dict(load_initial_weights(original, config.model, outputs_of(config), fresh))
+    for part, name in (("", "encoder.1.mlp.up.weight"), ("generator", "generator.1.mlp.up.weight")):
+        theirs = load_file(original / part / "model.safetensors")["electra.encoder.layer.1.intermediate.dense.weight"]
+        assert torch.equal(values[name], theirs)
+    other = config.model.model_copy(update={"generator_num_attention_heads": 1})
+    with pytest.raises(CheckpointError, match="model.generator_num_attention_heads is 2 there, 1 here"):
+        load_initial_weights(original, other, outputs_of(config), fresh)
+
+
+def test_one_model_alone_is_refused(original: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="has no folder generator: the model's ElectraForMaskedLM belongs there"):
+        from_hf(original / "generator", tmp_path / "ours")
+
+
+def test_models_of_two_runs_are_refused(original: Path, tmp_path: Path) -> None:
+    path = original / "generator" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[TABLE][5, 3] += 1.0
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=rf"have different {TABLE}, which the two models share here"):
+        from_hf(original, tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"embedding_size": 16}, "does not hold one model: embedding_size is 24 in .*16 in another folder"),
+        ({"hidden_act": "relu"}, "does not hold one model: hidden_activation"),
+        ({"model_type": "bert"}, "model_type 'bert' is not electra"),
+        ({"num_hidden_layers": 3}, "generator is not a ElectraForMaskedLM.*missing"),
+    ],
+)
+def test_configs_that_do_not_fit_together_are_refused(
+    original: Path, tmp_path: Path, values: dict[str, object], text: str
+) -> None:
+    change_config(original / "generator", **values)
+    with pytest.raises(ExportError, match=text):
+        from_hf(original, tmp_path / "ours")
+
+
+def test_an_activation_that_the_generator_does_not_have_is_refused(wordpiece_folder: Path, tmp_path: Path) -> None:
+    size = load_tokenizer(wordpiece_folder).vocab_size
+    config = make_config("electra", wordpiece_folder, size, {"hidden_activation": "relu"})
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    with pytest.raises(ExportError, match="ElectraForMaskedLM's head always computes the exact gelu"):
+        to_hf(run, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_wrong_generator_fails_the_proof(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctxlm_ds.families.electra import export
+
+    monkeypatch.setattr(export.GeneratorExport, "their_inputs", lambda self, fields: {
+        "input_ids": fields["input_ids"], "attention_mask": fields["sequence_ids"],
+        "token_type_ids": 1 - fields["token_type_ids"],
+    })  # fmt: skip
+    with pytest.raises(ExportError, match="random/generator_logits"):
+        from_hf(original, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_what_is_read_is_logged_for_both(original: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ctxlm_ds"):
+        from_hf(original, tmp_path / "ours")
+    for part, kind in CLASSES.items():
+        assert f"{original / part} read as {kind.__name__}" in caplog.text
