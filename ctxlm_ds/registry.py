@@ -91,6 +91,8 @@ FAMILIES = Registry(
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
         "electra": "ctxlm_ds.families.electra.config:ELECTRA",
         "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
+        "tinybert": "ctxlm_ds.families.tinybert.config:TINYBERT",
+        "modernbert": "ctxlm_ds.families.modernbert.config:MODERNBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },
@@ -104,6 +106,7 @@ OBJECTIVES = Registry(
         "masked_lm_sop": "ctxlm_ds.objectives.masked_lm:MaskedLMSentenceOrder",
         "replaced_tokens": "ctxlm_ds.objectives.replaced_tokens:ReplacedTokens",
         "distillation": "ctxlm_ds.objectives.distillation:Distillation",
+        "tinybert": "ctxlm_ds.objectives.tinybert:TinyBert",
         "causal_lm": "ctxlm_ds.objectives.causal_lm:CausalLM",
     },
 )

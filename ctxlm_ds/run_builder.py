@@ -67,11 +67,8 @@ def build_run(
     if newest is not None:
         # Before the sample indexes are built, which takes long.
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
-    elif config.initialize_moments and config.initialize_from is None:
-        raise ConfigError(
-            "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
-            "--set initialize_from=runs/phase1, or set initialize_moments=false"
-        )
+    elif config.initialize_from is None:
+        refuse_missing_source(config)
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
     engine = build_engine(config, deepspeed_config, objective, topology)
@@ -118,6 +115,20 @@ def build_run(
         state=state,
         changed_settings=checkpoints.changed_settings,
     )
+
+
+def refuse_missing_source(config: RunConfig) -> None:
+    """Raise ConfigError if settings need initialize_from, which is not set."""
+    if config.initialize_moments:
+        raise ConfigError(
+            "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
+            "--set initialize_from=runs/phase1, or set initialize_moments=false"
+        )
+    if config.initialize_layers is not None:
+        raise ConfigError(
+            f"initialize_layers is {config.initialize_layers}, but initialize_from is not set: name the model whose "
+            "layers initialize this one, e.g. the teacher, or set initialize_layers=null for random weights"
+        )
 
 
 def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology) -> RunRows:
@@ -224,7 +235,7 @@ def build_engine(
             compile=config.training.compile,
             shares_rows=config.data.shares_rows,
         )
-        return build_run_layers(config, build, objective.teacher_outputs, kernels_of)
+        return build_run_layers(config, build, objective.teacher_outputs, kernels_of, objective.comparisons)
 
     with explain_out_of_memory(config):
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)
@@ -246,7 +257,8 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
         engine.load_weights((name, fresh(name)) for name in names)
         return
     on_every_rank = engine.topology.run_on_rank_0_first
-    values = on_every_rank(lambda: load_initial_weights(source, config.model, engine.objective.outputs, fresh))
+    outputs, layers = engine.objective.outputs, config.initialize_layers
+    values = on_every_rank(lambda: load_initial_weights(source, config.model, outputs, fresh, layers))
     moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
     if config.initialize_moments:
         moments = on_every_rank(lambda: load_initial_moments(source, config.optimizer.name, engine.whole_model))

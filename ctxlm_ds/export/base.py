@@ -90,6 +90,8 @@ class FamilyExport(ABC):
     """Settings with the only values that are imported: those with which the class computes the published model."""
     kept_settings: ClassVar[tuple[str, ...]] = ()
     """Their settings that our model does not have: an export of imported weights has the source's values."""
+    proof_arguments: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Arguments with which the proof of a conversion makes a class, to leave out parts that a model lacks."""
     next_token_output: ClassVar[str | None] = None
     """The output [b, s, v] with the next token's logits at every position, if transformers' class can generate()."""
 
@@ -117,6 +119,10 @@ class FamilyExport(ABC):
     def shared_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """Return those of a model's outputs that this class of transformers can have."""
         return tuple(name for name in outputs if name not in self.extra_outputs)
+
+    def claims(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a config.json is of this family although another one has the same `model_type`."""
+        return False
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
         """Raise ExportError if no class of transformers computes this model."""

@@ -92,7 +92,7 @@ Complete = Callable[[FamilyExport, dict[str, Any], object], Any]
 def _folder_model(folder: Path, complete: Complete) -> FolderModel:
     """Read the config of each class of the folder's model."""
     path = folder / "config.json"
-    export = _export_for(read_hf_config(folder).get("model_type"), path)
+    export = _export_for(read_hf_config(folder), path)
     settings: dict[str, Any] = {}
     try:
         for part in reversed(export.models()):
@@ -144,7 +144,11 @@ def _with_our_defaults(export: FamilyExport, values: dict[str, Any], where: obje
     return SimpleNamespace(**{"pad_token_id": None, **defaults, **values})
 
 
-def _export_for(model_type: Any, path: Path) -> FamilyExport:
+def _export_for(values: Mapping[str, Any], path: Path) -> FamilyExport:
+    model_type = values.get("model_type")
+    claiming = next((export for export in all_exports() if export.claims(values)), None)
+    if claiming is not None:
+        return claiming
     if isinstance(model_type, str) and model_type in FAMILIES and FAMILIES.get(model_type).export is not None:
         export = export_of(model_type)
         if export.model_type == model_type:

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.export.initial_layers import select_layers
 from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
-from ctxlm_ds.models.build import WholeModel, describe_model
+from ctxlm_ds.models.build import WholeModel, block_names, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
 
 
 def load_initial_weights(
-    path: str | Path, model: ModelSection, outputs: Sequence[str], fresh: Callable[[str], torch.Tensor]
+    path: str | Path,
+    model: ModelSection,
+    outputs: Sequence[str],
+    fresh: Callable[[str], torch.Tensor],
+    layers: Sequence[int] | Literal["spread"] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter of the new model with its fp32 value, one at a time.
 
@@ -30,6 +36,8 @@ def load_initial_weights(
         model: the new model, vocab_size set.
         outputs: what the new objective needs from the model, which decides its heads.
         fresh: returns a parameter's initial value, for rows and heads that the source lacks.
+        layers: the source's layers to take (export/initial_layers.py); the source may then be of another family, and
+            have further parameters. None takes all.
 
     Raises:
         CheckpointError: the source does not fit (this lists every difference, before the first value), or a tensor has
@@ -39,13 +47,17 @@ def load_initial_weights(
     folder = Path(path)
     source, source_model, source_outputs = _open(folder)
     whole = describe_model(model, outputs)
+    if layers is not None:
+        blocks = block_names(source_model, source_outputs), block_names(model, outputs)
+        source = select_layers(source, *blocks, whole.shapes.keys(), layers)
     found = {name: source.shape(name) for name in source.names()}
     # Optional heads that only one side has are allowed.
     theirs = describe_model(source_model, source_outputs) if found.keys() - whole.facts.keys() else whole
     problems = [
         f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
         for key in model.same_function
-        if hasattr(source_model, key) and getattr(source_model, key) != getattr(model, key)
+        if (layers is None or key != "family")
+        and hasattr(source_model, key) and getattr(source_model, key) != getattr(model, key)
     ]
     problems += _parameters_that_differ(theirs, found, whole)
     if problems:

@@ -45,7 +45,7 @@ def with_teacher(config: RunConfig) -> RunConfig:
         ours, theirs = getattr(given, name), getattr(found, name, None)
         if ours != theirs and ours is not None:
             raise ConfigError(
-                f"teacher.model.{name} is {ours!r}, but {folder}/config.json says {theirs!r}; leave teacher.model out"
+                f"teacher.model.{name} is {ours!r}, but {folder}/config.json says {theirs!r}; set teacher.model to null"
             )
     config = _replaced(config, model=found)
     raise_problems(f"teacher {folder}", list(teacher_problems(config)))

@@ -234,8 +234,9 @@ def _their_side(
 
     with _inside_transformers(folder):
         module, info = getattr(transformers, hf_class).from_pretrained(
-            str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True
-        )
+            str(folder), dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True,
+            **export.proof_arguments.get(hf_class, {}),
+        )  # fmt: skip
     wrong = {key: sorted(map(str, info[key])) for key in ("missing_keys", "mismatched_keys") if info.get(key)}
     if wrong:
         raise ExportError(f"transformers cannot fill {hf_class} from {folder}: {wrong}")

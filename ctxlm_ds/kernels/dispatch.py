@@ -9,7 +9,7 @@ import torch
 
 from ctxlm_ds.kernels import attention, bias_gelu, dropout, linear, norm
 from ctxlm_ds.kernels.attention import AttentionKernel, AttentionSpec
-from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel
+from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel, GatedKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
@@ -51,6 +51,11 @@ class KernelSet:
     def rms_norm(self) -> RmsNormKernel:
         """RMSNorm by the implementation of `kernels.layer_norm`; raises KernelError if it cannot run."""
         return self._kernel("layer_norm", norm.RMS)
+
+    @property
+    def gated_activation(self) -> GatedKernel:
+        """Gated activation by the implementation of `kernels.bias_gelu`."""
+        return self._kernel("bias_gelu", bias_gelu.GATED)
 
     @property
     def names(self) -> dict[str, str]:

@@ -11,7 +11,8 @@ import torch
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
+from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
@@ -57,7 +58,11 @@ def build_layer_list(model: ModelSection, build: ModelBuild) -> list[LayerDescri
 
 
 def build_run_layers(
-    config: RunConfig, build: ModelBuild, teacher_outputs: Sequence[str], kernels_of: Callable[[str], KernelSet]
+    config: RunConfig,
+    build: ModelBuild,
+    teacher_outputs: Sequence[str],
+    kernels_of: Callable[[str], KernelSet],
+    comparisons: Callable[[ModelSection, ModelSection], Sequence[Comparison]] = lambda model, teacher: (),
 ) -> list[LayerDescription]:
     """List the layers of a run: those of its model, and of the teacher that the objective compares it with.
 
@@ -66,21 +71,29 @@ def build_run_layers(
         build: for the model.
         teacher_outputs: what the objective needs from a teacher (Objective.teacher_outputs); empty for no teacher.
         kernels_of: chooses kernels for a precision, which may differ for the teacher.
+        comparisons: Objective.comparisons.
 
     Raises:
         ConfigError: as build_layer_list.
     """
-    layers = build_layer_list(config.model, build)
     if not teacher_outputs:
-        return layers
+        return build_layer_list(config.model, build)
     settings = config.teacher
     assert settings.model is not None
+    compared = comparisons(config.model, settings.model)
+    layers = build_layer_list(config.model, with_outputs(build, [comparison.student for comparison in compared]))
     own = settings.precision != "run"
     kernels = kernels_of(settings.precision) if own else build.kernels
     teacher_build = replace(build, outputs=tuple(teacher_outputs), kernels=kernels, recompute=False)
-    teacher = needed_layers(build_layer_list(settings.model, teacher_build), teacher_outputs)
+    teacher_build = with_outputs(teacher_build, [comparison.teacher for comparison in compared])
+    teacher = needed_layers(build_layer_list(settings.model, teacher_build), teacher_build.outputs)
     frozen = teacher_layers(teacher, dtype=DTYPES[settings.precision] if own else None)
-    return together(layers, frozen, last=settings.placement == "last")
+    return with_comparisons(together(layers, frozen, last=settings.placement == "last"), compared, build)
+
+
+def with_outputs(build: ModelBuild, outputs: Sequence[str]) -> ModelBuild:
+    """Return the build of a model with further outputs."""
+    return replace(build, outputs=tuple(dict.fromkeys([*build.outputs, *outputs])))
 
 
 def build_model(model: ModelSection, build: ModelBuild, seed: int | None = None) -> LayerSequence:
@@ -132,6 +145,18 @@ def describe_model(model: ModelSection, outputs: Sequence[str]) -> WholeModel:
     """
     kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
     return describe_layers(build_layer_list(model, ModelBuild(tuple(outputs), kernels)), outputs)
+
+
+def block_names(model: ModelSection, outputs: Sequence[str]) -> list[str]:
+    """Return the prefix of the parameters of each repeated layer, in order.
+
+    Raises:
+        ConfigError: as build_layer_list.
+    """
+    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    layers = build_layer_list(model, ModelBuild(tuple(outputs), kernels))
+    prefixes = parameter_prefixes(layers)
+    return [prefix for prefix, layer in zip(prefixes, layers, strict=True) if layer.block]
 
 
 def describe_layers(layers: Sequence[LayerDescription], outputs: Sequence[str]) -> WholeModel:

@@ -8,12 +8,12 @@ over `fields` and `terms` and know no name of either.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.fields import FITS, Field
-from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ctxlm_ds.data.index.index import RowSource
     from ctxlm_ds.data.sample import Examples, Samples
+    from ctxlm_ds.models.parts.comparison import Comparison
     from ctxlm_ds.tokenizers.base import Tokenizer
 
     Arrays = Mapping[str, NDArray[Any]]
@@ -84,6 +85,10 @@ class Objective(ABC):
     def tensors(self) -> tuple[str, ...]:
         """Tensors that terms may read: outputs and taps of the model, and those of the teacher."""
         return (*self.outputs, *self.taps, *(f"teacher.{name}" for name in self.teacher_outputs))
+
+    def comparisons(self, model: ModelSection, teacher: ModelSection) -> Sequence[Comparison]:
+        """Return what layers compare where it arises; their errors are tensors that terms read."""
+        return ()
 
     @classmethod
     def stores_examples(cls, section: Any) -> bool:

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 
-class MaskedLMSection(ObjectiveSection):
-    """Masked tokens (RoBERTa), words, spans (SpanBERT) or n-grams (ALBERT)."""
+class MaskingSection(ObjectiveSection):
+    """Which tokens are masked."""
 
-    name: str = "masked_lm"
+    may_mask_nothing: ClassVar[bool] = False
+    """True if mask_prob may be 0."""
+
     mask_prob: Probability = 0.15
     """Share of the tokens to predict."""
     keep_prob: Probability = 0.1
@@ -48,6 +50,9 @@ class MaskedLMSection(ObjectiveSection):
     random_tokens: Literal["vocabulary", "corpus"] = "vocabulary"
     """What random tokens are drawn from: `vocabulary`, every id equally often (BERT, RoBERTa); `corpus`, the tokens
     of the training text, so that frequent ones come often (SpanBERT)."""
+    count_smoothing: Annotated[float, Setting(ge=0.0, le=10.0)] = 0.0
+    """Choose tokens with probability proportional to count^-count_smoothing in the training text, rare ones more often
+    (XLM; DistilBERT 0.7); 0: all with the same."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
     spans: Literal["none", "geometric", "ngram", "given"] = "none"
@@ -69,10 +74,6 @@ class MaskedLMSection(ObjectiveSection):
     (SpanBERT); always at least one."""
     max_predictions: Width | None = None
     """Prediction slots in a row; null is ceil(mask_prob·seq_length), plus one for each further packed sequence."""
-
-    boundary_weight: Annotated[float, Setting(ge=0.0, le=1e6)] = 0.0
-    """Weight of the span boundary objective: each predicted token from the two tokens around its run of predicted
-    tokens (SpanBERT 1.0); 0 is without it."""
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
@@ -99,7 +100,16 @@ class MaskedLMSection(ObjectiveSection):
                 "objective.masking to dynamic, or this to vocabulary",
                 ("objective.masking",),
             )
-        if not 0.0 < self.mask_prob < 1.0:
+        units = self.whole_word or self.spans != "none" or self.special_tokens == "roberta"
+        if self.count_smoothing > 0.0 and (units or self.masking == "static"):
+            yield Problem(
+                "objective.count_smoothing",
+                f"{self.count_smoothing:g}: only single tokens without special ones have a count, and only once the "
+                "training text is read; set objective.whole_word to false, objective.spans to none, "
+                "objective.special_tokens to never or bert, objective.masking to dynamic, or this to 0",
+                ("objective.whole_word", "objective.spans", "objective.special_tokens", "objective.masking"),
+            )
+        if not (0.0 < self.mask_prob < 1.0 or (self.may_mask_nothing and self.mask_prob == 0.0)):
             yield Problem("objective.mask_prob", f"{self.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
         if self.max_predictions is not None and self.max_predictions > data.seq_length:
             yield Problem(
@@ -107,6 +117,15 @@ class MaskedLMSection(ObjectiveSection):
                 f"{self.max_predictions} is more than a row has positions (data.seq_length {data.seq_length})",
                 ("data.seq_length",),
             )
+
+
+class MaskedLMSection(MaskingSection):
+    """Masked tokens (RoBERTa), words, spans (SpanBERT) or n-grams (ALBERT)."""
+
+    name: str = "masked_lm"
+    boundary_weight: Annotated[float, Setting(ge=0.0, le=1e6)] = 0.0
+    """Weight of the span boundary objective: each predicted token from the two tokens around its run of predicted
+    tokens (SpanBERT 1.0); 0 is without it."""
 
 
 class MaskedLMSentenceOrderSection(MaskedLMSection):
@@ -129,20 +148,14 @@ def sentence_term(name: str) -> LossTerm:
 SPAN_BOUNDARY = LossTerm("span_boundary", ("boundary_logits",), ("boundary_labels",))
 
 
-class MaskedLM(Objective):
-    """The objective of RoBERTa and SpanBERT; corruption/ says which tokens are predicted."""
+class Masking(Objective):
+    """An objective whose inputs have masked tokens; corruption/ says which."""
 
-    name = "masked_lm"
-    section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
-    outputs: tuple[str, ...] = ("predicted_logits",)
-    terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
+    config: MaskingSection
 
-    def __init__(self, section: MaskedLMSection, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, section: MaskingSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         self.config = section
-        if section.boundary_weight > 0.0:
-            self.outputs = (*self.outputs, *SPAN_BOUNDARY.outputs)
-            self.terms = (*self.terms, replace(SPAN_BOUNDARY, weight=section.boundary_weight))
         if tokenizer is not None:
             from ctxlm_ds.objectives.corruption.tokens import masking_rules
 
@@ -159,6 +172,73 @@ class MaskedLM(Objective):
     def _slots_needed(self, data: DataSection) -> int:
         """Return the most predictions of any row: each of its sequences rounds up by less than one."""
         return max(1, math.ceil(self.config.mask_prob * data.seq_length)) + data.sequences_per_row - 1
+
+    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
+        """Return the [n] most predictions of sequences of `lengths`, in any row.
+
+        Alone in a row a sequence may use every slot (BERT's max_predictions_per_seq). If packed rows were given fewer
+        slots than they can need, each sequence has one and its share by length of the others.
+        """
+        import numpy as np
+
+        slots = self.slots(data)
+        if not data.shares_rows or slots >= self._slots_needed(data):
+            return np.full(len(lengths), slots, dtype=np.int64)
+        shared = slots - data.sequences_per_row
+        return 1 + shared * np.asarray(lengths, dtype=np.int64) // data.seq_length
+
+    def read_corpus(self, rows: RowSource, seed: int) -> None:
+        if self.config.random_tokens == "corpus":
+            from ctxlm_ds.objectives.corruption.corpus_tokens import sample_tokens
+
+            self._rules = self._rules._replace(random_ids=sample_tokens(rows, seed, self._rules.is_special))
+        if self.config.count_smoothing > 0.0:
+            from ctxlm_ds.objectives.corruption.corpus_tokens import choice_weights
+
+            weights = choice_weights(rows, seed, self._rules.is_special, self.config.count_smoothing)
+            self._rules = self._rules._replace(weights=weights)
+
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
+        import numpy as np
+
+        from ctxlm_ds.data.sample import Examples
+        from ctxlm_ds.objectives.corruption.tokens import mask_samples
+
+        assert len(self._rules.random_ids), "read_corpus comes first"
+        assert len(self._rules.weights) or not self.config.count_smoothing, "read_corpus comes first"
+        ids = np.empty_like(samples.input_ids)
+        positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
+        return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)
+
+    def render(self, example: Example, tokenizer: Tokenizer) -> Text:
+        """Return `[CLS] the [MASK→cat] sat`: the input and the token to predict."""
+        predicted = {}
+        for position, label in zip(
+            example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True
+        ):
+            token_id = int(example.input_ids[position])
+            is_mask = token_id == tokenizer.mask_id
+            read = shown(token_id, tokenizer)[1]
+            lead, original = shown(label, tokenizer)
+            style = STYLES["mask" if is_mask else "kept" if token_id == label else "random"]
+            predicted[position] = lead, f"[{read.strip('[]') if is_mask else read}→{original}]", style
+        return render_tokens(example.input_ids, tokenizer, predicted)
+
+
+class MaskedLM(Masking):
+    """The objective of RoBERTa and SpanBERT."""
+
+    name = "masked_lm"
+    section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
+    outputs: tuple[str, ...] = ("predicted_logits",)
+    terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
+    config: MaskedLMSection
+
+    def __init__(self, section: MaskedLMSection, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__(section, tokenizer)
+        if section.boundary_weight > 0.0:
+            self.outputs = (*self.outputs, *SPAN_BOUNDARY.outputs)
+            self.terms = (*self.terms, replace(SPAN_BOUNDARY, weight=section.boundary_weight))
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         slots = self.slots(data)
@@ -180,37 +260,6 @@ class MaskedLM(Objective):
             *(boundaries if self.config.boundary_weight > 0.0 else ()),
         )
 
-    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
-        """Return the [n] most predictions of sequences of `lengths`, in any row.
-
-        Alone in a row a sequence may use every slot (BERT's max_predictions_per_seq). If packed rows were given fewer
-        slots than they can need, each sequence has one and its share by length of the others.
-        """
-        import numpy as np
-
-        slots = self.slots(data)
-        if not data.shares_rows or slots >= self._slots_needed(data):
-            return np.full(len(lengths), slots, dtype=np.int64)
-        shared = slots - data.sequences_per_row
-        return 1 + shared * np.asarray(lengths, dtype=np.int64) // data.seq_length
-
-    def read_corpus(self, rows: RowSource, seed: int) -> None:
-        if self.config.random_tokens == "corpus":
-            from ctxlm_ds.objectives.corruption.corpus_tokens import sample_tokens
-
-            self._rules = self._rules._replace(random_ids=sample_tokens(rows, seed, self._rules.is_special))
-
-    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
-        import numpy as np
-
-        from ctxlm_ds.data.sample import Examples
-        from ctxlm_ds.objectives.corruption.tokens import mask_samples
-
-        assert len(self._rules.random_ids), "read_corpus comes first"
-        ids = np.empty_like(samples.input_ids)
-        positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
-        return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)
-
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
         from ctxlm_ds.data.stream.row_filling import fill_boundaries, fill_slots, fill_token_types
 
@@ -223,20 +272,6 @@ class MaskedLM(Objective):
                 boundaries = (arrays[name] for name in ("boundary_positions", "boundary_offsets", "boundary_labels"))
                 fill_boundaries(examples, row_starts, self._rules.is_special, *boundaries)
         return row
-
-    def render(self, example: Example, tokenizer: Tokenizer) -> Text:
-        """Return `[CLS] the [MASK→cat] sat`: the input and the token to predict."""
-        predicted = {}
-        for position, label in zip(
-            example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True
-        ):
-            token_id = int(example.input_ids[position])
-            is_mask = token_id == tokenizer.mask_id
-            read = shown(token_id, tokenizer)[1]
-            lead, original = shown(label, tokenizer)
-            style = STYLES["mask" if is_mask else "kept" if token_id == label else "random"]
-            predicted[position] = lead, f"[{read.strip('[]') if is_mask else read}→{original}]", style
-        return render_tokens(example.input_ids, tokenizer, predicted)
 
 
 class MaskedLMNextSentence(MaskedLM):

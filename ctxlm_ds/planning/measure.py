@@ -187,9 +187,13 @@ def _layers(
     if teacher.model is None:
         theirs, tensors = (), build.outputs
     else:
-        teacher = teacher.model_copy(update={"model": with_vocabulary(teacher.model)})
+        size = {} if teacher.model.vocab_size else {"vocab_size": with_vocabulary(config.model).vocab_size}
+        teacher = teacher.model_copy(update={"model": teacher.model.model_copy(update=size)})
     config = config.model_copy(update={"model": with_vocabulary(config.model), "teacher": teacher})
-    return build_run_layers(config, build, theirs, lambda name: _kernels(config, platform, name)), tensors
+    layers = build_run_layers(
+        config, build, theirs, lambda name: _kernels(config, platform, name), objective.comparisons
+    )
+    return layers, tensors
 
 
 def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:

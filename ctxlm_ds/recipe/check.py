@@ -56,6 +56,7 @@ def unused_settings(config: RunConfig) -> list[str]:
         "optimizer.trust_ratio": config.optimizer.name != "lamb",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
+        "schedule.decay_shape": config.schedule.name != "wsd",
         "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
@@ -97,6 +98,12 @@ def _check_name(config: RunConfig) -> Iterator[Problem]:
         yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
     if len(config.name) > MAX_NAME_CHARACTERS:
         yield Problem("name", f"{len(config.name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
+
+
+def _check_initial_layers(config: RunConfig) -> Iterator[Problem]:
+    if config.initialize_layers is not None and config.initialize_moments:
+        text = "true, but initialize_layers makes another model, which has no moments; set false"
+        yield Problem("initialize_moments", text, ("initialize_layers",))
 
 
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
@@ -244,6 +251,7 @@ CHECKS: tuple[Check, ...] = (
     source_problems,
     teacher_problems,
     _check_name,
+    _check_initial_layers,
     _check_optimizer,
     _check_schedule,
     _check_precision,

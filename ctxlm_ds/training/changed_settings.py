@@ -13,13 +13,13 @@ logger = logging.getLogger("ctxlm_ds")
 
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
-CURVE = ("optimizer.", "training.global_batch_size")
+CURVE = ("optimizer.", "training.global_batch_size", "training.batch_ramp")
 """Other settings that change the curve."""
 ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic")
 """Settings that change the rounding."""
 LAYOUT = ("parallel.", "deepspeed", "training.micro_batch_size", "training.precision")
 """Settings that the differences of the environment report."""
-NOT_COMPARED = ("extends", "name", "run_dir", "initialize_from", "initialize_moments")
+NOT_COMPARED = ("extends", "name", "run_dir", "initialize_from", "initialize_layers", "initialize_moments")
 COMPARED_RATES = 100
 
 

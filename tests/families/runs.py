@@ -67,8 +67,10 @@ SPAN_BOUNDARY = {
     "data": {"sample_format": "doc_sentences", "separate_sentences": False, "seq_length": 32},
 }  # fmt: skip
 WITH_TEACHER = {"objective": {"name": "distillation"}, "teacher": {}}
+TINYBERT = {"objective": {"name": "tinybert", "layer_map": [1, 2, 4, 5], "mask_prob": 0.1}, "teacher": {}}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert+boundary": ("bert", SPAN_BOUNDARY), "distilbert+teacher": ("distilbert", WITH_TEACHER),
+    "tinybert+teacher": ("tinybert", TINYBERT),
 }  # fmt: skip
 """Recipes of a family with other objectives than its own: the family, and the sections that differ."""
 
@@ -293,7 +295,7 @@ def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
     chosen = KernelSet(kernels, "cpu", torch.float32)
     objective = build_objective(config.objective)
     build = ModelBuild((*objective.outputs, *objective.taps), chosen, shares_rows=config.data.shares_rows)
-    layers = build_run_layers(config, build, objective.teacher_outputs, lambda precision: chosen)
+    layers = build_run_layers(config, build, objective.teacher_outputs, lambda precision: chosen, objective.comparisons)
     module = LayerSequence(layers, objective.tensors)
     initialize_parameters(module, run.seed)
     with FlopCounterMode(display=False) as counter:

@@ -13,6 +13,7 @@ from ctxlm_ds.models.parts.transformer import (
     TransformerShape,
     block_settings,
     final_layer_norm,
+    initial_weights,
     transformer_blocks,
 )
 from ctxlm_ds.parallel.layers import TokenLinear
@@ -50,10 +51,9 @@ def encoder_layers(
         sentence_classes: classes of a pooler and classifier over each sequence's first position; 0 for no classifier.
         embedding_size: width of the tables; None for the width of the blocks. A matrix maps one to the other.
     """
-    assert model.vocab_size is not None
     settings = block_settings(model, build, model.pre_layer_norm)
     width = embedding_size or model.hidden_size
-    table = WordTable(model.vocab_size, width, settings.init, build)
+    table = word_table(model, build, width)
     heads = {
         "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
         "init": settings.init, "build": build, "predicted_width": width, "num_classes": sentence_classes,
@@ -62,18 +62,39 @@ def encoder_layers(
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)
     bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
     layers = [
-        table.look_up(),
+        *encoder_trunk(model, build, token_types, position_offset, embedding_size),
+        LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
+        table.decode("predicted_hidden", "predicted_scores"),
+        LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), ("predicted_logits",), bias),
+    ]
+    return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
+
+
+def encoder_trunk(
+    model: EncoderSection,
+    build: ModelBuild,
+    token_types: int = 0,
+    position_offset: int = 0,
+    embedding_size: int | None = None,
+) -> list[LayerDescription]:
+    """List the layers of an encoder without heads; the arguments are those of encoder_layers."""
+    settings = block_settings(model, build, model.pre_layer_norm)
+    width = embedding_size or model.hidden_size
+    return [
+        word_table(model, build, width).look_up(),
         input_embeddings(
             model, build, position_offset=position_offset, num_token_types=token_types, layer_norm=True, width=width
         ),
         *([] if embedding_size is None else [project_embeddings(width, settings, build)]),
         *transformer_blocks("encoder", model.num_blocks, settings, build),
         *final_layer_norm(settings, build),
-        LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
-        table.decode("predicted_hidden", "predicted_scores"),
-        LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), ("predicted_logits",), bias),
     ]
-    return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
+
+
+def word_table(model: EncoderSection, build: ModelBuild, width: int) -> WordTable:
+    """Describe an encoder's word table, `width` wide."""
+    assert model.vocab_size is not None
+    return WordTable(model.vocab_size, width, initial_weights(model), build)
 
 
 def project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -> LayerDescription:

@@ -19,20 +19,38 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 1 << 20
 RUN_TOKENS = 1 << 8
+COUNTED_TOKENS = 1 << 26
+COUNTED_RUN = 1 << 14
 PURPOSE = "random_tokens"
 
 
-def sample_tokens(rows: RowSource, seed: int, is_special: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return up to 2^20 tokens of the training documents, special ones left out.
+def choice_weights(rows: RowSource, seed: int, is_special: NDArray[np.bool_], smoothing: float) -> NDArray[np.float64]:
+    """Return [vocabulary] max(count, 1)^-smoothing of each token (train.py of DistilBERT's code, after XLM).
+
+    Counts are those of all training documents, or of 2^26 of their tokens. Arguments and errors are those of
+    sample_tokens.
+    """
+    tokens = sample_tokens(rows, seed, is_special, COUNTED_TOKENS, COUNTED_RUN)
+    counts = np.bincount(tokens, minlength=len(is_special))
+    return np.maximum(counts, 1).astype(np.float64) ** -smoothing
+
+
+def sample_tokens(
+    rows: RowSource, seed: int, is_special: NDArray[np.bool_], most: int | None = None, run: int | None = None
+) -> NDArray[np.int32]:
+    """Return up to `most` tokens of the training documents, special ones left out.
 
     Args:
         rows: the training rows; each dataset counts by its tokens.
         seed: seed of the run.
         is_special: [vocabulary].
+        most: tokens in the sample of a larger corpus; None for 2^20.
+        run: consecutive tokens of each place; None for 2^8.
 
     Raises:
         DataError: the documents have no text, or a token outside of the vocabulary.
     """
+    most, run = most or SAMPLE_TOKENS, run or RUN_TOKENS
     pieces, sizes = [], []
     for index in rows.indexes:
         documents = index.dataset.document_indices[index.meta["dataset"]["documents"]]
@@ -40,17 +58,17 @@ def sample_tokens(rows: RowSource, seed: int, is_special: NDArray[np.bool_]) -> 
         pieces.append(index.dataset.tokens[first:after])
         sizes.append(after - first)
     total = sum(sizes)
-    if total <= SAMPLE_TOKENS:
+    if total <= most:
         found = [np.asarray(piece, dtype=np.int64) for piece in pieces]
     else:
-        words = hash_words(SAMPLE_TOKENS // RUN_TOKENS, PURPOSE, seed)
-        places = np.sort(words % np.uint64(total - RUN_TOKENS + 1)).astype(np.int64)
+        words = hash_words(most // run, PURPOSE, seed)
+        places = np.sort(words % np.uint64(total - run + 1)).astype(np.int64)
         bounds = np.cumsum(sizes)
         found = []
         for place in places.tolist():
             number = int(np.searchsorted(bounds, place, side="right"))
             start = place - int(bounds[number]) + sizes[number]
-            found.append(np.asarray(pieces[number][start : start + RUN_TOKENS], dtype=np.int64))
+            found.append(np.asarray(pieces[number][start : start + run], dtype=np.int64))
     tokens = np.concatenate([np.empty(0, dtype=np.int64), *found])
     if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= len(is_special):
         names = ", ".join(index.dataset.prefix for index in rows.indexes)
@@ -59,5 +77,6 @@ def sample_tokens(rows: RowSource, seed: int, is_special: NDArray[np.bool_]) -> 
         )
     tokens = tokens[~is_special[tokens]]
     if len(tokens) == 0:
-        raise DataError("data.train has no text to draw random tokens from; set objective.random_tokens to vocabulary")
+        raise DataError("data.train has no text to draw tokens from; set objective.random_tokens to vocabulary and "
+                        "objective.count_smoothing to 0")
     return tokens.astype(np.int32)

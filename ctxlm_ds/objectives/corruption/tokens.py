@@ -39,7 +39,7 @@ from ctxlm_ds.objectives.corruption.spans import (
 )
 
 if TYPE_CHECKING:
-    from ctxlm_ds.objectives.masked_lm import MaskedLMSection
+    from ctxlm_ds.objectives.masked_lm import MaskingSection
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 HALF_WORD = np.uint64(32)
@@ -74,9 +74,11 @@ class MaskingRules(NamedTuple):
     """[vocabulary] True if a token begins a word; empty without whole_word."""
     is_special: NDArray[np.bool_]
     """[vocabulary] True for special tokens."""
+    weights: NDArray[np.float64]
+    """[vocabulary] weight of a token among the candidates of its sample; empty for equal weights."""
 
 
-def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRules:
+def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules:
     """Return the rules of a section for a tokenizer; every token must be below its vocab_size.
 
     Raises:
@@ -111,10 +113,11 @@ def masking_rules(section: MaskedLMSection, tokenizer: Tokenizer) -> MaskingRule
         random_ids=ids,
         word_starts=tokenizer.word_start_mask() if section.whole_word else np.empty(0, dtype=np.bool_),
         is_special=is_special,
+        weights=np.empty(0),
     )
 
 
-def length_shares(section: MaskedLMSection) -> NDArray[np.float64]:
+def length_shares(section: MaskingSection) -> NDArray[np.float64]:
     """Return the share of each length of a run of tokens or words, from 1; empty without runs."""
     if section.spans == "geometric":
         return geometric_shares(section.span_prob, section.max_span_length)
@@ -164,6 +167,8 @@ def mask_samples(
             choose_spans(candidates, wanted, state, rules.length_shares, scratch)
         elif rules.runs == NGRAMS:
             choose_ngrams(candidates, wanted, state, rules.length_shares, scratch)
+        elif len(rules.weights):
+            choose_weighted(original, candidates, wanted, state, rules.weights, scratch)
         else:
             choose(candidates, wanted, state, scratch)
         place, in_run, action = starts[number], False, np.uint64(0)
@@ -245,6 +250,28 @@ def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> 
                 break
     if room == wanted and candidates > 0:
         scratch.chosen[scratch.begins[0] : scratch.begins[0] + wanted] = True
+
+
+@compiled
+def choose_weighted(
+    original: NDArray[np.int32],
+    candidates: int,
+    wanted: int,
+    state: np.uint64,
+    weights: NDArray[np.float64],
+    scratch: Scratch,
+) -> None:
+    """Mark tokens drawn one after another, each time with probabilities proportional to their weights.
+
+    The order of exponential variates with these rates is such a draw (Efraimidis & Spirakis 2006). Word 1 + 2j of the
+    stream is for candidate j. Source: distiller.py of DistilBERT's code (multinomial without replacement).
+    """
+    times = np.empty(candidates, dtype=np.float64)
+    for number in range(candidates):
+        rate = weights[original[scratch.begins[number]]]
+        times[number] = -np.log(1.0 - uniform(word_at(state, 1 + 2 * number))) / rate
+    for number in np.argsort(times)[:wanted]:
+        scratch.chosen[scratch.begins[number]] = True
 
 
 @compiled

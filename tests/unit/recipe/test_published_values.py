@@ -232,6 +232,58 @@ ALBERT: Values = BERT | {
     "training.global_batch_size": 4096,  # section 4.1
     "training.max_steps": 125_000,  # section 4.1
 }
+# Sanh 2019 = arXiv:1910.01108; code = transformers' research projects, distillation/.
+DISTILBERT: Values = {
+    "model.family": "distilbert",
+    "model.vocab_size": 30_522,  # training_configs/distilbert-base-uncased.json, as the other settings of the model
+    "model.num_layers": 6,
+    "model.hidden_size": 768,
+    "model.num_attention_heads": 12,
+    "model.intermediate_size": 3072,
+    "model.max_position_embeddings": 512,
+    "model.hidden_activation": "gelu",
+    "model.layer_norm_eps": 1e-12,  # modeling_distilbert.py
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "model.initializer": "normal",  # modeling_distilbert.py
+    "model.initializer_range": 0.02,
+    "model.pre_layer_norm": False,
+    "initialize_layers": "spread",  # extract_distilbert.py: 0, 2, 4, 7, 9, 11
+    "teacher.model.family": "bert",  # section 4
+    "teacher.model.num_layers": 12,
+    "teacher.model.hidden_size": 768,
+    "data.seq_length": 512,  # lm_seqs_dataset.py: max_model_input_size
+    "data.sample_format": "doc_sentences",  # binarized_data.py: one text in a row
+    "data.separate_sentences": False,  # binarized_data.py: one separator at the end
+    "objective.name": "distillation",
+    "objective.soft_target_weight": 5.0,  # README: --alpha_ce
+    "objective.temperature": 2.0,  # train.py
+    "objective.soft_targets": "tokens",  # train.py: restrict_ce_to_mask is off
+    "objective.masked_lm_weight": 2.0,  # README: --alpha_mlm
+    "objective.cosine_weight": 1.0,  # README: --alpha_cos
+    "objective.mask_prob": 0.15,  # train.py: mlm_mask_prop
+    "objective.count_smoothing": 0.7,  # train.py: mlm_smoothing
+    "objective.keep_prob": 0.1,  # train.py: word_keep
+    "objective.random_prob": 0.1,  # train.py: word_rand
+    "objective.whole_word": False,
+    "objective.masking": "dynamic",  # distiller.py: prepare_batch_mlm
+    "objective.special_tokens": "bert",  # distiller.py: random_(vocab_size)
+    "objective.count_rounding": "nearest",  # ours: distiller.py rounds up over all rows of a batch
+    "optimizer.name": "adamw",  # distiller.py
+    "optimizer.learning_rate": 5e-4,  # train.py
+    "optimizer.betas": (0.9, 0.98),  # distiller.py
+    "optimizer.eps": 1e-6,  # train.py
+    "optimizer.weight_decay": 0.0,  # train.py
+    "optimizer.gradient_clipping": 5.0,  # train.py: max_grad_norm
+    "schedule.name": "linear",  # distiller.py
+    "schedule.warmup_steps": None,
+    "schedule.warmup_fraction": 0.05,  # train.py
+    "schedule.total_steps": None,
+    "schedule.final_learning_rate": 0.0,
+    "schedule.decay_from": "warmup",  # get_linear_schedule_with_warmup
+    "training.global_batch_size": 4000,  # section 4
+    "training.max_steps": 6000,  # inferred: 3 epochs (train.py)
+}
 # Clark 2020 = arXiv:2003.10555; code = google-research/electra.
 ELECTRA: Values = BERT | {
     "model.family": "electra",
@@ -257,6 +309,116 @@ ELECTRA: Values = BERT | {
     "training.max_steps": 1_000_000,  # table 6
 }
 del ELECTRA["data.short_seq_prob"]  # one segment in a row
+# Jiao 2020 = arXiv:1909.10351; code = huawei-noah/Pretrained-Language-Model, TinyBERT/.
+TINYBERT: Values = {
+    "model.family": "tinybert",
+    "model.vocab_size": 30_522,  # config.json of the released models
+    "model.max_position_embeddings": 512,  # config.json of the released models
+    "model.type_vocab_size": 2,  # config.json of the released models
+    "model.fit_size": 768,  # transformer/modeling.py: TinyBertForPreTraining
+    "model.hidden_activation": "gelu",  # config.json of the released models
+    "model.layer_norm_eps": 1e-12,  # transformer/modeling.py: BertLayerNorm
+    "model.hidden_dropout": 0.1,  # config.json of the released models
+    "model.attention_dropout": 0.1,  # config.json of the released models
+    "model.initializer": "normal",  # transformer/modeling.py: init_bert_weights
+    "model.initializer_range": 0.02,  # config.json of the released models
+    "data.seq_length": 128,  # pregenerate_training_data.py: max_seq_len
+    "data.sample_format": "segment_pair",  # pregenerate_training_data.py: create_instances_from_document
+    "data.short_seq_prob": 0.1,  # pregenerate_training_data.py
+    "data.num_duplicates": 1,  # pregenerate_training_data.py: a file for each epoch
+    "objective.name": "tinybert",
+    "objective.mask_prob": 0.0,  # README: no [MASK] corpus; pregenerate_training_data.py: masked_lm_prob
+    "objective.layer_map": None,  # general_distill.py: layers_per_block
+    "objective.embedding_weight": 1.0,  # general_distill.py: rep_loss
+    "objective.hidden_weight": 1.0,  # general_distill.py: rep_loss
+    "objective.attention_weight": 1.0,  # general_distill.py: att_loss
+    "optimizer.name": "adamw",  # transformer/optimization.py: BertAdam
+    "optimizer.learning_rate": 5e-5,  # general_distill.py: learning_rate
+    "optimizer.betas": (0.9, 0.999),  # transformer/optimization.py: b1, b2
+    "optimizer.eps": 1e-6,  # transformer/optimization.py: e
+    "optimizer.weight_decay": 0.01,  # general_distill.py: optimizer_grouped_parameters
+    "optimizer.decay_biases": False,  # general_distill.py: no_decay
+    "optimizer.gradient_clipping": 1.0,  # transformer/optimization.py: max_grad_norm, there of each parameter
+    "schedule.name": "linear",  # transformer/optimization.py: warmup_linear
+    "schedule.warmup_steps": None,
+    "schedule.warmup_fraction": 0.1,  # general_distill.py: warmup_proportion
+    "schedule.total_steps": None,
+    "schedule.start_step": 0,
+    "schedule.final_learning_rate": 0.0,  # transformer/optimization.py: WarmupLinearSchedule
+    "schedule.decay_from": "warmup",  # transformer/optimization.py: WarmupLinearSchedule
+    "training.global_batch_size": 256,  # README: --train_batch_size
+    "training.max_steps": 400_000,  # ours: about three epochs of English Wikipedia
+}
+TINYBERT_4: Values = {  # section 4.1
+    "model.num_layers": 4, "model.hidden_size": 312, "model.num_attention_heads": 12, "model.intermediate_size": 1200,
+}  # fmt: skip
+# Warner 2024 = arXiv:2412.13663; code and yamls = AnswerDotAI/ModernBERT, branch pretraining_documentation.
+MODERNBERT: Values = {
+    "model.family": "modernbert",
+    "model.vocab_size": 50_368,  # yamls: vocab_size
+    "model.num_layers": 22,  # section 2.1.3
+    "model.hidden_size": 768,  # section 2.1.3
+    "model.num_attention_heads": 12,  # yamls
+    "model.intermediate_size": 1152,  # section 2.1.3: 2,304 before the gate
+    "model.max_position_embeddings": 1024,  # yamls: max_seq_len
+    "model.hidden_activation": "gelu",  # yamls: hidden_act, head_pred_act
+    "model.layer_norm_eps": 1e-5,  # yamls: norm_kwargs
+    "model.hidden_dropout": 0.1,  # yamls: attn_out_dropout_prob
+    "model.attention_dropout": 0.0,  # yamls: attention_probs_dropout_prob
+    "model.initializer": "truncated_normal",  # initialization.py: full_megatron
+    "model.initializer_range": 0.02,  # configuration_bert.py: init_std
+    "model.global_attention_every": 3,  # yamls: global_attn_every_n_layers
+    "model.local_attention": 128,  # yamls: sliding_window
+    "model.global_rotary_base": 10_000.0,  # yamls: rotary_emb_base
+    "model.local_rotary_base": 10_000.0,  # yamls: rotary_emb_base of the first phase
+    "data.seq_length": 1024,  # yamls: max_seq_len
+    "data.sample_format": "doc_sentences",  # text_data.py: each sample is a piece of one document
+    "data.separate_sentences": False,  # text_data.py
+    "data.packing": True,  # yamls: sequence_packing
+    "data.max_sequences_per_row": 16,  # ours
+    "objective.name": "masked_lm",  # section 2.2.2
+    "objective.mask_prob": 0.3,  # yamls: mlm_probability
+    "objective.keep_prob": 0.1,  # sequence_packer.py: mlm_masking
+    "objective.random_prob": 0.1,  # sequence_packer.py: mlm_masking
+    "objective.masking": "dynamic",  # sequence_packer.py: new masks for each batch
+    "objective.special_tokens": "roberta",  # sequence_packer.py: every token but the padding
+    "objective.count_rounding": "probabilistic",  # nearest to sequence_packer.py: each token by itself
+    "optimizer.name": "adamw",  # ours; yamls: decoupled_stableadamw
+    "optimizer.learning_rate": 8e-4,  # yamls: lr
+    "optimizer.betas": (0.9, 0.98),  # yamls: betas
+    "optimizer.eps": 1e-6,  # yamls: eps
+    "optimizer.weight_decay": 0.0125,  # yamls: weight_decay 1e-5 a step at the peak, 1e-5 / 8e-4
+    "optimizer.decay_biases": False,  # yamls: filter_bias_norm_wd
+    "optimizer.gradient_clipping": 1.0,  # ours: in place of the bound of each tensor
+    "schedule.name": "constant",  # yamls: warmup_stable_decay with t_decay 0
+    "schedule.warmup_steps": 636,  # yamls: 3 billion tokens
+    "schedule.warmup_fraction": None,
+    "training.global_batch_size": 4608,  # yamls
+    "training.max_steps": 364_304,  # yamls: 1.719 trillion tokens
+}
+MODERNBERT_PHASE_2: Values = MODERNBERT | {  # modernbert-base-context-extension.yaml
+    "initialize_moments": True,  # load_path, restart_override
+    "model.max_position_embeddings": 8192, "model.global_rotary_base": 160_000.0, "data.seq_length": 8192,
+    "data.max_sequences_per_row": 64, "optimizer.learning_rate": 3e-4, "optimizer.weight_decay": 0.0333,
+    "schedule.warmup_steps": 0, "training.global_batch_size": 576, "training.max_steps": 52_982,
+}  # fmt: skip
+ONE_MINUS_SQRT: Values = {  # yamls: one_minus_sqrt over the whole phase, alpha_f 0.001
+    "schedule.name": "wsd", "schedule.decay_fraction": 1.0, "schedule.decay_shape": "one_minus_sqrt",
+    "schedule.final_learning_rate": 3e-7, "training.max_steps": 10_596,
+}  # fmt: skip
+MODERNBERT_LARGE: Values = {  # section 2.1.3 and modernbert-large-pretrain.yaml; 900 billion tokens: section 2.2.2
+    "model.num_layers": 28, "model.hidden_size": 1024, "model.num_attention_heads": 16,
+    "model.intermediate_size": 2624, "optimizer.learning_rate": 5e-4, "optimizer.weight_decay": 0.02,
+    "schedule.warmup_steps": 396, "training.global_batch_size": 4928, "training.max_steps": 178_349,
+}  # fmt: skip
+MODERNBERT_LARGE_RESTART: Values = {  # section 2.2.2: 800 billion tokens
+    "initialize_moments": True,  # inferred
+    "optimizer.learning_rate": 5e-5, "schedule.warmup_steps": 0, "training.max_steps": 158_533,
+}  # fmt: skip
+MODERNBERT_LARGE_PHASE_2: Values = MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART | {
+    # modernbert-large-context-extension.yaml
+    "training.global_batch_size": 616, "training.max_steps": 49_542,
+}  # fmt: skip
 NO_DROPOUT: Values = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # Lan 2020, section 4.9
 ROBERTA_LARGE: Values = {"optimizer.learning_rate": 4e-4, "schedule.warmup_steps": 30_000}  # table 9
 FAIRSEQ: Values = {  # config/pretraining/base.yaml
@@ -346,6 +508,12 @@ PUBLISHED: dict[str, Values] = {
         "model.initializer": "truncated_normal", "data.num_duplicates": 1, "objective.masking": "dynamic",
         "objective.special_tokens": "never", "objective.max_predictions": None,
     },
+    "distilbert-base": DISTILBERT,
+    "distilbert-laptop": DISTILBERT | LAPTOP | ADAMW_OF_BERT | {  # ours: half of bert-laptop
+        "model.num_layers": 2, "teacher.model.num_layers": 4, "teacher.model.hidden_size": 256,
+        "objective.soft_targets": "masked", "objective.special_tokens": "never", "optimizer.betas": (0.9, 0.999),
+        "optimizer.weight_decay": 0.01, "optimizer.gradient_clipping": 5.0, "training.max_steps": 2000,
+    },
     "electra-small": ELECTRA | shape(12, 256, 4) | generator(256 // 4),  # table 6
     "electra-base": ELECTRA | BASE | generator(768 // 3) | {  # table 6
         "model.embedding_size": 768, "data.seq_length": 512, "objective.max_predictions": 79,
@@ -353,6 +521,26 @@ PUBLISHED: dict[str, Values] = {
     },
     "electra-laptop": ELECTRA | LAPTOP | generator(256 // 4) | {
         "model.generator_num_layers": 4, "objective.max_predictions": None, "schedule.decay_from": "warmup",
+    },
+    "tinybert-4l": TINYBERT | TINYBERT_4,
+    "tinybert-6l": TINYBERT | shape(6, 768, 12),
+    "tinybert-laptop": TINYBERT | shape(2, 128, 4) | {  # ours: half of bert-laptop
+        "model.vocab_size": None, "model.max_position_embeddings": 128, "model.fit_size": 256,
+        "optimizer.learning_rate": 1e-3, "training.global_batch_size": 64, "training.max_steps": 4000,
+    },
+    "modernbert-base": MODERNBERT,
+    "modernbert-base-phase2": MODERNBERT_PHASE_2,
+    "modernbert-base-phase3": MODERNBERT_PHASE_2 | ONE_MINUS_SQRT,
+    "modernbert-large": MODERNBERT | MODERNBERT_LARGE,
+    "modernbert-large-restart": MODERNBERT | MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART,
+    "modernbert-large-phase2": MODERNBERT_PHASE_2 | MODERNBERT_LARGE_PHASE_2,
+    "modernbert-large-phase3": MODERNBERT_PHASE_2 | MODERNBERT_LARGE_PHASE_2 | ONE_MINUS_SQRT | {
+        # modernbert-large-learning-rate-decay.yaml
+        "schedule.final_learning_rate": 5e-8, "training.global_batch_size": 624, "training.max_steps": 9781,
+    },
+    "modernbert-laptop": MODERNBERT | LAPTOP | {  # ours
+        "model.intermediate_size": 640, "model.local_attention": 32, "data.max_sequences_per_row": 8,
+        "optimizer.weight_decay": 0.01, "schedule.name": "linear",
     },
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,
@@ -407,12 +595,8 @@ def test_every_setting_that_decides_the_result_is_in_the_table(name: str) -> Non
 
 def flatten(values: Values) -> Values:
     """Map `section.key`, or the name of a setting outside the sections, to its value."""
-    return values | {
-        f"{section}.{key}": value
-        for section, settings in values.items()
-        if isinstance(settings, dict)
-        for key, value in settings.items()
-    }
+    inside = {name: flatten(settings) for name, settings in values.items() if isinstance(settings, dict)}
+    return values | {f"{name}.{key}": value for name, settings in inside.items() for key, value in settings.items()}
 
 
 PARAMETERS = {"bert-base": 110, "bert-large": 336, "mbert-base": 179, "xlm-roberta-base": 278}

@@ -114,3 +114,35 @@ def test_a_preview_has_them_too(tmp_path: Path) -> None:
     with excerpt(str(tmp_path / "set0"), TOKENIZER, config, objective, 2) as (rows, _):  # type: ignore[arg-type]
         samples, _ = rows.samples(np.arange(2), np.zeros(2, dtype=np.int64))
         assert len(objective.corrupt_batch(samples, stream_key(1, "mask"), np.full(2, 100)).input_ids)
+
+
+def test_rare_tokens_are_chosen_more_often(tmp_path: Path) -> None:
+    """Shares are those of draws without replacement by count^-smoothing, which numpy makes one after another."""
+    config = recipe(tmp_path, random_tokens="vocabulary", count_smoothing=0.7)
+    objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
+    rows = build_run_rows(config, TOKENIZER, objective).train  # type: ignore[arg-type]
+    tokens = np.concatenate([index.dataset.tokens for index in rows.indexes])
+    weights = np.maximum(np.bincount(tokens, minlength=TOKENIZER.vocab_size), 1.0) ** -0.7
+    assert np.array_equal(objective._rules.weights[FIRST_WORD_ID:], weights[FIRST_WORD_ID:])
+    epochs, rng, number = 4000, np.random.default_rng(3), 5
+    samples, _ = rows.samples(np.full(epochs, number), np.arange(epochs))
+    examples = objective.corrupt_batch(samples, stream_key(1, "mask"), np.full(epochs, 1000))
+    sample = samples.sample(0)
+    length, inside = len(sample.input_ids), np.flatnonzero(~sample.special_mask)
+    shares = weights[sample.input_ids[inside]]
+    found, wanted = np.zeros(length), np.zeros(length)
+    for epoch in range(epochs):
+        positions = examples.example(epoch).prediction_positions
+        assert len(positions) == max(1, round(0.15 * length))
+        found[positions] += 1
+        wanted[rng.choice(inside, len(positions), replace=False, p=shares / shares.sum())] += 1
+    errors = np.sqrt(2 * wanted * (1 - wanted / epochs)) + 1
+    assert (np.abs(found - wanted) <= 4.5 * errors).all() and wanted.max() > 2 * wanted[inside].min()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"whole_word": True}, {"spans": "ngram"}, {"special_tokens": "roberta"}, {"masking": "static"}]
+)
+def test_counts_are_of_single_tokens_of_the_text(tmp_path: Path, settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="objective.count_smoothing: 0.7: only single tokens"):
+        check_config(recipe(tmp_path, random_tokens="vocabulary", count_smoothing=0.7, **settings), None)
