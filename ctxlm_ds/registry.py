@@ -87,10 +87,12 @@ FAMILIES = Registry(
     {
         "bert": "ctxlm_ds.families.bert.config:BERT",
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
+        "xlm_roberta": "ctxlm_ds.families.xlm_roberta.config:XLM_ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
         "electra": "ctxlm_ds.families.electra.config:ELECTRA",
         "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
         "tinybert": "ctxlm_ds.families.tinybert.config:TINYBERT",
+        "modernbert": "ctxlm_ds.families.modernbert.config:MODERNBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },

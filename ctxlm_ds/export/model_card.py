@@ -139,6 +139,7 @@ def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[st
         "tokens (without padding)": train_state.get("tokens", 0),
         "wall time": format_duration(float(train_state.get("seconds", 0.0))),
         "rows per step": config.training.global_batch_size,
+        **({"batch ramp": str(list(config.training.batch_ramp))} if config.training.batch_ramp else {}),
         "precision": config.training.precision,
         "seed": str(config.training.seed),
         "sequence length": config.data.seq_length,
