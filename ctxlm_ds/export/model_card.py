@@ -45,6 +45,8 @@ def write_model_card(
     config, train_state = source.config, source.train_state
     origin = "pretrained" if train_state else "imported"
     start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
+    if config.teacher.path:
+        start += f" It learned from the outputs of the teacher `{config.teacher.path}`."
     limit = (
         f"It was trained on sequences of {source.trained_length} tokens; later positions have random weights. "
         if source.trained_length != source.model.longest_sequence

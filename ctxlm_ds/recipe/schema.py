@@ -256,6 +256,8 @@ class KernelsConfig(Section):
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
     dropout: Literal["auto", "torch", "compiled"] = "auto"
     """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel); both drop the same elements."""
+    sampling: Literal["auto", "torch", "compiled"] = "auto"
+    """Words drawn from a generator's logits: `torch` (plain operations), `compiled` (one kernel)."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
     """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 
