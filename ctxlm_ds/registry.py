@@ -91,6 +91,7 @@ FAMILIES = Registry(
         "electra": "ctxlm_ds.families.electra.config:ELECTRA",
         "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
         "tinybert": "ctxlm_ds.families.tinybert.config:TINYBERT",
+        "modernbert": "ctxlm_ds.families.modernbert.config:MODERNBERT",
         "gpt2": "ctxlm_ds.families.gpt.config:GPT2",
         "gpt1": "ctxlm_ds.families.gpt.config:GPT1",
     },

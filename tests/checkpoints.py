@@ -51,6 +51,10 @@ def make_config(
         model |= {"embedding_size": 24, "generator_hidden_size": 16, "generator_num_layers": 2}
         model |= {"generator_num_attention_heads": 2, "generator_intermediate_size": 24}
         objective, sample_format = "replaced_tokens", "doc_sentences"
+    elif kind == "modernbert":
+        # One dropout there is both of ours.
+        model |= {"num_layers": 4, "local_attention": 8, "hidden_dropout": 0.1, "attention_dropout": 0.1}
+        objective, sample_format = "masked_lm", "doc_sentences"
     else:
         objective, sample_format = "masked_lm", "full_sentences"
     return RunConfig(

@@ -63,6 +63,10 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
     """Return the recipe; ConfigError if the GPU does not have its precision."""
     config = load_config(args.config, args.set)
+    if config.teacher.path is not None:
+        from ctxlm_ds.export.teacher import with_teacher
+
+        config = with_teacher(config)
     if config.training.precision == "bf16" and not cluster.gpu.has_bf16:
         raise ConfigError(
             f"training.precision: {cluster.gpu.name} has no bf16; add --set training.precision=fp16 "

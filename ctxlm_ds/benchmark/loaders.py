@@ -46,7 +46,11 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
         )
     rows = build_rows(train_parts(config), tokenizer, config, objective)
     objective.read_corpus(rows, config.training.seed)
-    in_process = config.model_copy(update={"data": config.data.model_copy(update={"num_workers": 0})})
+    data, training = (
+        section.model_copy(update=changes)
+        for section, changes in ((config.data, {"num_workers": 0}), (config.training, {"batch_ramp": None}))
+    )
+    in_process = config.model_copy(update={"data": data, "training": training})
     steps = iter(TrainLoader(rows, objective, in_process))
     global_batch, micro = config.training.global_batch_size, config.training.micro_batch_size
     hf_tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.path)

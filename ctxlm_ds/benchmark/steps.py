@@ -33,6 +33,11 @@ def compare_steps(config: RunConfig, rounds: int = 5) -> list[str]:
 
     if config.model.vocab_size is None:
         raise ConfigError("model.vocab_size is not set; add --set model.vocab_size=30522")
+    if build_objective(config.objective).teacher_outputs:
+        raise ConfigError(
+            f"objective.name is {config.objective.name}: a step with a teacher has no counterpart; set "
+            "objective.name to masked_lm"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[config.training.precision]
     objective, parallel, export = build_objective(config.objective), ParallelContext(), export_of(config.model.family)

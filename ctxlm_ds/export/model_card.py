@@ -45,6 +45,8 @@ def write_model_card(
     config, train_state = source.config, source.train_state
     origin = "pretrained" if train_state else "imported"
     start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
+    if config.teacher.path:
+        start += f" It learned from the outputs of the teacher `{config.teacher.path}`."
     limit = (
         f"It was trained on sequences of {source.trained_length} tokens; later positions have random weights. "
         if source.trained_length != source.model.longest_sequence
@@ -137,6 +139,7 @@ def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[st
         "tokens (without padding)": train_state.get("tokens", 0),
         "wall time": format_duration(float(train_state.get("seconds", 0.0))),
         "rows per step": config.training.global_batch_size,
+        **({"batch ramp": str(list(config.training.batch_ramp))} if config.training.batch_ramp else {}),
         "precision": config.training.precision,
         "seed": str(config.training.seed),
         "sequence length": config.data.seq_length,

@@ -240,7 +240,7 @@ IMPLEMENTATIONS = (
         "varlen",
         lambda need: VarlenAttention(need.spec),
         why_varlen_cannot_run,
-        suits=lambda need: need.spec.shares_rows,
+        suits=lambda need: need.spec.shares_rows or need.spec.window is not None,
     ),
     Implementation("sdpa", lambda need: SdpaAttention(need.spec, computes_in_float32(need))),
     Implementation("reference", lambda need: ReferenceAttention(need.spec)),

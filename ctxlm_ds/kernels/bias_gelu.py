@@ -1,7 +1,7 @@
-"""A linear layer with its bias and activation: plain formulas, torch's activations, or bias and activation compiled.
+"""Activations: after a linear layer and its bias, or as a gate; plain formulas, torch's functions, or compiled.
 
 The product belongs to the operation because torch adds the bias inside it while the compiled kernel adds it outside.
-Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions. A Need has no spec.
+Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions. The spec of a Need is GATED or None.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from torch.nn import functional as F
 from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.kernels.linear import LinearKernel, torch_linear
 
+GATED = "gated"
+GatedKernel = Callable[[Tensor, str], Tensor]
+"""x [..., 2 i], activation -> activation(first half) * second half, [..., i] (Shazeer 2020)."""
+
 
 class BiasGeluKernel(Protocol):
-    """x [..., i], weight [o, i], bias [o], activation `gelu`, `gelu_tanh` or `relu` -> [..., o].
+    """x [..., i], weight [o, i], bias [o] or None, activation `gelu`, `gelu_tanh` or `relu` -> [..., o].
 
     `linear` computes the product (a tensor-parallel one, for example).
     """
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
     ) -> Tensor: ...
 
 
@@ -45,32 +49,52 @@ TORCH_ACTIVATIONS: dict[str, Activation] = {
 
 
 def reference_bias_gelu(
-    x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
 ) -> Tensor:
     """Compute the activation by its formula."""
     return REFERENCE_ACTIVATIONS[activation](linear(x, weight, bias))
 
 
 def torch_bias_gelu(
-    x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
 ) -> Tensor:
     """Add the bias inside the product, then call torch's activation."""
     return TORCH_ACTIVATIONS[activation](linear(x, weight, bias))
 
 
 def compiled_bias_gelu(
-    x: Tensor, weight: Tensor, bias: Tensor, activation: str, linear: LinearKernel = torch_linear
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
 ) -> Tensor:
     """Compute the product, then bias and activation in one kernel of torch.compile (some seconds at the first step)."""
     return _compiled_bias_activation(activation)(linear(x, weight, None), bias)
 
 
 @lru_cache
-def _compiled_bias_activation(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
-    def bias_activation(x: Tensor, bias: Tensor) -> Tensor:
-        return TORCH_ACTIVATIONS[activation](x + bias)
+def _compiled_bias_activation(activation: str) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def bias_activation(x: Tensor, bias: Tensor | None) -> Tensor:
+        return TORCH_ACTIVATIONS[activation](x if bias is None else x + bias)
 
     return torch.compile(bias_activation, dynamic=False)
+
+
+def reference_gated(x: Tensor, activation: str) -> Tensor:
+    """Compute the activation by its formula."""
+    gate, value = x.chunk(2, dim=-1)
+    return REFERENCE_ACTIVATIONS[activation](gate) * value
+
+
+def torch_gated(x: Tensor, activation: str) -> Tensor:
+    """Call torch's activation."""
+    gate, value = x.chunk(2, dim=-1)
+    return TORCH_ACTIVATIONS[activation](gate) * value
+
+
+def compiled_gated(x: Tensor, activation: str) -> Tensor:
+    """Compute activation and product in one kernel of torch.compile (some seconds at the first step)."""
+    return torch_gated(x, activation) if torch.compiler.is_compiling() else _compiled_gated()(x, activation)
+
+
+_compiled_gated = lru_cache(lambda: torch.compile(torch_gated, dynamic=False))
 
 
 def why_compiled_cannot_run(device_type: str) -> str | None:
@@ -92,7 +116,11 @@ def why_compiled_cannot_run(device_type: str) -> str | None:
 
 
 IMPLEMENTATIONS = (
-    Implementation("torch", lambda need: torch_bias_gelu),
-    Implementation("compiled", lambda need: compiled_bias_gelu, lambda need: why_compiled_cannot_run(need.device_type)),
-    Implementation("reference", lambda need: reference_bias_gelu),
+    Implementation("torch", lambda need: {None: torch_bias_gelu, GATED: torch_gated}[need.spec]),
+    Implementation(
+        "compiled",
+        lambda need: {None: compiled_bias_gelu, GATED: compiled_gated}[need.spec],
+        lambda need: why_compiled_cannot_run(need.device_type),
+    ),
+    Implementation("reference", lambda need: {None: reference_bias_gelu, GATED: reference_gated}[need.spec]),
 )

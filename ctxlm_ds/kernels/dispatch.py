@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.kernels import attention, bias_gelu, dropout, linear, norm
+from ctxlm_ds.kernels import attention, bias_gelu, dropout, linear, norm, sampling
 from ctxlm_ds.kernels.attention import AttentionKernel, AttentionSpec
-from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel
+from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel, GatedKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
+from ctxlm_ds.kernels.sampling import SamplingKernel
 from ctxlm_ds.recipe.schema import KernelsConfig
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -24,6 +25,7 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "bias_gelu": bias_gelu.IMPLEMENTATIONS,
     "linear": linear.IMPLEMENTATIONS,
     "dropout": dropout.IMPLEMENTATIONS,
+    "sampling": sampling.IMPLEMENTATIONS,
 }
 """Setting of a recipe's `kernels` section -> its implementations, the preferred first."""
 
@@ -51,6 +53,16 @@ class KernelSet:
     def rms_norm(self) -> RmsNormKernel:
         """RMSNorm by the implementation of `kernels.layer_norm`; raises KernelError if it cannot run."""
         return self._kernel("layer_norm", norm.RMS)
+
+    @property
+    def sampling(self) -> SamplingKernel:
+        """Return the implementation for layers that draw words."""
+        return self._kernel("sampling")
+
+    @property
+    def gated_activation(self) -> GatedKernel:
+        """Gated activation by the implementation of `kernels.bias_gelu`."""
+        return self._kernel("bias_gelu", bias_gelu.GATED)
 
     @property
     def names(self) -> dict[str, str]:

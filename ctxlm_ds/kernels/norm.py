@@ -14,19 +14,20 @@ from torch.nn import functional as F
 from ctxlm_ds.kernels.implementation import Implementation
 
 LAYER, RMS = "layer", "rms"
-LayerNormKernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""x [..., h], weight [h], bias [h], eps -> [..., h] in x's type."""
+LayerNormKernel = Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+"""x [..., h], weight [h], bias [h] or None, eps -> [..., h] in x's type."""
 RmsNormKernel = Callable[[Tensor, Tensor, float], Tensor]
 """x [..., h], weight [h], eps -> [..., h] in x's type."""
 
 
-def reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Compute (x - mean) / sqrt(biased variance + eps) * weight + bias (Ba 2016), at least in float32."""
     compute = torch.promote_types(x.dtype, torch.float32)
     centred = x.to(compute) - x.to(compute).mean(dim=-1, keepdim=True)
     variance = centred.square().mean(dim=-1, keepdim=True)
     normalised = centred * torch.rsqrt(variance + eps)
-    return (normalised * weight.to(compute) + bias.to(compute)).to(x.dtype)
+    scaled = normalised * weight.to(compute)
+    return (scaled if bias is None else scaled + bias.to(compute)).to(x.dtype)
 
 
 def reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -36,7 +37,7 @@ def reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x.to(compute) * torch.rsqrt(mean_square + eps) * weight.to(compute)).to(x.dtype)
 
 
-def torch_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def torch_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Call torch.nn.functional.layer_norm."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
@@ -46,11 +47,11 @@ def torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def apex_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Call NVIDIA apex's fused LayerNorm."""
+def apex_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Call NVIDIA apex's fused LayerNorm, which always adds a bias."""
     from apex.normalization.fused_layer_norm import fused_layer_norm_affine
 
-    return fused_layer_norm_affine(x, weight, bias, tuple(weight.shape), eps)
+    return fused_layer_norm_affine(x, weight, torch.zeros_like(weight) if bias is None else bias, weight.shape, eps)
 
 
 def apex_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -6,10 +6,12 @@ Shape letters: k positions, v vocabulary, n tensor-parallel ranks, t tokens, h w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
@@ -32,29 +34,49 @@ def soft_target_sums(
     Returns:
         The sum, the positions at which both have the same largest logit, and the number of positions.
     """
-    student, teacher = (logits.flatten(0, -2).float() / temperature for logits in outputs)
+    student, teacher = (logits.flatten(0, -2) for logits in outputs)
     counted = labels[0].flatten() != IGNORE_LABEL
-    student, log_total = shifted(student, parallel)
-    teacher, teachers_log_total = shifted(teacher, parallel)
-    probabilities = (teacher - teachers_log_total).exp()
-    # Padding rows of the table have logits of -inf in both models.
-    difference = (teacher - student).masked_fill(probabilities == 0.0, 0.0)
-    # The logarithms, which every rank has, stay outside the sum over ranks, so that their gradient is complete.
-    divergences = reduce_from_ranks((probabilities * difference).sum(-1), parallel)
-    divergences = divergences + (log_total - teachers_log_total).squeeze(-1)
+    divergences = _Divergence.apply(student, teacher.detach(), counted, temperature, parallel)
     largest = [first_largest(logits.detach(), parallel) for logits in (student, teacher)]
     hits = (largest[0] == largest[1]) & counted
-    loss = temperature**2 * divergences.where(counted, 0.0).sum()
-    return Sums(loss, hits.sum(dtype=torch.float32), counted.sum(dtype=torch.float32))
+    return Sums(divergences.sum(), hits.sum(dtype=torch.float32), counted.sum(dtype=torch.float32))
 
 
-def shifted(logits: Tensor, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
-    """Return logits [k, v / n] minus the largest of all ranks, and the log of their exponentials' sum [k, 1]."""
-    largest = logits.detach().amax(-1, keepdim=True)
+class _Divergence(Function):
+    """temperature² · KL [k] of counted positions; keeps only its gradient, temperature · (student - teacher)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, teacher: Tensor, counted: Tensor, temperature: float, parallel: ParallelContext
+    ) -> Tensor:
+        moved, log_total = _shifted(student, temperature, parallel)
+        moved_teacher, log_total_teacher = _shifted(teacher, temperature, parallel)
+        probabilities = (moved_teacher - log_total_teacher).exp_()
+        # Padding rows of the table have logits of -inf in both models.
+        difference = moved_teacher.sub_(moved).masked_fill_(probabilities == 0.0, 0.0)
+        divergences = difference.mul_(probabilities).sum(-1)
+        if parallel.size > 1:
+            divergences = all_reduce(divergences, parallel)
+        divergences = divergences + (log_total - log_total_teacher).squeeze(-1)
+        if ctx.needs_input_grad[0]:
+            gradient = (moved - log_total).exp_().sub_(probabilities).mul_(temperature)
+            ctx.save_for_backward(gradient.masked_fill_(~counted[:, None], 0.0).to(student.dtype))
+        return temperature**2 * divergences.where(counted, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (kept,) = ctx.saved_tensors
+        return (kept * gradient[:, None]).to(kept.dtype), None, None, None, None
+
+
+def _shifted(logits: Tensor, temperature: float, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
+    """Return logits / temperature [k, v / n] minus the largest of all ranks, and the log of their exponentials' sum."""
+    moved = logits.float() / temperature
+    largest = moved.amax(-1, keepdim=True)
     if parallel.size > 1:
         largest = all_reduce(largest, parallel, dist.ReduceOp.MAX)
-    moved = logits - largest
-    return moved, reduce_from_ranks(moved.exp().sum(-1, keepdim=True), parallel).log()
+    total = moved.sub_(largest).exp().sum(-1, keepdim=True)
+    return moved, (all_reduce(total, parallel) if parallel.size > 1 else total).log()
 
 
 def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:

@@ -25,8 +25,8 @@ from ctxlm_ds.parallel.placement import COLUMNS, VOCABULARY, Split
 class Linear(nn.Linear):
     """torch.nn.Linear with a kernel that computes product, bias and, if there is one, activation."""
 
-    def __init__(self, in_features: int, out_features: int, kernel: LinearKernel) -> None:
-        super().__init__(in_features, out_features)
+    def __init__(self, in_features: int, out_features: int, kernel: LinearKernel, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
         self.kernel = kernel
 
     def reset_parameters(self) -> None:
@@ -45,6 +45,7 @@ def column_parallel_linear(
     parallel: ParallelContext,
     activation: str | None = None,
     blocks: tuple[int, ...] = (),
+    bias: bool = True,
 ) -> nn.Module:
     """Make a linear layer split by its outputs (query/key/value, the first feed-forward matrix).
 
@@ -56,24 +57,31 @@ def column_parallel_linear(
         parallel: this rank's share.
         activation: name of the activation after the product, if any.
         blocks: outputs of each part that is split separately; they add up to o.
+        bias: True to add a bias.
     """
     split = Split("rows", blocks)
     if parallel.size == 1:
-        layer: nn.Module = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
+        kernel = _with_activation(kernels, kernels.linear, activation)
+        layer: nn.Module = Linear(in_features, out_features, kernel, bias)
     else:
         from ctxlm_ds.parallel.megatron import ColumnParallelLinear
 
         product = column_product(kernels, parallel, parallel.splits_tokens)
-        layer = ColumnParallelLinear(
-            in_features, out_features, _with_activation(kernels, product, activation), parallel
-        )
+        kernel = _with_activation(kernels, product, activation)
+        layer = ColumnParallelLinear(in_features, out_features, kernel, parallel, bias)
     declare(layer, weight=ParameterFacts(init, decays=True, split=split))
-    declare(layer, bias=ParameterFacts(ZEROS, decays=False, split=split))
+    if bias:
+        declare(layer, bias=ParameterFacts(ZEROS, decays=False, split=split))
     return layer
 
 
 def row_parallel_linear(
-    in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
+    in_features: int,
+    out_features: int,
+    init: Init,
+    kernels: KernelSet,
+    parallel: ParallelContext,
+    bias: bool = True,
 ) -> nn.Module:
     """Make a linear layer split by its inputs (attention's output, the second feed-forward matrix).
 
@@ -83,15 +91,17 @@ def row_parallel_linear(
         init: initial values of the weight; the bias begins at 0.
         kernels: compute the product.
         parallel: this rank's share.
+        bias: True to add a bias.
     """
     if parallel.size == 1:
-        layer: nn.Module = Linear(in_features, out_features, kernels.linear)
+        layer: nn.Module = Linear(in_features, out_features, kernels.linear, bias)
     else:
         from ctxlm_ds.parallel.megatron import RowParallelLinear
 
-        layer = RowParallelLinear(in_features, out_features, kernels.linear, parallel)
+        layer = RowParallelLinear(in_features, out_features, kernels.linear, parallel, bias)
     declare(layer, weight=ParameterFacts(init, decays=True, split=COLUMNS))
-    declare(layer, bias=ParameterFacts(ZEROS, decays=False))
+    if bias:
+        declare(layer, bias=ParameterFacts(ZEROS, decays=False))
     return layer
 
 
@@ -102,6 +112,7 @@ def replicated_linear(
     kernels: KernelSet,
     activation: str | None = None,
     optional: bool = False,
+    bias: bool = True,
 ) -> nn.Module:
     """Make a linear layer that every tensor-parallel rank holds completely (the heads).
 
@@ -112,10 +123,12 @@ def replicated_linear(
         kernels: compute the product and the activation.
         activation: name of the activation after the product, if any.
         optional: True for a head of the objective (ParameterFacts.optional).
+        bias: True to add a bias.
     """
-    layer = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
+    layer = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation), bias)
     declare(layer, weight=ParameterFacts(init, decays=True, optional=optional))
-    declare(layer, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
+    if bias:
+        declare(layer, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
     return layer
 
 

@@ -47,10 +47,13 @@ class _PlainState(nn.Module):
 class ColumnParallelLinear(_PlainState, tensor_parallel.ColumnParallelLinear):
     """A rank's rows of a matrix [o, i], computed by a kernel that contains ColumnParallelProduct."""
 
-    def __init__(self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext, bias: bool
+    ) -> None:
         tensor_parallel.ColumnParallelLinear.__init__(
-            self, in_features, out_features, config=_config(), init_method=_leave_unset, tp_group=parallel.group
-        )
+            self, in_features, out_features, bias=bias, config=_config(), init_method=_leave_unset,
+            tp_group=parallel.group,
+        )  # fmt: skip
         self._drop_hooks()
         mark_split(self.weight, dim=0)
         self.kernel = kernel
@@ -63,9 +66,11 @@ class ColumnParallelLinear(_PlainState, tensor_parallel.ColumnParallelLinear):
 class RowParallelLinear(_PlainState, tensor_parallel.RowParallelLinear):
     """A rank's columns of a matrix [o, i]; the bias is added once, to the sum of the ranks' products."""
 
-    def __init__(self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, kernel: LinearKernel, parallel: ParallelContext, bias: bool
+    ) -> None:
         tensor_parallel.RowParallelLinear.__init__(
-            self, in_features, out_features, bias=True, input_is_parallel=True, skip_bias_add=False, config=_config(),
+            self, in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=False, config=_config(),
             init_method=_leave_unset, tp_group=parallel.group,
         )  # fmt: skip
         self._drop_hooks()
@@ -76,10 +81,14 @@ class RowParallelLinear(_PlainState, tensor_parallel.RowParallelLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Map x [b, s, i / n] to [b, s, o], or to this rank's tokens [t / n, o] under sequence parallelism."""
         product = self.kernel(x, self.weight, None)
-        if self.parallel.splits_tokens:
-            (bias,) = share_parameters(self.parallel, self.bias)
-            return reduce_scatter_tokens(product.flatten(0, -2), self.parallel) + bias
-        return reduce_from_ranks(product, self.parallel) + self.bias
+        if not self.parallel.splits_tokens:
+            total = reduce_from_ranks(product, self.parallel)
+            return total if self.bias is None else total + self.bias
+        own = reduce_scatter_tokens(product.flatten(0, -2), self.parallel)
+        if self.bias is None:
+            return own
+        (bias,) = share_parameters(self.parallel, self.bias)
+        return own + bias
 
 
 class VocabParallelTable(_PlainState, tensor_parallel.VocabParallelEmbedding):

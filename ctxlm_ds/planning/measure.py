@@ -163,6 +163,7 @@ def _kernels(config: RunConfig, platform: Platform, precision: str) -> KernelSet
         "attention": "reference" if asked.attention == "reference" else "sdpa",
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
+        "sampling": "torch",
     }
     return KernelSet(asked.model_copy(update=plain), platform.device, DTYPES[precision])
 

@@ -123,8 +123,19 @@ class Planner:
             messages=tuple(busiest.messages),
             time=time,
             mfu=self.flops / (time.total * peak),
-            days=time.total * config.training.max_steps / SECONDS_PER_DAY,
+            days=self._run_seconds(time) / SECONDS_PER_DAY,
         )
+
+    def _run_seconds(self, time: StepTime) -> float:
+        """Return the seconds of the run: a smaller step of a ramp has fewer micro-batches."""
+        micro_batches = time.compute + time.tensor + time.pipeline
+        return time.total * self.config.training.max_steps - micro_batches * self._missing_steps
+
+    @cached_property
+    def _missing_steps(self) -> float:
+        """Steps of the full batch whose rows the run does not read because of its ramp."""
+        training = self.config.training
+        return training.max_steps - training.rows_after(training.max_steps) / training.global_batch_size
 
     def memory(self, layout: Layout) -> Memory:
         """Return the bytes of the fullest stage's GPU."""

@@ -56,6 +56,7 @@ def unused_settings(config: RunConfig) -> list[str]:
         "optimizer.trust_ratio": config.optimizer.name != "lamb",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
+        "schedule.decay_shape": config.schedule.name != "wsd",
         "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",

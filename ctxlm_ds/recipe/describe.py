@@ -34,6 +34,7 @@ KNOWN_ELSEWHERE = {
     "objective.whole_word": "whole_word_masking",
     "objective.max_predictions": "max_predictions_per_seq",
     "training.global_batch_size": "train_batch_size batch_size gradient_accumulation_steps",
+    "training.batch_ramp": "rampup_batch_size",
     "training.micro_batch_size": "train_micro_batch_size_per_gpu per_device_train_batch_size",
     "training.precision": "bf16 fp16",
     "training.activation_checkpointing": "gradient_checkpointing",

@@ -121,6 +121,26 @@ def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Proble
         other = f", or training.micro_batch_size to {fitting}" if fitting else ""
         text = f"{rows} is not a multiple of {of}; set it to {choices}{other}"
         yield Problem("training.global_batch_size", text, ("training.micro_batch_size",))
+    else:
+        yield from _ramp_problems(config, unit)
+
+
+def _ramp_problems(config: RunConfig, unit: int) -> Iterator[Problem]:
+    """Yield a problem if the batch does not grow to the global batch in multiples of `unit` rows."""
+    rows, ramp = config.training.global_batch_size, config.training.batch_ramp
+    if ramp is None:
+        return
+    start, increment, _ = ramp
+    involved = ("training.global_batch_size", "training.micro_batch_size")
+    if start >= rows or (rows - start) % increment:
+        text = f"{list(ramp)}: {start} does not grow by {increment} to training.global_batch_size {rows}; change one"
+        yield Problem("training.batch_ramp", text, involved)
+    elif start % unit or increment % unit:
+        text = (
+            f"{list(ramp)}: the number of micro-batches grows, so start and increment must be multiples of "
+            f"training.micro_batch_size x data-parallel ranks = {unit}; change them, or use fewer ranks"
+        )
+        yield Problem("training.batch_ramp", text, involved)
 
 
 def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:

@@ -99,6 +99,8 @@ class ScheduleConfig(Section):
     counts it from step 0, so the warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
     decay_fraction: Probability = 0.1
     """Fraction of total_steps, at the end, in which `wsd` decays."""
+    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """Shape of the decay of `wsd`; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele 2024; ModernBERT)."""
 
 
 class TrainingConfig(Section):
@@ -106,6 +108,9 @@ class TrainingConfig(Section):
 
     global_batch_size: PositiveSteps = 256
     """Rows per optimizer step, over all ranks."""
+    batch_ramp: tuple[PositiveSteps, PositiveSteps, PositiveInt] | None = None
+    """[START, INCREMENT, ROWS]: the global batch grows from START by INCREMENT up to global_batch_size, at equal
+    distances within the first ROWS rows (Megatron's --rampup-batch-size; GPT-3). Null: it is constant."""
     micro_batch_size: MicroBatch = 8
     """Rows per rank in one forward pass."""
     max_steps: PositiveSteps = 1000
@@ -128,6 +133,19 @@ class TrainingConfig(Section):
     """Apply torch.compile to every transformer layer (about 1.2x at length 512; a minute or more at the start)."""
     deterministic: bool = False
     """Use deterministic CUDA algorithms: bitwise resume on GPUs, somewhat slower."""
+
+    def batch_size_at(self, rows_read: int) -> int:
+        """Return the rows of the step of a run that has read `rows_read` rows, computed as Megatron does."""
+        if self.batch_ramp is None or rows_read > self.batch_ramp[2]:
+            return self.global_batch_size
+        start, increment, rows = self.batch_ramp
+        return start + int(rows_read / (rows / ((self.global_batch_size - start) // increment))) * increment
+
+    def rows_after(self, steps: int, rows_read: int = 0) -> int:
+        """Return the rows that a run has read after `steps` more steps."""
+        while steps and self.batch_ramp is not None and rows_read <= self.batch_ramp[2]:
+            rows_read, steps = rows_read + self.batch_size_at(rows_read), steps - 1
+        return rows_read + steps * self.global_batch_size
 
 
 class ParallelConfig(Section):
@@ -238,6 +256,8 @@ class KernelsConfig(Section):
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
     dropout: Literal["auto", "torch", "compiled"] = "auto"
     """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel); both drop the same elements."""
+    sampling: Literal["auto", "torch", "compiled"] = "auto"
+    """Words drawn from a generator's logits: `torch` (plain operations), `compiled` (one kernel)."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
     """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 

@@ -13,7 +13,7 @@ logger = logging.getLogger("ctxlm_ds")
 
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
-CURVE = ("optimizer.", "training.global_batch_size")
+CURVE = ("optimizer.", "training.global_batch_size", "training.batch_ramp")
 """Other settings that change the curve."""
 ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic")
 """Settings that change the rounding."""

@@ -124,6 +124,11 @@ class Engine:
         return self.topology.pipeline_parallel_size > 1
 
     def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
+        if self.config.training.batch_ramp is not None and any(layer.carries for layer in descriptions):
+            raise ConfigError(
+                f"training.batch_ramp is set, but model.family {self.config.model.family} carries a state from step to "
+                "step for each row of the batch, so the batch cannot grow; set it to null"
+            )
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:
             return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
@@ -292,6 +297,10 @@ class Engine:
         If the loss or gradient norm is not finite, or `find_spike` rejects the loss, the result has an `anomaly` on
         every rank, the gradients are dropped, and no weight, moment or counter changes.
         """
+        if step.rows_consumed != self._deepspeed.train_batch_size():
+            self._deepspeed.set_train_batch_size(step.rows_consumed)
+            # DeepSpeed finds the last micro-batch of a step by a count over the run, which is at the end of a step now.
+            self._deepspeed.micro_steps = 0
         counts, num_tokens = self._global_counts(step)
         factors = self._factors(counts, len(step.micro_batches))
         for group in self._inner.param_groups:

@@ -47,7 +47,8 @@ class LearningRateSchedule:
         name = self.config.name
         if name == "wsd":
             left = self.total_steps - position
-            return min(1.0, left / self.decay_steps) if self.decay_steps else 1.0
+            share = min(1.0, left / self.decay_steps) if self.decay_steps else 1.0
+            return share if self.config.decay_shape == "linear" else 1.0 - math.sqrt(1.0 - share)
         start = self.warmup_steps
         if name in ("linear", "polynomial", "cosine") and self.config.decay_from == "start":
             start = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ctxlm_ds.kernels.sampling import in_pieces
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
 from ctxlm_ds.parallel.random import DropoutStreams
@@ -31,7 +32,7 @@ def drawn_words(rank: int, size: int, multiple: int, certain: bool) -> torch.Ten
     streams.use(streams.layer(0))
     group = build_topology(tensor_parallel_size=size).tensor_group
     parallel = ParallelContext(size, rank, group, vocab_multiple=multiple, dropout=streams)
-    return draw_words(padded[..., rank * rows :][..., :rows], positions, parallel)
+    return draw_words(padded[..., rank * rows :][..., :rows], positions, in_pieces, parallel)
 
 
 @pytest.mark.parametrize("certain", [False, True])

@@ -87,3 +87,15 @@ def test_what_a_pipeline_saves_one_rank_and_two_read(
 def test_micro_batches_of_another_size_are_refused(saved_run: tuple[Path, list[float]]) -> None:
     with pytest.raises(RanksFailed, match=r"set training\.micro_batch_size back from 2 to 4"):
         resume_under(Layout(1, 0, micro_batch_size=2), saved_run[0])
+
+
+def build(rank: int, world_size: int, layout: Layout, config: RunConfig) -> None:
+    build_engine("lanes", config, layout)
+
+
+def test_a_growing_batch_is_refused_on_every_stage() -> None:
+    layout = Layout(2, 1, pipeline=2)
+    config = config_of("lanes", layout, False)
+    training = config.training.model_copy(update={"batch_ramp": (8, 8, 100)})
+    with pytest.raises(RanksFailed, match=r"rank 1:[^-]*training\.batch_ramp is set, but .* carries a state"):
+        run_case(build, 2, layout, config.model_copy(update={"training": training}), timeout_s=120)

@@ -103,6 +103,19 @@ def test_resume_under_another_layout(
     assert metrics(tmp_path / "run") == pytest.approx(metrics(whole / "run"), rel=1e-5)
 
 
+def test_a_growing_batch_goes_on_bitwise(bert_route: Prepared, tmp_path: Path) -> None:
+    """Stopped within the ramp; steps of 4, 4, 4, 8, 8, 12, 16, 16 rows."""
+    ramp = ("training.global_batch_size=16", "training.batch_ramp=[4,4,36]", "schedule.total_steps=40")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    done = call(*words(bert_route, whole, "python", 1, 2, *ramp, "training.max_steps=8"))
+    assert "the run reads 8 steps of 4 to 16 rows of 32 positions: 72 rows" in done.stderr
+    for last in (4, 8):
+        done = call(*words(bert_route, tmp_path, "python", 1, 2, *ramp, f"training.max_steps={last}"))
+    assert "4 more steps of 8 to 16 rows of 32 positions: 72 rows in all" in done.stderr
+    assert metrics(tmp_path / "run") == metrics(whole / "run")
+
+
 def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tmp_path: Path) -> None:
     command = words(bert_route, tmp_path, "python", 1, 2)
     process = start(command, tmp_path / "log")

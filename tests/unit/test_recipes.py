@@ -33,13 +33,15 @@ PUBLISHED_MILLIONS = {
     "albert-large": 18,
     "albert-xlarge": 60,
     "albert-xxlarge": 223,
+    "modernbert-base": 149,
+    "modernbert-large": 395,
     "distilbert-base": 66,
     "tinybert-4l": 14.5,
     "tinybert-6l": 67,
 }
 """Devlin 2018, Turc 2019 (README of google-research/bert), Liu 2019, Radford 2018 and 2019 (as corrected there), Lan
 2020 (whose 235M for xxlarge is not the size of the released file: 223M), Sanh 2019 (table 3), Jiao
-2020 (table 1)."""
+2020 (table 1), Warner 2024."""
 
 
 DISCRIMINATOR_MILLIONS = {"electra-small": 14, "electra-base": 110}
@@ -88,6 +90,14 @@ def test_the_promised_recipes_are_there() -> None:
         "tinybert-4l",
         "tinybert-6l",
         "tinybert-laptop",
+        "modernbert-base",
+        "modernbert-base-phase2",
+        "modernbert-base-phase3",
+        "modernbert-large",
+        "modernbert-large-restart",
+        "modernbert-large-phase2",
+        "modernbert-large-phase3",
+        "modernbert-laptop",
         "gpt2-small",
         "gpt2-medium",
         "gpt2-laptop",
@@ -114,7 +124,7 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     assert text.startswith("# ")
     assert any("Sources" in line for line in header)
     authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Joshi", "Sanh et al", "Clark")
-    assert any(author in text for author in (*authors, "Jiao"))
+    assert any(author in text for author in (*authors, "Jiao", "Warner"))
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -217,6 +227,23 @@ def test_gpt2_small_reads_the_published_tokens() -> None:
     assert config.training.max_steps * tokens == pytest.approx(300e9, rel=1e-5)
     assert (config.schedule.warmup_steps or 0) * tokens == pytest.approx(375e6, rel=1e-3)
     assert (config.schedule.total_steps or 0) * tokens == pytest.approx(260e9, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_modernbert_has_the_shape_and_the_tokens_of_its_release(size: str) -> None:
+    """Parameters of transformers' class at the released shape; tokens by phase (Warner 2024, section 2.2.2)."""
+    shape = {"base": {}, "large": dict(hidden_size=1024, num_hidden_layers=28, num_attention_heads=16,
+                                       intermediate_size=2624)}[size]  # fmt: skip
+    with torch.device("meta"):
+        theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**shape))
+    published = {"": 1719e9, "-phase2": 250e9, "-phase3": 50e9}
+    if size == "large":
+        published |= {"": 900e9, "-restart": 800e9}
+    for phase, tokens in published.items():
+        config = load_config(f"modernbert-{size}{phase}")
+        assert num_parameters(config) == sum(parameter.numel() for parameter in theirs.parameters())
+        read = config.training.max_steps * config.training.global_batch_size * config.data.seq_length
+        assert read == pytest.approx(tokens, rel=1e-4)
 
 
 def test_phase_2_has_the_model_of_phase_1() -> None:

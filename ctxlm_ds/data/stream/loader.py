@@ -1,8 +1,9 @@
 """From rows to the micro-batches of a step: reading, corruption and collation, in worker processes.
 
-Step k of a run that has consumed r rows takes positions r + k·G .. r + (k + 1)·G of the endless stream of rows (an
-epoch may end inside it); its micro-batch g takes g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp.
-So a resume needs one number, and neither ranks nor micro-batches nor workers change the rows of a step.
+The step of a run that has consumed r rows takes positions r .. r + G of the endless stream of rows (an epoch may end
+inside it); G is the global batch, which depends on r if the recipe has a ramp. Micro-batch g of the step takes
+g·m .. (g + 1)·m of these and belongs to data-parallel rank g mod dp. So a resume needs one number, and neither ranks
+nor micro-batches nor workers change the rows of a step.
 
 Workers are forked from the thread that first iterates (before or after CUDA is initialized: they use numpy and compiled
 loops only, and torch runs one thread in them). They live as long as the loader, send micro-batches as small pickled
@@ -12,11 +13,10 @@ arrays (no shared memory that could fill up), leave signals to the training proc
 from __future__ import annotations
 
 import atexit
-import itertools
 import signal
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class BatchPlan:
     micro_batch_size: int
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
+    size_at: Callable[[int], int] | None = None
+    """Returns the global batch size of the step that begins at a row; without it, it is constant."""
 
     def __post_init__(self) -> None:
         share = self.micro_batch_size * self.data_parallel_size
@@ -71,10 +73,18 @@ class BatchPlan:
         return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
 
 
+    def steps(self, row: int) -> Iterator[tuple[int, BatchPlan]]:
+        """Yield the first row and the division of every step from `row`, endlessly."""
+        while True:
+            plan = self if self.size_at is None else replace(self, global_batch_size=self.size_at(row))
+            yield row, plan
+            row += plan.global_batch_size
+
+
 def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
     """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
-    for step_start in itertools.count(start_row, plan.global_batch_size):
-        yield stream.at(step_start + plan.offsets())
+    for first_row, step in plan.steps(start_row):
+        yield stream.at(first_row + step.offsets())
 
 
 @dataclass(slots=True)
@@ -142,15 +152,14 @@ class TrainLoader:
         _require_rows(rows)
         training = config.training
         self._builder = BatchBuilder(rows, objective, config, training.seed, TRAIN_MASKS)
-        self._plan = BatchPlan(
-            training.global_batch_size, training.micro_batch_size, data_parallel_rank, data_parallel_size
-        )
+        sizes, ranks = (training.global_batch_size, training.micro_batch_size), (data_parallel_rank, data_parallel_size)
+        self._plan = BatchPlan(*sizes, *ranks, training.batch_size_at if training.batch_ramp else None)
         self._stream = train_stream(rows, config)
         self._start_row = start_row
         self._num_workers = 0 if idle else config.data.num_workers
         self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * config.data.seq_length))
-        self._pieces = 0 if idle else -(-self._plan.micro_batches // self._at_once)
-        self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces)
+        self._idle = idle
+        self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces(self._plan))
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -158,10 +167,15 @@ class TrainLoader:
         self.close()
         self._arrays = self._start()
         atexit.register(_close_at_exit, weakref.ref(self))
-        for first_row in itertools.count(self._start_row, self._plan.global_batch_size):
+        for first_row, plan in self._plan.steps(self._start_row):
             if self._arrays is None:
                 return
-            yield self._step([self._next_array() for _ in range(self._pieces)], self._stream.epoch_of(first_row))
+            arrays = [self._next_array() for _ in range(self._pieces(plan))]
+            yield self._step(arrays, plan.global_batch_size, self._stream.epoch_of(first_row))
+
+    def _pieces(self, plan: BatchPlan) -> int:
+        """Return the pieces of work of a step."""
+        return 0 if self._idle else -(-plan.micro_batches // self._at_once)
 
     def restart(self, start_row: int) -> TrainLoader:
         """Return this loader, whose next iteration begins at another row; the workers of the current one end."""
@@ -203,7 +217,7 @@ class TrainLoader:
     def _planned(self) -> Iterator[PlannedRows]:
         """Yield the rows of each piece of work: some micro-batches of a step, or all."""
         for step in step_rows(self._stream, self._plan, self._start_row):
-            for first in range(0, self._plan.micro_batches, self._at_once):
+            for first in range(0, len(step.rows), self._at_once):
                 piece = slice(first, first + self._at_once)
                 yield PlannedRows(step.rows[piece].ravel(), step.epochs[piece].ravel())
 
@@ -224,7 +238,7 @@ class TrainLoader:
             raise array
         return array
 
-    def _step(self, arrays: list[NDArray[np.int32]], epoch: int) -> Step:
+    def _step(self, arrays: list[NDArray[np.int32]], num_rows: int, epoch: int) -> Step:
         fields, terms = self._builder.fields, self._builder.objective.terms
         counts = {term.name: 0 for term in terms}
         num_tokens = 0
@@ -235,7 +249,7 @@ class TrainLoader:
                 counts[term.name] += count_labels(term, values)
         size = self._plan.micro_batch_size
         batches = [batch for array in arrays for batch in to_batches(array, fields, size)]
-        return Step(batches, counts, num_tokens, self._plan.global_batch_size, epoch)
+        return Step(batches, counts, num_tokens, num_rows, epoch)
 
 
 class EvalLoader:

@@ -29,17 +29,18 @@ def plan_lines(
     """Return lines that say what the run reads from its first step to training.max_steps; tokens include special ones.
 
     Before this start the run has done `steps_done` steps and read `rows_read` rows; its global batch size may have been
-    another then.
+    another then, and may grow.
 
     Raises:
         DataError: a source that must have a share has no row.
     """
     training = config.training
     steps = max(0, training.max_steps - steps_done)
-    total_rows = rows_read + steps * training.global_batch_size
+    total_rows, first = training.rows_after(steps, rows_read), training.batch_size_at(rows_read)
+    size = f"{f'{first:,} to ' if first < training.global_batch_size else ''}{training.global_batch_size:,}"
     past = f"has read {rows_read:,} rows in {steps_done:,} steps and " if steps_done else ""
     lines = [
-        f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {training.global_batch_size:,} rows of "
+        f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {size} rows of "
         f"{config.data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(config)}; "
         f"{_blend(config)}",
         *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),

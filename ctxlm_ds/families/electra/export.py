@@ -109,7 +109,7 @@ class DiscriminatorExport(ElectraExport):
         )
         return CardText(
             "ELECTRA discriminator", "It predicts which tokens were replaced; its generator is in `generator/`.",
-            "feature-extraction", "replaced-token-detection", usage, "discriminating",
+            "feature-extraction", "replaced-token-detection", usage, "masked",
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.electra.config import ElectraSection
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
@@ -41,8 +42,9 @@ def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescri
     reads = ("generator_logits", "input_ids", "sequence_ids", "prediction_positions", "masked_lm_labels")
     writes = ("discriminator_ids", "replaced_labels")
     samples = LayerDescription(
-        "samples", Samples, reads, writes, {"parallel": build.parallel}, no_gradient=frozenset(writes)
-    )
+        "samples", Samples, reads, writes, {"kernels": build.kernels, "parallel": build.parallel},
+        no_gradient=frozenset(writes),
+    )  # fmt: skip
     return [*generator, samples, *_discriminator(model, build, table, "discriminator_ids")]
 
 
@@ -107,9 +109,9 @@ def _encoder(
 class Samples(nn.Module):
     """Replaces the predicted tokens by words drawn from the generator's distribution (Clark 2020, section 2)."""
 
-    def __init__(self, parallel: ParallelContext) -> None:
+    def __init__(self, kernels: KernelSet, parallel: ParallelContext) -> None:
         super().__init__()
-        self.parallel = parallel
+        self.kernel, self.parallel = kernels.sampling, parallel
 
     def forward(
         self, logits: Tensor, input_ids: Tensor, sequence_ids: Tensor, positions: Tensor, labels: Tensor
@@ -125,7 +127,7 @@ class Samples(nn.Module):
             positions: [b, p] of the predictions.
             labels: [b, p] original tokens, IGNORE_LABEL in slots without a prediction.
         """
-        drawn = draw_words(logits.detach(), positions, self.parallel)
+        drawn = draw_words(logits.detach(), positions, self.kernel, self.parallel)
         # Slots without a prediction write behind the row.
         length = input_ids.shape[1]
         places = positions.where(labels != IGNORE_LABEL, length)

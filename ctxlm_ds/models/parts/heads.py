@@ -45,6 +45,7 @@ class EncoderHeads(nn.Module):
         build: ModelBuild,
         num_classes: int = 0,
         predicted_width: int | None = None,
+        bias: bool = True,
     ) -> None:
         """Make the layers.
 
@@ -56,12 +57,13 @@ class EncoderHeads(nn.Module):
             build: kernels and this rank's share.
             num_classes: classes of BERT's pooler and classifier over each sequence's first position; 0 for neither.
             predicted_width: e, the width of the word table; None for h.
+            bias: False for a transform and a LayerNorm without biases.
         """
         super().__init__()
         predicted_width = predicted_width or width
         kernels, self.parallel = build.kernels, build.parallel
-        self.mlm_transform = replicated_linear(width, predicted_width, init, kernels, activation)
-        self.mlm_layer_norm = LayerNorm(predicted_width, eps, kernels)
+        self.mlm_transform = replicated_linear(width, predicted_width, init, kernels, activation, bias=bias)
+        self.mlm_layer_norm = LayerNorm(predicted_width, eps, kernels, bias=bias)
         self.pooler = replicated_linear(width, width, init, kernels, optional=True) if num_classes else None
         self.nsp_classifier = (
             replicated_linear(width, num_classes, init, kernels, optional=True) if num_classes else None

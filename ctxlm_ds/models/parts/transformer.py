@@ -1,4 +1,4 @@
-"""The transformer layer: self-attention and feed-forward, LayerNorm after each or before.
+"""The transformer layer: self-attention and feed-forward (gated or not), LayerNorm after each or before.
 
 Shape letters: b rows, s positions, h width, n heads of this rank, d size of a head, m sequences of a row. `hidden` is
 [b, s, h], or under sequence parallelism this rank's share of the flattened tokens [b·s / ranks, h].
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from ctxlm_ds.kernels.attention import AttentionSpec, Sequences
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.parts.rotary import Rotary
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.mappings import share_parameters
@@ -60,6 +62,16 @@ class BlockSettings:
     init: Init
     residual_init: Init
     """Initial values of the matrices whose output is added to the residual stream."""
+    mlp_dropout: float | None = None
+    """Dropout of the feed-forward layer's output; None for hidden_dropout."""
+    attention_norm: bool = True
+    """LayerNorm of the attention's input; False in a first layer whose input is the output of a LayerNorm."""
+    linear_bias: bool = True
+    norm_bias: bool = True
+    gated: bool = False
+    """The activation of one half of the wide layer is a factor of the other half (Shazeer 2020)."""
+    rotary: Rotary | None = None
+    """Rotary positions of the attention."""
 
 
 def initial_weights(model: TransformerShape, standard_deviation: float | None = None) -> Normal:
@@ -118,28 +130,33 @@ def transformer_blocks(
         scores: tensors for the attention scores of some layers, by number (distillation): the products [b, n, s, s] of
             queries and keys over sqrt(d), before mask and softmax.
     """
-    names = scores or {}
-    kwargs = {"settings": settings, "build": build}
-    return [
-        LayerDescription(
-            f"{prefix}.{index}",
-            TransformerLayer,
-            ("hidden", "sequence_ids", "sequence_starts"),
-            ("hidden", names[index]) if index in names else ("hidden",),
-            kwargs,
-            call_kwargs={"with_scores": True} if index in names else {},
-            recompute=build.recompute,
-            compile=build.compile,
-            block=True,
-        )  # fmt: skip
-        for index in range(num_layers)
-    ]
+    return [transformer_block(f"{prefix}.{index}", settings, build, (scores or {}).get(index))
+            for index in range(num_layers)]  # fmt: skip
+
+
+def transformer_block(
+    name: str, settings: BlockSettings, build: ModelBuild, scores: str | None = None
+) -> LayerDescription:
+    """Describe one layer, which rewrites `hidden`; `scores` names the tensor for its attention scores, if any."""
+    positions = ("position_ids",) if settings.rotary is not None else ()
+    return LayerDescription(
+        name,
+        TransformerLayer,
+        ("hidden", "sequence_ids", "sequence_starts", *positions),
+        ("hidden", scores) if scores else ("hidden",),
+        {"settings": settings, "build": build},
+        call_kwargs={"with_scores": True} if scores else {},
+        recompute=build.recompute,
+        compile=build.compile,
+        block=True,
+    )
 
 
 def final_layer_norm(settings: BlockSettings, build: ModelBuild) -> list[LayerDescription]:
     """Describe the LayerNorm after the last layer, which only a pre-LN model has."""
     kwargs = {
         "width": settings.hidden_size, "eps": settings.norm_eps, "kernels": build.kernels, "parallel": build.parallel,
+        "bias": settings.norm_bias,
     }  # fmt: skip
     layer = LayerDescription("final_layer_norm", LayerNorm, ("hidden",), ("hidden",), kwargs)
     return [layer] if settings.pre_layer_norm else []
@@ -155,6 +172,7 @@ class LayerNorm(nn.Module):
         kernels: KernelSet,
         parallel: ParallelContext | None = None,
         optional: bool = False,
+        bias: bool = True,
     ) -> None:
         """Allocate weight and bias.
 
@@ -164,18 +182,23 @@ class LayerNorm(nn.Module):
             kernels: the kernel.
             parallel: None if every rank has all tokens.
             optional: as in ParameterFacts.
+            bias: False for weights only.
         """
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
         declare(self, weight=ParameterFacts(ONES, decays=False, optional=optional))
-        declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
+        if bias:
+            declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
         self.eps = eps
         self.kernel = kernels.layer_norm
         self.parallel = parallel or ParallelContext()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., h]."""
+        if self.bias is None:
+            (weight,) = share_parameters(self.parallel, self.weight)
+            return self.kernel(x, weight, None, self.eps)
         weight, bias = share_parameters(self.parallel, self.weight, self.bias)
         return self.kernel(x, weight, bias, self.eps)
 
@@ -188,21 +211,33 @@ class SelfAttention(nn.Module):
         width, kernels, parallel = settings.hidden_size, build.kernels, build.parallel
         self.num_heads = settings.num_heads // parallel.size
         self.dropout = settings.attention.dropout
-        self.qkv = column_parallel_linear(width, 3 * width, settings.init, kernels, parallel, blocks=(width,) * 3)
-        self.output = row_parallel_linear(width, width, settings.residual_init, kernels, parallel)
+        self.rotary = settings.rotary
+        bias = settings.linear_bias
+        self.qkv = column_parallel_linear(
+            width, 3 * width, settings.init, kernels, parallel, blocks=(width,) * 3, bias=bias
+        )
+        self.output = row_parallel_linear(width, width, settings.residual_init, kernels, parallel, bias)
         self.kernel = kernels.attention(settings.attention)
         self.streams = parallel.dropout
         self.streams.uses_generators |= self.dropout > 0.0
 
     def forward(
-        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, with_scores: bool = False
+        self,
+        hidden: Tensor,
+        sequence_ids: Tensor,
+        sequence_starts: Tensor,
+        position_ids: Tensor | None = None,
+        with_scores: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Map hidden to the same shape, and `with_scores` to the scores [b, n, s, s] of this rank's heads, else None.
 
-        sequence_ids [b, s], sequence_starts [b, m + 1].
+        sequence_ids [b, s], sequence_starts [b, m + 1], position_ids [b, s] for rotary positions.
         """
         heads = self.qkv(hidden).view(*sequence_ids.shape, 3, self.num_heads, -1)
         query, key, value = heads.unbind(2)
+        if self.rotary is not None:
+            assert position_ids is not None
+            query, key = self.rotary.rotate(heads[:, :, :2], position_ids).unbind(2)
         dropout_p = self.dropout if self.training else 0.0
         if dropout_p > 0.0:
             self.streams.seed_generators(ATTENTION)
@@ -217,13 +252,32 @@ class FeedForward(nn.Module):
     def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
         width, inner = settings.hidden_size, settings.intermediate_size
-        kernels, parallel = build.kernels, build.parallel
-        self.up = column_parallel_linear(width, inner, settings.init, kernels, parallel, settings.activation)
-        self.down = row_parallel_linear(inner, width, settings.residual_init, kernels, parallel)
+        kernels, parallel, bias = build.kernels, build.parallel, settings.linear_bias
+        self.up = column_parallel_linear(width, inner, settings.init, kernels, parallel, settings.activation, bias=bias)
+        self.down = row_parallel_linear(inner, width, settings.residual_init, kernels, parallel, bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden to the same shape."""
         return self.down(self.up(hidden))
+
+
+class GatedFeedForward(nn.Module):
+    """Two linear layers; the activation of the first one's first half is a factor of its second half (Shazeer 2020)."""
+
+    def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
+        super().__init__()
+        width, inner, bias = settings.hidden_size, settings.intermediate_size, settings.linear_bias
+        kernels, parallel = build.kernels, build.parallel
+        self.up = column_parallel_linear(
+            width, 2 * inner, settings.init, kernels, parallel, blocks=(inner, inner), bias=bias
+        )
+        self.down = row_parallel_linear(inner, width, settings.residual_init, kernels, parallel, bias)
+        self.activation = settings.activation
+        self.kernel = kernels.gated_activation
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map hidden to the same shape."""
+        return self.down(self.kernel(self.up(hidden), self.activation))
 
 
 class HiddenDropout(nn.Module):
@@ -248,25 +302,36 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
-        width, eps, kernels, parallel = settings.hidden_size, settings.norm_eps, build.kernels, build.parallel
+        kernels, parallel = build.kernels, build.parallel
+        layer_norm = partial(
+            LayerNorm, settings.hidden_size, settings.norm_eps, kernels, parallel, bias=settings.norm_bias
+        )
         self.attention = SelfAttention(settings, build)
-        self.attention_layer_norm = LayerNorm(width, eps, kernels, parallel)
-        self.mlp = FeedForward(settings, build)
-        self.mlp_layer_norm = LayerNorm(width, eps, kernels, parallel)
+        self.attention_layer_norm = layer_norm() if settings.attention_norm else nn.Identity()
+        self.mlp = GatedFeedForward(settings, build) if settings.gated else FeedForward(settings, build)
+        self.mlp_layer_norm = layer_norm()
         self.dropout = HiddenDropout(settings.hidden_dropout, kernels, parallel)
+        mlp_dropout = settings.hidden_dropout if settings.mlp_dropout is None else settings.mlp_dropout
+        self.mlp_dropout = HiddenDropout(mlp_dropout, kernels, parallel)
         self.pre_layer_norm = settings.pre_layer_norm
 
     def forward(
-        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, with_scores: bool = False
+        self,
+        hidden: Tensor,
+        sequence_ids: Tensor,
+        sequence_starts: Tensor,
+        position_ids: Tensor | None = None,
+        with_scores: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Map hidden to the same shape, `with_scores` also to the scores; arguments as of SelfAttention."""
+        places = (sequence_ids, sequence_starts, position_ids, with_scores)
         if self.pre_layer_norm:
             normed = self.attention_layer_norm(hidden)
-            attended, scores = self.attention(normed, sequence_ids, sequence_starts, with_scores)
+            attended, scores = self.attention(normed, *places)
             hidden = hidden + self.dropout(attended, ATTENTION_OUTPUT)
-            hidden = hidden + self.dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
+            hidden = hidden + self.mlp_dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
         else:
-            attended, scores = self.attention(hidden, sequence_ids, sequence_starts, with_scores)
+            attended, scores = self.attention(hidden, *places)
             hidden = self.attention_layer_norm(hidden + self.dropout(attended, ATTENTION_OUTPUT))
-            hidden = self.mlp_layer_norm(hidden + self.dropout(self.mlp(hidden), MLP_OUTPUT))
+            hidden = self.mlp_layer_norm(hidden + self.mlp_dropout(self.mlp(hidden), MLP_OUTPUT))
         return (hidden, scores) if with_scores else hidden

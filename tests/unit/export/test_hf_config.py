@@ -21,7 +21,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def tokenizer_folder(kind: str, wordpiece_folder: Path, byte_bpe_folder: Path) -> Path:
-    return byte_bpe_folder if kind == "roberta" else wordpiece_folder
+    return byte_bpe_folder if kind in ("roberta", "modernbert") else wordpiece_folder
 
 
 def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> None:
@@ -33,7 +33,7 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
     with pytest.raises(ExportError, match=r"not a BertForMaskedLM; save it .* missing: bert.*and 23 more; unknown: e"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text('{"model_type": "t5"}')
-    types = "bert, roberta, albert, electra, distilbert, gpt2 and"
+    types = "bert, roberta, albert, electra, distilbert, modernbert, gpt2 and"
     with pytest.raises(ExportError, match=f"model_type .t5. cannot be imported; only {types}"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text("{")
@@ -55,8 +55,18 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
         ("bert", {"intermediate_size": 47}, "shape"),
         ("bert", {"num_attention_heads": 5}, "5 does not divide model.hidden_size 32"),
         ("roberta", {"hidden_act": "relu"}, "hidden_activation"),
+        ("modernbert", {"norm_bias": True}, "norm_bias is True; only"),
+        ("modernbert", {"decoder_bias": False}, "decoder_bias is False; only"),
+        ("modernbert", {"mlp_dropout": 0.1}, "mlp_dropout is 0.1; only"),
+        ("modernbert", {"classifier_activation": "relu"}, "classifier_activation is 'relu' and hidden_activation"),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 5}, "layer_types has no full_attention at layer 0"),
+        ("modernbert", {"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }}, "rope_type 'linear'"),
+        ("modernbert", {"local_attention": 7}, "7 is odd"),
     ],
-)
+)  # fmt: skip
 def test_configs_that_compute_something_else_are_refused(
     kind: str, values: dict, reason: str, tmp_path: Path, wordpiece_folder: Path, byte_bpe_folder: Path
 ) -> None:
@@ -79,3 +89,26 @@ def test_config_fields_come_back(tmp_path: Path) -> None:
     RobertaConfig(max_position_embeddings=514).save_pretrained(tmp_path)
     _, model, pad_id, _ = from_hf_config(tmp_path)
     assert (model.family, model.max_position_embeddings, pad_id) == ("roberta", 512, 1)
+
+
+def test_config_of_the_released_modernbert_is_understood(tmp_path: Path) -> None:
+    """Settings of answerdotai/ModernBERT-large as written by the version of transformers at its release."""
+    released = {
+        "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+        "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True, "embedding_dropout": 0.0,
+        "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "hidden_activation": "gelu", "hidden_size": 1024, "initializer_cutoff_factor": 2.0, "initializer_range": 0.02,
+        "intermediate_size": 2624, "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0, "model_type": "modernbert",
+        "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 16, "num_hidden_layers": 28,
+        "pad_token_id": 50283, "position_embedding_type": "absolute", "sep_token_id": 50282,
+        "tie_word_embeddings": True, "vocab_size": 50368,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(released))
+    _, model, pad_id, kept = from_hf_config(tmp_path)
+    shape = (model.num_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size)
+    assert shape == (28, 1024, 16, 2624) and (pad_id, kept["classifier_pooling"]) == (50283, "mean")
+    assert (model.global_attention_every, model.local_attention) == (3, 128)
+    assert (model.global_rotary_base, model.local_rotary_base) == (160_000.0, 10_000.0)
+    assert (model.hidden_dropout, model.attention_dropout, model.initializer) == (0.0, 0.0, "truncated_normal")

@@ -20,6 +20,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -33,9 +35,9 @@ from tests.checkpoints import make_config, random_weights, write_checkpoint, wri
 
 CLASSES = {
     "bert_nsp": BertForPreTraining, "bert": BertForMaskedLM, "roberta": RobertaForMaskedLM,
-    "albert": AlbertForPreTraining,
+    "albert": AlbertForPreTraining, "modernbert": ModernBertForMaskedLM,
 }  # fmt: skip
-CONFIGS = {"roberta": RobertaConfig, "albert": AlbertConfig}
+CONFIGS = {"roberta": RobertaConfig, "albert": AlbertConfig, "modernbert": ModernBertConfig}
 ALBERT = {"num_hidden_layers": 40, "num_hidden_groups": 2, "inner_group_num": 2, "embedding_size": 16}
 """More layers than tensors: they share their weights."""
 
@@ -47,7 +49,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def tokenizer_folder(kind: str, wordpiece_folder: Path, byte_bpe_folder: Path) -> Path:
-    return byte_bpe_folder if kind == "roberta" else wordpiece_folder
+    return byte_bpe_folder if kind in ("roberta", "modernbert") else wordpiece_folder
 
 
 def hf_folder(kind: str, tokenizer_folder: Path, folder: Path, **settings: object) -> Path:
@@ -60,6 +62,11 @@ def hf_folder(kind: str, tokenizer_folder: Path, folder: Path, **settings: objec
         values |= {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
     if kind == "albert":
         values |= ALBERT
+    if kind == "modernbert":
+        ids = load_tokenizer(tokenizer_folder)
+        values |= {"num_hidden_layers": 5, "local_attention": 8, "pad_token_id": ids.pad_id}
+        values |= {name: ids.cls_id for name in ("bos_token_id", "cls_token_id")}
+        values |= {name: ids.sep_id for name in ("eos_token_id", "sep_token_id")}
     rows = 40 + (load_tokenizer(tokenizer_folder).pad_id + 1 if kind == "roberta" else 0)
     config_class = CONFIGS.get(kind, BertConfig)
     model = CLASSES[kind](config_class(**{**values, "max_position_embeddings": rows, **settings}))
@@ -111,7 +118,8 @@ def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_fo
     model, info = CLASSES[kind].from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.dtype == torch.float32 and model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    expected = {"roberta": "RobertaForMaskedLM", "albert": "AlbertForMaskedLM"}.get(kind, "BertForMaskedLM")
+    others = {"roberta": "RobertaForMaskedLM", "albert": "AlbertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}
+    expected = others.get(kind, "BertForMaskedLM")
     assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")).__name__ == expected
 
     raw = json.loads((tmp_path / "hf" / "config.json").read_text())
@@ -119,12 +127,19 @@ def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_fo
     assert raw["architectures"] == [CLASSES[kind].__name__]
     assert raw["dtype"] == "float32" and raw["vocab_size"] == len(tokenizer) + 5
     assert raw["pad_token_id"] == tokenizer.pad_token_id
-    assert raw["layer_norm_eps"] == config.model.layer_norm_eps
+    assert raw["norm_eps" if kind == "modernbert" else "layer_norm_eps"] == config.model.layer_norm_eps
     assert tokenizer.model_max_length == 32
     if kind == "roberta":
         assert raw["max_position_embeddings"] == 42 and raw["type_vocab_size"] == 1
         assert (raw["bos_token_id"], raw["eos_token_id"]) == (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 2)
         assert not model.roberta.embeddings.token_type_embeddings.weight.any()
+    elif kind == "modernbert":
+        assert raw["layer_types"] == ["full_attention", *["sliding_attention"] * 2, "full_attention"]
+        assert (raw["local_attention"], raw["max_position_embeddings"]) == (8, 40)
+        assert {kind: values["rope_theta"] for kind, values in raw["rope_parameters"].items()} == {
+            "full_attention": 160_000.0, "sliding_attention": 10_000.0,
+        }  # fmt: skip
+        assert (raw["cls_token_id"], raw["sep_token_id"]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     else:
         assert raw["max_position_embeddings"] == 40 and raw["type_vocab_size"] == 2
 

@@ -8,16 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels.dropout import keyed_gumbel, keyed_uniform
-from ctxlm_ds.parallel import sampling
+from ctxlm_ds.kernels.sampling import in_pieces
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.sampling import draw_words
 
 ROWS, SLOTS, WORDS, LENGTH = 512, 40, 7, 64
 CPU = torch.device("cpu")
-KEY = torch.tensor(0x1234_5678_9ABC_DEF)
-EULER = 0.5772156649015329
 
 
 def draw(logits: Tensor, positions: Tensor, step: int = 0, micro_batch: int = 0, seed: int = 3) -> Tensor:
@@ -25,7 +22,7 @@ def draw(logits: Tensor, positions: Tensor, step: int = 0, micro_batch: int = 0,
     streams.num_layers = 1
     streams.begin(step, micro_batch, CPU)
     streams.use(streams.layer(0))
-    return draw_words(logits, positions, ParallelContext(dropout=streams))
+    return draw_words(logits, positions, in_pieces, ParallelContext(dropout=streams))
 
 
 def positions_of(rows: int = ROWS) -> Tensor:
@@ -64,40 +61,8 @@ def test_a_draw_depends_on_seed_step_row_and_position_only() -> None:
         assert not torch.equal(draw(logits, positions, **other), drawn)
 
 
-def test_pieces_of_any_size_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, positions = torch.randn(8, SLOTS, WORDS, generator=torch.Generator().manual_seed(0)), positions_of(8)
-    drawn = draw(logits, positions)
-    for numbers in (1, 5 * WORDS + 1):
-        monkeypatch.setattr(sampling, "NUMBERS_AT_A_TIME", numbers)
-        assert torch.equal(draw(logits, positions), drawn)
-
-
 def test_a_word_of_padding_is_never_drawn_and_no_gradient_flows() -> None:
     logits = torch.zeros(ROWS, SLOTS, WORDS, requires_grad=True)
     masked = logits.masked_fill(torch.arange(WORDS) >= 5, float("-inf"))
     drawn = draw(masked, positions_of())
     assert int(drawn.max()) == 4 and not drawn.requires_grad
-
-
-def test_noise_has_the_moments_of_the_gumbel_distribution() -> None:
-    count = 1_000_000
-    noise = keyed_gumbel(torch.arange(count), KEY).double()
-    variance = math.pi**2 / 6
-    assert noise.isfinite().all()
-    assert abs(noise.mean() - EULER) < 4 * math.sqrt(variance / count)
-    # The fourth central moment is 5.4 times the squared variance.
-    assert abs(noise.var() - variance) < 4 * variance * math.sqrt(4.4 / count)
-    beyond = float((noise > 10.0).double().mean())
-    wanted = -math.expm1(-math.exp(-10.0))
-    assert abs(beyond - wanted) < 4 * math.sqrt(wanted / count)
-    # The largest numbers, which decide a maximum, have few equals.
-    assert len(noise.topk(1000).values.unique()) > 995
-
-
-def test_uniform_numbers_are_inside_0_and_1() -> None:
-    largest = (torch.tensor((1 << 23) - 1).float() + 0.5) * 2.0**-23
-    smallest = torch.tensor(0.5) * 2.0**-23
-    assert float(smallest) > 0.0 and float(largest) < 1.0
-    numbers = keyed_uniform(torch.arange(1_000_000), KEY)
-    assert float(numbers.min()) > 0.0 and float(numbers.max()) < 1.0
-    assert abs(float(numbers.double().mean()) - 0.5) < 4 / math.sqrt(12 * 1_000_000)

@@ -46,3 +46,14 @@ def test_days_and_utilisation_follow_from_the_step() -> None:
     assert plan.days == pytest.approx(plan.time.total * config.training.max_steps / 86_400)
     per_row = training_flops_per_row(config)
     assert plan.mfu == pytest.approx(1024 * per_row / plan.time.total / (8 * 312e12), rel=1e-3)
+
+
+def test_the_days_of_a_growing_batch_are_those_of_its_micro_batches() -> None:
+    """Fewer than those of full steps; more than in proportion to its rows, because each step has an update."""
+    layout = Layout(8, micro_batch_size=4)
+    base = ["training.global_batch_size=256", "training.micro_batch_size=4", "training.max_steps=1000"]
+    growing = load_config("bert-base", [*base, "training.batch_ramp=[32,32,100000]"])
+    plain, ramped = (weigh(config, layout) for config in (load_config("bert-base", base), growing))
+    rows = growing.training.rows_after(1000)
+    assert rows < 200_000 and ramped.time == plain.time
+    assert plain.days * rows / 256_000 < ramped.days < plain.days

@@ -352,6 +352,73 @@ TINYBERT: Values = {
 TINYBERT_4: Values = {  # section 4.1
     "model.num_layers": 4, "model.hidden_size": 312, "model.num_attention_heads": 12, "model.intermediate_size": 1200,
 }  # fmt: skip
+# Warner 2024 = arXiv:2412.13663; code and yamls = AnswerDotAI/ModernBERT, branch pretraining_documentation.
+MODERNBERT: Values = {
+    "model.family": "modernbert",
+    "model.vocab_size": 50_368,  # yamls: vocab_size
+    "model.num_layers": 22,  # section 2.1.3
+    "model.hidden_size": 768,  # section 2.1.3
+    "model.num_attention_heads": 12,  # yamls
+    "model.intermediate_size": 1152,  # section 2.1.3: 2,304 before the gate
+    "model.max_position_embeddings": 1024,  # yamls: max_seq_len
+    "model.hidden_activation": "gelu",  # yamls: hidden_act, head_pred_act
+    "model.layer_norm_eps": 1e-5,  # yamls: norm_kwargs
+    "model.hidden_dropout": 0.1,  # yamls: attn_out_dropout_prob
+    "model.attention_dropout": 0.0,  # yamls: attention_probs_dropout_prob
+    "model.initializer": "truncated_normal",  # initialization.py: full_megatron
+    "model.initializer_range": 0.02,  # configuration_bert.py: init_std
+    "model.global_attention_every": 3,  # yamls: global_attn_every_n_layers
+    "model.local_attention": 128,  # yamls: sliding_window
+    "model.global_rotary_base": 10_000.0,  # yamls: rotary_emb_base
+    "model.local_rotary_base": 10_000.0,  # yamls: rotary_emb_base of the first phase
+    "data.seq_length": 1024,  # yamls: max_seq_len
+    "data.sample_format": "doc_sentences",  # text_data.py: each sample is a piece of one document
+    "data.separate_sentences": False,  # text_data.py
+    "data.packing": True,  # yamls: sequence_packing
+    "data.max_sequences_per_row": 16,  # ours
+    "objective.name": "masked_lm",  # section 2.2.2
+    "objective.mask_prob": 0.3,  # yamls: mlm_probability
+    "objective.keep_prob": 0.1,  # sequence_packer.py: mlm_masking
+    "objective.random_prob": 0.1,  # sequence_packer.py: mlm_masking
+    "objective.masking": "dynamic",  # sequence_packer.py: new masks for each batch
+    "objective.special_tokens": "roberta",  # sequence_packer.py: every token but the padding
+    "objective.count_rounding": "probabilistic",  # nearest to sequence_packer.py: each token by itself
+    "optimizer.name": "adamw",  # ours; yamls: decoupled_stableadamw
+    "optimizer.learning_rate": 8e-4,  # yamls: lr
+    "optimizer.betas": (0.9, 0.98),  # yamls: betas
+    "optimizer.eps": 1e-6,  # yamls: eps
+    "optimizer.weight_decay": 0.0125,  # yamls: weight_decay 1e-5 a step at the peak, 1e-5 / 8e-4
+    "optimizer.decay_biases": False,  # yamls: filter_bias_norm_wd
+    "optimizer.gradient_clipping": 1.0,  # ours: in place of the bound of each tensor
+    "schedule.name": "constant",  # yamls: warmup_stable_decay with t_decay 0
+    "schedule.warmup_steps": 636,  # yamls: 3 billion tokens
+    "schedule.warmup_fraction": None,
+    "training.global_batch_size": 4608,  # yamls
+    "training.max_steps": 364_304,  # yamls: 1.719 trillion tokens
+}
+MODERNBERT_PHASE_2: Values = MODERNBERT | {  # modernbert-base-context-extension.yaml
+    "initialize_moments": True,  # load_path, restart_override
+    "model.max_position_embeddings": 8192, "model.global_rotary_base": 160_000.0, "data.seq_length": 8192,
+    "data.max_sequences_per_row": 64, "optimizer.learning_rate": 3e-4, "optimizer.weight_decay": 0.0333,
+    "schedule.warmup_steps": 0, "training.global_batch_size": 576, "training.max_steps": 52_982,
+}  # fmt: skip
+ONE_MINUS_SQRT: Values = {  # yamls: one_minus_sqrt over the whole phase, alpha_f 0.001
+    "schedule.name": "wsd", "schedule.decay_fraction": 1.0, "schedule.decay_shape": "one_minus_sqrt",
+    "schedule.final_learning_rate": 3e-7, "training.max_steps": 10_596,
+}  # fmt: skip
+MODERNBERT_LARGE: Values = {  # section 2.1.3 and modernbert-large-pretrain.yaml; 900 billion tokens: section 2.2.2
+    "model.num_layers": 28, "model.hidden_size": 1024, "model.num_attention_heads": 16,
+    "model.intermediate_size": 2624, "optimizer.learning_rate": 5e-4, "optimizer.weight_decay": 0.02,
+    "schedule.warmup_steps": 396, "training.global_batch_size": 4928, "training.max_steps": 178_349,
+}  # fmt: skip
+MODERNBERT_LARGE_RESTART: Values = {  # section 2.2.2: 800 billion tokens
+    "initialize_moments": True,  # inferred
+    "optimizer.learning_rate": 5e-5, "schedule.warmup_steps": 0, "training.max_steps": 158_533,
+}  # fmt: skip
+MODERNBERT_LARGE_PHASE_2: Values = MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART | {
+    # modernbert-large-context-extension.yaml
+    "training.global_batch_size": 616, "training.max_steps": 49_542,
+}  # fmt: skip
 NO_DROPOUT: Values = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # Lan 2020, section 4.9
 ROBERTA_LARGE: Values = {"optimizer.learning_rate": 4e-4, "schedule.warmup_steps": 30_000}  # table 9
 FAIRSEQ: Values = {  # config/pretraining/base.yaml
@@ -446,6 +513,20 @@ PUBLISHED: dict[str, Values] = {
     "tinybert-laptop": TINYBERT | shape(2, 128, 4) | {  # ours: half of bert-laptop
         "model.vocab_size": None, "model.max_position_embeddings": 128, "model.fit_size": 256,
         "optimizer.learning_rate": 1e-3, "training.global_batch_size": 64, "training.max_steps": 4000,
+    },
+    "modernbert-base": MODERNBERT,
+    "modernbert-base-phase2": MODERNBERT_PHASE_2,
+    "modernbert-base-phase3": MODERNBERT_PHASE_2 | ONE_MINUS_SQRT,
+    "modernbert-large": MODERNBERT | MODERNBERT_LARGE,
+    "modernbert-large-restart": MODERNBERT | MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART,
+    "modernbert-large-phase2": MODERNBERT_PHASE_2 | MODERNBERT_LARGE_PHASE_2,
+    "modernbert-large-phase3": MODERNBERT_PHASE_2 | MODERNBERT_LARGE_PHASE_2 | ONE_MINUS_SQRT | {
+        # modernbert-large-learning-rate-decay.yaml
+        "schedule.final_learning_rate": 5e-8, "training.global_batch_size": 624, "training.max_steps": 9781,
+    },
+    "modernbert-laptop": MODERNBERT | LAPTOP | {  # ours
+        "model.intermediate_size": 640, "model.local_attention": 32, "data.max_sequences_per_row": 8,
+        "optimizer.weight_decay": 0.01, "schedule.name": "linear",
     },
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,

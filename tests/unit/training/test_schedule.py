@@ -91,8 +91,9 @@ def test_constant() -> None:
     assert ours(name="constant", warmup_steps=7) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize(("shape", "theirs"), [("linear", "linear"), ("one_minus_sqrt", "1-sqrt")])
 @pytest.mark.parametrize("final", [0.0, 6e-5])
-def test_wsd(final: float) -> None:
+def test_wsd(final: float, shape: str, theirs: str) -> None:
     from transformers.optimization import get_wsd_schedule
 
     expected = rates_of(
@@ -100,12 +101,19 @@ def test_wsd(final: float) -> None:
         num_warmup_steps=7,
         num_decay_steps=12,
         num_training_steps=STEPS,
-        decay_type="linear",
+        decay_type=theirs,
         min_lr_ratio=final / PEAK,
     )
-    found = ours(name="wsd", warmup_steps=7, decay_fraction=0.2, final_learning_rate=final)
+    found = ours(name="wsd", warmup_steps=7, decay_fraction=0.2, decay_shape=shape, final_learning_rate=final)
     start = 7 if final else 0  # transformers starts the warmup at the final rate, ours at 0 in every schedule
     assert found[start:] == pytest.approx(expected[start:], rel=1e-9, abs=1e-18)
+
+
+def test_a_decay_over_the_whole_run_starts_at_the_peak() -> None:
+    """OneMinusSqrtScheduler of AnswerDotAI/ModernBERT: alpha_f + (1 - alpha_f) (1 - sqrt(n / N))."""
+    found = ours(name="wsd", decay_fraction=1.0, decay_shape="one_minus_sqrt", final_learning_rate=PEAK / 1000)
+    expected = [PEAK * (0.001 + 0.999 * (1 - math.sqrt(step / STEPS))) for step in range(STEPS + 1)]
+    assert found[: STEPS + 1] == pytest.approx(expected, rel=1e-12)
 
 
 def test_wsd_without_a_decay_stays_at_the_peak() -> None:

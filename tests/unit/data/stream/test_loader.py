@@ -97,6 +97,28 @@ def test_the_same_with_packing_and_whole_words(tmp_path: Path, sections: dict[st
     assert global_rows([steps_of(setup(tmp_path, **sections), 4, rank, 2) for rank in range(2)]) == expected
 
 
+RAMP = {"global_batch_size": 24, "batch_ramp": [8, 8, 60]}
+"""Steps of 8, 8, 8, 8, 16, 16 and then 24 rows: half of the 60 rows at each size."""
+
+
+@pytest.mark.parametrize(("workers", "size", "micro"), [(0, 1, 4), (2, 1, 1), (2, 2, 4), (0, 4, 2)])
+def test_a_growing_batch_reads_the_same_rows(tmp_path: Path, workers: int, size: int, micro: int) -> None:
+    """In any layout and from any step; the rows are those of a constant batch."""
+    plain = global_rows([steps_of(setup(tmp_path), 16)])
+    made = setup(tmp_path, data={"num_workers": workers}, training=RAMP | {"micro_batch_size": micro})
+    parts = [steps_of(made, 8, rank, size) for rank in range(size)]
+    steps = global_rows(parts)
+    sizes = [8, 8, 8, 8, 16, 16, 24, 24]
+    assert [len(rows) for rows in steps] == [step.rows_consumed for step in parts[0]] == sizes
+    assert sum(steps, []) == sum(plain, [])[: sum(sizes)]
+    assert {len(batch.fields["input_ids"]) for step in parts[0] for batch in step.micro_batches} == {micro}
+    for done in (3, 5, 7):
+        again = [steps_of(made, 8 - done, rank, size, start_row=sum(sizes[:done])) for rank in range(size)]
+        assert global_rows(again) == steps[done:]
+    idle = TrainLoader(*made, data_parallel_size=size, idle=True)
+    assert [step.rows_consumed for step in itertools.islice(idle, 8)] == sizes
+
+
 @pytest.mark.parametrize("masking", ["dynamic", "static"])
 def test_a_resume_goes_on_exactly(tmp_path: Path, masking: str) -> None:
     """Across an epoch's end, with another global batch too."""

@@ -1,0 +1,72 @@
+"""The largest sum of logit and keyed Gumbel noise, which draws a word from a softmax (Maddison 2014, section 2).
+
+Shape letters: k slots, v words of this rank.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.kernels.dropout import keyed_gumbel
+from ctxlm_ds.kernels.implementation import Implementation
+
+MOST_WORDS = 1 << 31
+"""Ids of words are below this."""
+CPU_PIECE, PIECE = 1 << 14, 1 << 22
+"""Logits that get their noise together: few on a CPU, whose cache they should fit, and not all on other devices."""
+
+
+class SamplingKernel(Protocol):
+    """Find the words that noisy logits draw; the arguments of largest_with_noise."""
+
+    def __call__(self, logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]: ...
+
+
+def largest_with_noise(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
+    """Return the largest sum of logit and noise of each slot, fp32 [k], and the first word that has it, from 0 [k].
+
+    Args:
+        logits: [k, v].
+        positions: [k] of the slots in their rows.
+        keys: [k] int64 of their rows.
+        first_word: id of the first of the v words in the complete vocabulary.
+    """
+    words = torch.arange(logits.shape[-1], device=logits.device) + first_word
+    noise = keyed_gumbel(positions[:, None] * MOST_WORDS + words, keys[:, None])
+    largest, word = (logits + noise).max(dim=-1)
+    return largest, word
+
+
+def in_pieces(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
+    """Compute largest_with_noise for some slots at a time, which bounds the memory of the noise."""
+    slots = max(1, (CPU_PIECE if logits.device.type == "cpu" else PIECE) // logits.shape[-1])
+    pieces = zip(*(values.split(slots) for values in (logits, positions, keys)), strict=True)
+    found = [largest_with_noise(some, places, rows, first_word) for some, places, rows in pieces]
+    largest, word = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return largest, word
+
+
+def compiled_sampling(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
+    """Compute largest_with_noise in one kernel of torch.compile, which stores no noise."""
+    found: tuple[Tensor, Tensor] = _compiled()(logits, positions, keys, first_word)
+    return found
+
+
+_compiled = lru_cache(lambda: torch.compile(largest_with_noise, dynamic=False))
+
+
+IMPLEMENTATIONS = (
+    # The noise has about 30 operations a word, each a pass over an accelerator's memory without fusion.
+    Implementation(
+        "compiled",
+        lambda need: compiled_sampling,
+        lambda need: why_compiled_cannot_run(need.device_type),
+        suits=lambda need: need.device_type != "cpu",
+    ),
+    Implementation("torch", lambda need: in_pieces),
+)

@@ -1,0 +1,142 @@
+"""ModernBERT's layers: windows, sequences of a row, initial values, no biases, long rows beside transformers."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.families.modernbert.config import ModernBertSection
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model, describe_model
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.recipe.schema import KernelsConfig
+from tests.encoder_batches import batch_of, random_rows, tiny_model
+from tests.parity.mapping import copy_weights, hf_inputs, hf_model, key_map_of, randomize
+
+OUTPUTS, TERMS = ("predicted_logits",), ("masked_lm",)
+SEQ_LENGTH, WINDOW, SLOTS = 40, 8, 12
+ATTENTIONS = pytest.mark.parametrize("attention", ["sdpa", "reference"])
+
+
+def tiny(**changes: object) -> ModernBertSection:
+    return tiny_model(
+        family="modernbert", num_layers=5, intermediate_size=48, max_position_embeddings=SEQ_LENGTH,
+        local_attention=WINDOW, **changes,
+    )  # type: ignore[return-value]  # fmt: skip
+
+
+def build_of(attention: str = "auto", packing: bool = False) -> ModelBuild:
+    kernels = KernelSet(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
+    return ModelBuild(OUTPUTS, kernels, shares_rows=packing)
+
+
+def model_of(attention: str = "auto", packing: bool = False) -> LayerSequence:
+    model = build_model(tiny(), build_of(attention, packing), seed=0)
+    randomize(model)
+    return model
+
+
+@ATTENTIONS
+def test_a_local_layer_sees_half_a_window_to_each_side(attention: str) -> None:
+    """Which outputs of a layer change with one input, in a sequence much longer than the window."""
+    layers = [layer for layer in build_layer_list(tiny(), build_of(attention)) if layer.block]
+    fields = batch_of(random_rows([[SEQ_LENGTH]], 61, seed=0), SEQ_LENGTH, TERMS, SLOTS).fields
+    places = tuple(fields[name] for name in ("sequence_ids", "sequence_starts", "position_ids"))
+    hidden = torch.randn(1, SEQ_LENGTH, 32, generator=torch.Generator().manual_seed(1))
+    changed = hidden.clone()
+    changed[0, 20] *= -1.0
+    for number, layer in enumerate(layers):
+        module = layer.build().eval()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(2))
+            differs = (module(hidden, *places) - module(changed, *places)).abs().amax(-1)[0] > 0
+        seen = range(SEQ_LENGTH) if number in (0, 3) else range(20 - WINDOW // 2, 20 + WINDOW // 2 + 1)
+        assert differs.nonzero().flatten().tolist() == list(seen), number
+
+
+@ATTENTIONS
+def test_a_packed_row_gives_what_its_sequences_give_alone(attention: str) -> None:
+    lengths = [[17, 12, 8], [30], [5, 35]]
+    rows = random_rows(lengths, 61, seed=3)
+    alone = [[example] for row in rows for example in row]
+
+    def outputs_and_gradients(batch: Batch, packing: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model = model_of(attention, packing)
+        logits = model.run(batch.fields)["predicted_logits"]
+        inside = batch.fields["masked_lm_labels"] >= 0
+        loss = torch.nn.functional.cross_entropy(logits[inside], batch.fields["masked_lm_labels"][inside])
+        return logits[inside].detach(), list(torch.autograd.grad(loss, tuple(model.parameters())))
+
+    packed, packed_gradients = outputs_and_gradients(batch_of(rows, SEQ_LENGTH, TERMS, SLOTS), True)
+    single, single_gradients = outputs_and_gradients(batch_of(alone, SEQ_LENGTH, TERMS, SLOTS), False)
+    torch.testing.assert_close(packed, single, rtol=1e-5, atol=1e-5)
+    for got, wanted in zip(packed_gradients, single_gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_longer_than_the_window_gives_transformers_hidden_states() -> None:
+    """Of a complete row, and of rows with padding."""
+    config = tiny(global_rotary_base=500.0, local_rotary_base=50.0)
+    ours = build_model(config, build_of(), seed=0)
+    theirs = hf_model(config, OUTPUTS).eval()
+    randomize(theirs)
+    copy_weights(theirs, ours, key_map_of(config, OUTPUTS))
+    batch = batch_of(random_rows([[SEQ_LENGTH], [29], [3]], 61, seed=0), SEQ_LENGTH, TERMS, SLOTS)
+    with torch.no_grad():
+        got = ours.eval().run(batch.fields)["predicted_logits"]
+        wanted = theirs(**hf_inputs(batch, config)).logits
+    places = batch.fields["prediction_positions"]
+    inside = batch.fields["masked_lm_labels"] >= 0
+    wanted = wanted.gather(1, places[:, :, None].expand(-1, -1, 61))
+    torch.testing.assert_close(got[inside], wanted[inside], rtol=0, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_only_the_decoder_has_a_bias_and_the_first_layer_no_norm() -> None:
+    facts = describe_model(tiny(), OUTPUTS).facts
+    assert [name for name in facts if name.endswith("bias")] == ["mlm_bias.bias"]
+    norms = {name for name in facts if name.startswith("encoder.") and "attention_layer_norm" in name}
+    assert norms == {f"encoder.{layer}.attention_layer_norm.weight" for layer in range(1, 5)}
+    assert not any(facts[name].decays for name in norms)
+
+
+def test_initial_values_are_those_of_transformers() -> None:
+    """Deviations of every tensor, beyond two of which there is no value."""
+    config = tiny_model(
+        family="modernbert", num_layers=8, hidden_size=128, intermediate_size=192, vocab_size=997,
+        initializer_range=0.02,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = dict(hf_model(config, OUTPUTS).named_parameters())
+    whole = describe_model(config, OUTPUTS)
+    small = 0.02 / math.sqrt(16)
+    for row in key_map_of(config, OUTPUTS).rows:
+        ours = whole.initial_value(row.ours, seed=0)
+        wanted = row.to_ours(lambda name: theirs[name].detach())
+        assert ours.shape == wanted.shape
+        if ours.dim() == 1:
+            assert torch.equal(ours, wanted), row.ours
+            continue
+        is_small = row.ours.endswith(("output.weight", "down.weight", "mlm_transform.weight"))
+        limit = 2 * (small if is_small else 0.02)
+        for value in (ours, wanted):
+            assert value.abs().max() <= limit and value.abs().max() > 0.95 * limit, row.ours
+        assert ours.std().item() == pytest.approx(wanted.std().item(), rel=0.03), row.ours
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "words"),
+    [
+        ({"local_attention": 7}, "model.local_attention", "7 is odd, .*set it to 8"),
+        ({"hidden_size": 36, "num_attention_heads": 4}, "model.num_attention_heads", "heads of 9 elements"),
+    ],
+)
+def test_impossible_shapes_are_named(settings: dict[str, int], path: str, words: str) -> None:
+    config = ModernBertSection(**settings)  # type: ignore[arg-type]
+    (problem,) = config.problems()
+    assert problem.path == path
+    assert re.search(words, problem.text)

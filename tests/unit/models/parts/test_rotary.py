@@ -1,0 +1,83 @@
+"""Rotary positions against transformers, in every precision, for rows of several sequences and compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import ModernBertConfig
+from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding, apply_rotary_pos_emb
+
+from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.models.parts.rotary import Rotary
+
+ROWS, LENGTH, HEADS, SIZE, POSITIONS = 2, 40, 3, 8, 9000
+KINDS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
+"""transformers' kinds of layers and their published bases."""
+
+
+def heads(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Queries and keys [b, s, 2, n, d]."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, LENGTH, 2, HEADS, SIZE, generator=generator).to(dtype)
+
+
+def positions() -> torch.Tensor:
+    """Of two sequences and padding, and of the end of a long row."""
+    packed = torch.cat([torch.arange(25), torch.arange(10), torch.zeros(5, dtype=torch.int64)])
+    return torch.stack([packed, torch.arange(8000, 8000 + LENGTH)])
+
+
+def theirs(kind: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Rotated queries and keys [b, s, n, d]."""
+    config = ModernBertConfig(hidden_size=HEADS * SIZE, num_attention_heads=HEADS)
+    query, key = heads(dtype).permute(2, 0, 3, 1, 4)
+    cos, sin = ModernBertRotaryEmbedding(config)(query, positions(), kind)
+    return [x.transpose(1, 2) for x in apply_rotary_pos_emb(query, key, cos, sin)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotates_as_transformers(kind: str) -> None:
+    rotated = Rotary(SIZE, KINDS[kind], POSITIONS).rotate(heads(), positions())
+    for got, wanted in zip(rotated.unbind(2), theirs(kind), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
+
+
+def test_scores_depend_on_distances_only() -> None:
+    x = heads(torch.float64)[:1]
+    rotary = Rotary(SIZE, 100.0, 200)
+
+    def scores(first: int) -> torch.Tensor:
+        query, key = rotary.rotate(x, torch.arange(first, first + LENGTH)[None]).permute(2, 0, 3, 1, 4)
+        return query @ key.transpose(-1, -2)
+
+    torch.testing.assert_close(scores(0), scores(137), rtol=0, atol=1e-4)
+    assert (scores(0) - x[:, :, 0].transpose(1, 2) @ x[:, :, 1].permute(0, 2, 3, 1)).abs().max() > 1.0
+
+
+def test_angles_are_float32_in_half_precision() -> None:
+    """A bf16 cosine of position 8,000 would be that of a position some hundred off."""
+    rotary = Rotary(SIZE, 10_000.0, POSITIONS)
+    rotated = rotary.rotate(heads(torch.bfloat16), positions())
+    assert rotated.dtype == torch.bfloat16
+    exact = rotary.rotate(heads(torch.bfloat16).float(), positions())
+    assert torch.equal(rotated, exact.to(torch.bfloat16))
+
+
+def test_layers_share_the_table_of_a_base() -> None:
+    one, other = Rotary(SIZE, 10_000.0, 50), Rotary(SIZE, 10_000.0, 50)
+    assert one == other and one != Rotary(SIZE, 160_000.0, 50)
+    found = one.angles(positions()[:1])
+    assert torch.equal(found, other.angles(positions()[:1])) and not found.requires_grad
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+def test_compiled_rotation_has_the_same_values_and_gradients() -> None:
+    rotary, x = Rotary(SIZE, 160_000.0, POSITIONS), heads().requires_grad_()
+    compiled = torch.compile(rotary.rotate, dynamic=False)
+    upstream = torch.linspace(-1, 1, x.numel()).view_as(x)
+    for function in (rotary.rotate, compiled):
+        found = function(x, positions())
+        (gradient,) = torch.autograd.grad(found, x, upstream)
+        torch.testing.assert_close(found, rotary.rotate(x, positions()), rtol=0, atol=1e-5)
+        # The transpose of a rotation is the rotation back.
+        torch.testing.assert_close(rotary.rotate(gradient, positions()), upstream, rtol=0, atol=1e-5)
