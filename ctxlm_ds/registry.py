@@ -87,6 +87,7 @@ FAMILIES = Registry(
     {
         "bert": "ctxlm_ds.families.bert.config:BERT",
         "roberta": "ctxlm_ds.families.roberta.config:ROBERTA",
+        "xlm_roberta": "ctxlm_ds.families.xlm_roberta.config:XLM_ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
         "electra": "ctxlm_ds.families.electra.config:ELECTRA",
         "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",

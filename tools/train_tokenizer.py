@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import run_command, setup_logging
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.sources.corpus import Corpus
 
 _TYPES = ("wordpiece", "bpe", "gpt2", "gpt1", "unigram", "sentencepiece-bpe", "albert", "elmo")
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
@@ -47,6 +52,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="train on a sample of complete documents of at most N bytes (500M, 10G), the same for the same seed",
     )
     add("--sample-seed", type=int, metavar="N", help="seed of the sample (default: 0)")
+    add(
+        "--language-exponent",
+        type=float,
+        metavar="S",
+        help="sample languages by their share of the text to the power S (mBERT 0.7, XLM-R 0.3); with --language-key",
+    )
+    add("--language-key", metavar="KEY", help="key or column of a document's language")
     add("--special-tokens", nargs="+", metavar="NAME", help="further tokens, each with an id")
     add("--min-frequency", type=int, metavar="N", help="least occurrences of a merged pair; elmo: of a word")
     add("--merge-score", choices=["frequency", "likelihood"], help="wordpiece: what ranks the pairs (frequency)")
@@ -69,19 +81,49 @@ _SETTINGS = (
 )  # fmt: skip
 
 
+def sample_languages(corpus: Corpus, args: argparse.Namespace) -> Iterable[str]:
+    """Return the texts of a LanguageSample, and show its shares."""
+    from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.tokenizers.sampling import LanguageSample
+
+    if not 0.0 <= args.language_exponent <= 1.0:
+        raise ConfigError(f"--language-exponent {args.language_exponent}: a number from 0 (even) to 1 (as they are)")
+
+    def documents() -> Iterator[tuple[str, str]]:
+        for document in corpus.documents():
+            language = document[args.language_key] or "(none)"
+            yield from ((language, document[key]) for key in args.json_keys)
+
+    sample = LanguageSample(documents, args.language_exponent, args.max_sample_bytes, args.sample_seed or 0)
+    print("\n".join(sample.lines()))
+    return sample
+
+
 def main() -> None:
-    args = build_parser().parse_args()
+    parser = build_parser()
+    args = parser.parse_args()
     setup_logging()
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.data.sources.reading import source_signature
     from ctxlm_ds.tokenizers.report import report_lines
     from ctxlm_ds.tokenizers.train import train_tokenizer
 
-    corpus = Corpus(args.input, args.json_keys, args.input_format, args.max_bad_records)
+    if (args.language_exponent is None) != (args.language_key is None):
+        parser.error("--language-exponent and --language-key go together")
+    keys = [*args.json_keys, *([args.language_key] if args.language_key else [])]
+    flags = "--json-keys and --language-key" if args.language_key else "--json-keys"
+    corpus = Corpus(args.input, keys, args.input_format, args.max_bad_records, flags)
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     source = {"json_keys": args.json_keys, "input": source_signature(corpus.sources)}
+    texts: Iterable[str] = corpus
     existed = Path(args.output_dir).exists()
-    tokenizer = train_tokenizer(args.type, corpus, args.vocab_size, args.output_dir, source=source, **settings)
+    if args.language_key:
+        names = ("language_key", "language_exponent", "max_sample_bytes")
+        source["languages"] = {name: getattr(args, name) for name in names}
+        settings.pop("max_sample_bytes", None)  # the sample of languages has this size
+        if not existed:
+            texts = sample_languages(corpus, args)
+    tokenizer = train_tokenizer(args.type, texts, args.vocab_size, args.output_dir, source=source, **settings)
     if existed:
         print(f"{args.output_dir}: complete already, nothing to do")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, TokenIds
@@ -68,29 +68,35 @@ UNUSED = (r"roberta\.embeddings\.(position_ids|token_type_ids)", r"roberta\.pool
 
 
 class RobertaExport(EncoderExport):
-    """RoBERTa."""
+    """RoBERTa, and the model types with its tensors."""
 
     section = RobertaSection
     model_type = "roberta"
     config_class = "RobertaConfig"
     hf_classes = {MASKED_LM: "RobertaForMaskedLM"}
+    title: ClassVar[str] = "RoBERTa"
+
+    @property
+    def _class(self) -> str:
+        """The class of transformers."""
+        return self.hf_classes[MASKED_LM]
 
     def check(self, model: RobertaSection, outputs: Sequence[str]) -> None:
         if "sentence_logits" in outputs:
             raise ExportError(
-                "model.family is roberta with a next-sentence objective: RobertaForMaskedLM has no next-sentence head; "
-                "use objective masked_lm, or family bert"
+                f"model.family is {model.family} with a next-sentence objective: {self._class} has no next-sentence "
+                "head; use objective masked_lm, or family bert"
             )
         if model.hidden_activation != "gelu":
             raise ExportError(
-                f"model.hidden_activation is {model.hidden_activation}: RobertaForMaskedLM's head always computes the "
+                f"model.hidden_activation is {model.hidden_activation}: {self._class}'s head always computes the "
                 "exact gelu; train with model.hidden_activation: gelu to export"
             )
         super().check(model, outputs)
 
     def key_map(self, model: RobertaSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
-        return KeyMap("RobertaForMaskedLM", expand(_rows(pad_id), model.num_layers), TIED, UNUSED, OLD_ENDINGS)
+        return KeyMap(self._class, expand(_rows(pad_id), model.num_layers), TIED, UNUSED, OLD_ENDINGS)
 
     def their_settings(self, model: RobertaSection, ids: TokenIds) -> dict[str, Any]:
         return super().their_settings(model, ids) | {
@@ -115,7 +121,7 @@ class RobertaExport(EncoderExport):
                 "function, but an export has other tensors than this folder"
             )
         if any(bool(row.any()) for row in others):
-            yield f"{TOKEN_TYPES} has more than one row; only row 0, the default of RobertaForMaskedLM, is kept"
+            yield f"{TOKEN_TYPES} has more than one row; only row 0, the default of {self._class}, is kept"
 
     def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
         if tokenizer.pad_id == pad_id:
@@ -126,7 +132,8 @@ class RobertaExport(EncoderExport):
         )
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        return fill_mask_card("RoBERTa encoder", "It has RoBERTa's masked-language-modelling head.", mask_token)
+        heads = f"It has {self.title}'s masked-language-modelling head."
+        return fill_mask_card(f"{self.title} encoder", heads, mask_token)
 
 
 EXPORT = RobertaExport()

@@ -37,7 +37,7 @@ def test_a_gpt2_and_a_gpt1_are_possible() -> None:
                 "needs the model outputs predicted_logits",
                 "gpt2 does not compute",
                 "set objective.name to causal_lm",
-                "bert, roberta, albert, distilbert, tinybert or modernbert",
+                "bert, roberta, xlm_roberta, albert, distilbert, tinybert or modernbert",
             ],
         ),
         (

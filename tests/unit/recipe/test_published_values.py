@@ -472,6 +472,20 @@ LAPTOP_PHASES: Values = {  # ours
     "model.max_position_embeddings": 512, "schedule.warmup_steps": 480, "schedule.warmup_fraction": None,
     "schedule.total_steps": 8000, "training.max_steps": 7200,
 }  # fmt: skip
+# multilingual.md of google-research/bert.
+MBERT: Values = {
+    "model.vocab_size": 119_547,  # bert_config.json of multi_cased_L-12_H-768_A-12
+    "data.blend": "temperature",
+    "data.temperature": 1 / 0.7,  # S=0.7
+}
+# Conneau 2020 = arXiv:1911.02116.
+XLMR: Values = {
+    "model.family": "xlm_roberta",
+    "model.vocab_size": 250_002,  # section 3.1: 250k; sentencepiece.bpe.model of the release, and its special tokens
+    "data.blend": "temperature",
+    "data.temperature": 1 / 0.3,  # section 3.1: alpha 0.3
+    "training.max_steps": 1_500_000,  # section 3.2
+}
 WHOLE_WORD: Values = {"objective.whole_word": True}  # README of google-research/bert, May 31st, 2019
 PUBLISHED: dict[str, Values] = {
     **{f"bert-{size}": BERT_PHASE_1 | values for size, values in SIZES.items()},
@@ -534,6 +548,11 @@ PUBLISHED: dict[str, Values] = {
     "bert-wwm-large": BERT_PHASE_1 | LARGE | WHOLE_WORD,
     "bert-wwm-large-phase2": BERT_PHASE_2 | LARGE | WHOLE_WORD,
     "bert-wwm-laptop": BERT_LAPTOP | WHOLE_WORD,
+    "mbert-base": BERT_PHASE_1 | BASE | MBERT,
+    "mbert-base-phase2": BERT_PHASE_2 | BASE | MBERT,
+    "mbert-laptop": BERT_LAPTOP | MBERT | {"model.vocab_size": None},
+    "xlm-roberta-base": ROBERTA | BASE | XLMR,
+    "xlm-roberta-laptop": ROBERTA | LAPTOP | XLMR | {"model.vocab_size": None, "training.max_steps": 8000},
     "bert-laptop": BERT_LAPTOP,
     "bert-laptop-phase1": BERT_LAPTOP | LAPTOP_PHASES,
     "bert-laptop-phase2": BERT_LAPTOP | LAPTOP_PHASES | {
@@ -578,3 +597,15 @@ def flatten(values: Values) -> Values:
     """Map `section.key`, or the name of a setting outside the sections, to its value."""
     inside = {name: flatten(settings) for name, settings in values.items() if isinstance(settings, dict)}
     return values | {f"{name}.{key}": value for name, settings in inside.items() for key, value in settings.items()}
+
+
+PARAMETERS = {"bert-base": 110, "bert-large": 336, "mbert-base": 179, "xlm-roberta-base": 278}
+"""Millions with all heads, as the files of bert-base-uncased, bert-large-uncased, bert-base-multilingual-cased and
+xlm-roberta-base have (XLM-R's paper: 270)."""
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_model_has_the_published_number_of_parameters(name: str) -> None:
+    from ctxlm_ds.planning.measure import describe
+
+    assert round(describe(load_config(name))[1].num_parameters / 1e6) == PARAMETERS[name]
