@@ -10,9 +10,13 @@ from torch import Tensor
 
 from ctxlm_ds.kernels.bias_gelu import (
     BiasGeluKernel,
+    GatedKernel,
     compiled_bias_gelu,
+    compiled_gated,
     reference_bias_gelu,
+    reference_gated,
     torch_bias_gelu,
+    torch_gated,
     why_compiled_cannot_run,
 )
 
@@ -77,3 +81,36 @@ def compare(kernel: BiasGeluKernel, dtype: torch.dtype, tolerance: float, activa
     assert len(actual) == len(expected) == 4
     for got, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+
+
+def gated_values_and_gradient(kernel: GatedKernel, dtype: torch.dtype, activation: str) -> list[Tensor]:
+    x = leaves(torch.float64)[0].detach().to(torch.bfloat16).to(dtype).requires_grad_()
+    output = kernel(x, activation)
+    upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output).to(dtype)
+    (gradient,) = torch.autograd.grad(output, x, upstream)
+    assert output.dtype == dtype and output.shape == (*x.shape[:-1], INPUTS // 2)
+    return [output.detach().double(), gradient.double()]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_gated_values_and_gradients(dtype: torch.dtype, tolerance: float, activation: str) -> None:
+    expected = gated_values_and_gradient(reference_gated, torch.float64, activation)
+    first, second = leaves(torch.float64)[0].detach()[0, 0].chunk(2)
+    by_hand = [scalar_activation(a, activation) * b for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+    assert expected[0][0, 0].tolist() == pytest.approx(by_hand, abs=1e-12)
+    for got, wanted in zip(gated_values_and_gradient(torch_gated, dtype, activation), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+def test_compiled_gate_has_the_same_values_and_gradient() -> None:
+    expected = gated_values_and_gradient(reference_gated, torch.float64, "gelu")
+    for got, wanted in zip(gated_values_and_gradient(compiled_gated, torch.float32, "gelu"), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("kernel", [torch_bias_gelu, reference_bias_gelu])
+def test_no_bias_is_a_bias_of_zeros(kernel: BiasGeluKernel) -> None:
+    x, weight, bias = (leaf.detach() for leaf in leaves(torch.float64))
+    assert torch.equal(kernel(x, weight, None, "gelu"), kernel(x, weight, torch.zeros_like(bias), "gelu"))

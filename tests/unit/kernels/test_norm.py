@@ -103,3 +103,11 @@ def test_the_reference_computes_half_precision_in_float32() -> None:
     ones, zeros = torch.ones(WIDTH, dtype=torch.float16), torch.zeros(WIDTH, dtype=torch.float16)
     expected = in_float64(x.double(), ones.double(), zeros.double(), EPS)
     torch.testing.assert_close(reference_layer_norm(x, ones, zeros, EPS).double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", [reference_layer_norm, torch_layer_norm])
+def test_a_layer_norm_without_bias_adds_nothing(kernel: LayerNormKernel) -> None:
+    x, weight = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(2)), torch.linspace(0.5, 2, WIDTH)
+    torch.testing.assert_close(
+        kernel(x, weight, None, EPS), kernel(x, weight, torch.zeros(WIDTH), EPS), rtol=1e-6, atol=1e-6
+    )
