@@ -54,7 +54,8 @@ class Part(NamedTuple):
     key_map: KeyMap
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.model.named_parameters())
+        """Parameters by every name: a tied one has several, and a class decides which comes first."""
+        return dict(self.model.named_parameters(remove_duplicate=False))
 
 
 class Pair(NamedTuple):
