@@ -1,6 +1,7 @@
 """Distillation of a teacher's layers into a smaller student (TinyBERT, Jiao 2020).
 
-The student learns the teacher's embeddings, hidden states and attention scores. No label of the text is read.
+The student learns the teacher's embeddings, hidden states and attention scores, or the predictions of a teacher that
+was fine-tuned for a task. No label of the text is read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ctxlm_ds.data.fields import FITS, Field
 from ctxlm_ds.objectives.base import LossTerm, fill_token_fields, token_fields
 from ctxlm_ds.objectives.masked_lm import Masking, MaskingSection
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, Probability, SmallInt
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFloat, Probability, SmallInt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +50,19 @@ class TinyBertSection(MaskingSection):
     """Weight of the mean squared differences of attention scores before the softmax, added over the layers; both models
     need as many heads."""
 
+    prediction_weight: Weight = 0.0
+    """Weight of the cross entropy with the classes that a fine-tuned teacher predicts (task distillation: 1, and 0 for
+    the others)."""
+    temperature: PositiveFloat = 1.0
+    """Divisor of both models' logits in it."""
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return super().idle_settings + (() if self.prediction_weight else ("temperature",))
+
     def problems(self, data: DataSection) -> Iterator[Problem]:
         yield from super().problems(data)
-        weights = ("embedding_weight", "hidden_weight", "attention_weight")
+        weights = ("embedding_weight", "hidden_weight", "attention_weight", "prediction_weight")
         if not any(getattr(self, name) for name in weights):
             others = tuple(f"objective.{name}" for name in weights[1:])
             yield Problem("objective.embedding_weight", "all weights are 0, so nothing is learnt; raise one", others)
@@ -80,6 +91,11 @@ class TinyBertSection(MaskingSection):
             text = f"{size} is not the width of the teacher's hidden states; set it to {teacher.width}"
             yield Problem("model.fit_size", text, ("teacher.path",))
 
+        classes, their_classes = (getattr(one, "num_classes", None) for one in (model, teacher))
+        if self.prediction_weight and their_classes is not None and (classes != their_classes or classes == 1):
+            text = f"{classes}, but the teacher has {their_classes}; both need the same, 2 or more (1 is a regression)"
+            yield Problem("model.num_classes", text, ("teacher.path", "objective.prediction_weight"))
+
     def mapped_layers(self, num_layers: int, num_teacher_layers: int) -> Sequence[int]:
         """Return the teacher's layer of each of the student's layers, counted from 1."""
         if self.layer_map is not None:
@@ -91,6 +107,11 @@ class TinyBertSection(MaskingSection):
 def count_positions(arrays: Arrays) -> int:
     """Count the positions that are not padding."""
     return int((arrays["sequence_ids"] > 0).sum())
+
+
+def count_sequences(arrays: Arrays) -> int:
+    """Count the sequences."""
+    return int(arrays["sequence_ids"].max(axis=1).sum())
 
 
 def count_pairs(arrays: Arrays) -> int:
@@ -110,9 +131,14 @@ EMBEDDING, HIDDEN, ATTENTION = (
     )
 )
 
+PREDICTION = LossTerm(
+    "class_targets", ("class_logits", "teacher.class_logits"), ("sequence_ids",),
+    "ctxlm_ds.parallel.distillation_losses:soft_class_sums", 1.0, count_sequences,
+)  # fmt: skip
+
 
 class TinyBert(Masking):
-    """The objective of TinyBERT's general distillation, and of the first step of its task distillation."""
+    """The objective of TinyBERT's general distillation, and of both steps of its task distillation."""
 
     name = "tinybert"
     section = TinyBertSection
@@ -127,7 +153,14 @@ class TinyBert(Masking):
         terms = zip(type(self).terms, weights, strict=True)
         self.terms = tuple(replace(term, weight=weight) for term, weight in terms if weight)
         if not section.embedding_weight and not section.hidden_weight:
-            self.outputs = self.outputs[:1]
+            self.outputs = self.outputs[: len(self.terms)]
+            self.teacher_outputs = self.teacher_outputs[: len(self.terms)]
+        if section.prediction_weight:
+            settings = {"temperature": section.temperature}
+            self.terms = (*self.terms, replace(PREDICTION, weight=section.prediction_weight, settings=settings))
+            self.outputs, self.teacher_outputs = (
+                (*names, "class_logits") for names in (self.outputs, self.teacher_outputs)
+            )
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -147,7 +180,8 @@ class TinyBert(Masking):
         return [comparison for comparison in found if comparison.into in wanted]
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        return (*token_fields(data, self.pad_id), Field("token_type_ids", data.seq_length))
+        first = (Field("cls_positions", data.sequences_per_row),) if self.config.prediction_weight else ()
+        return (*token_fields(data, self.pad_id), Field("token_type_ids", data.seq_length), *first)
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         """Mask as BERT, or nothing."""
@@ -164,9 +198,11 @@ class TinyBert(Masking):
         )  # fmt: skip
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Any) -> int:
-        from ctxlm_ds.data.stream.row_filling import fill_token_types
+        from ctxlm_ds.data.stream.row_filling import fill_starts, fill_token_types
 
         row = fill_token_fields(examples, row_starts, arrays, arrays["input_ids"].shape[1])
         if row == FITS:
             fill_token_types(examples, row_starts, arrays["token_type_ids"])
+            if "cls_positions" in arrays:
+                fill_starts(examples, row_starts, arrays["cls_positions"], False)
         return row

@@ -95,3 +95,26 @@ def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: P
     if parallel.splits_tokens:
         loss = reduce_from_ranks(loss, parallel)
     return Sums(loss, None, everywhere.sum(dtype=torch.float32))
+
+
+def soft_class_sums(
+    outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext, temperature: float = 1.0
+) -> Sums:
+    """Sum each sequence's cross entropy of softmax(logits / temperature), divided by the number of classes.
+
+    task_distill.py of TinyBERT takes the mean over sequences and classes, too.
+
+    Args:
+        outputs: complete logits [b, m, classes] of student and teacher.
+        labels: sequence_ids [b, s], 1 to the number of sequences of a row.
+        parallel: the ranks, which hold the same.
+        temperature: divisor of both logits.
+
+    Returns:
+        The sum, the sequences for which both have the same largest logit, and the number of sequences.
+    """
+    student, teacher = (logits.float() / temperature for logits in outputs)
+    losses = -(teacher.softmax(-1) * student.log_softmax(-1)).mean(-1)
+    counted = torch.arange(losses.shape[1], device=losses.device) < labels[0].amax(-1, keepdim=True)
+    hits = (student.detach().argmax(-1) == teacher.argmax(-1)) & counted
+    return Sums(losses.where(counted, 0.0).sum(), hits.sum(dtype=torch.float32), counted.sum(dtype=torch.float32))

@@ -66,8 +66,13 @@ SPAN_BOUNDARY = {
     },
     "data": {"sample_format": "doc_sentences", "separate_sentences": False, "seq_length": 32},
 }  # fmt: skip
-WITH_TEACHER = {"objective": {"name": "distillation"}, "teacher": {}}
-TINYBERT = {"objective": {"name": "tinybert", "layer_map": [1, 2, 4, 5], "mask_prob": 0.1}, "teacher": {}}
+TEACHERS = {"teacher": "BertForPreTraining", "tuned_teacher": "BertForSequenceClassification"}
+"""Class of transformers by folder."""
+WITH_TEACHER = {"objective": {"name": "distillation"}, "teacher": {"path": "teacher"}}
+TINYBERT = {
+    "objective": {"name": "tinybert", "layer_map": [1, 2, 4, 5], "mask_prob": 0.1, "prediction_weight": 1.0},
+    "teacher": {"path": "tuned_teacher"},
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert+boundary": ("bert", SPAN_BOUNDARY), "distilbert+teacher": ("distilbert", WITH_TEACHER),
     "tinybert+teacher": ("tinybert", TINYBERT),
@@ -142,7 +147,7 @@ class Run:
             "name": self.family.replace("+", "-"),
             "model": sections["model"] | drops,
             "objective": sections["objective"],
-            "teacher": {"path": str(self.folder / "teacher")} if "teacher" in sections else {},
+            "teacher": {name: str(self.folder / path) for name, path in sections.get("teacher", {}).items()},
             "data": sections["data"] | {
                 "train": [dataset_prefix(prefix, "text", documents_of(sections["data"]["sample_format"]))],
                 "num_workers": 0, "sample_index_dir": str(self.folder / "indexes"),
@@ -200,7 +205,7 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
         size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY
         train_tokenizer(kind, iter(texts), size, tokenizer)
     if "teacher" in tiny_of(run.family):
-        write_teacher(run.folder / "teacher", load_tokenizer(tokenizer).vocab_size)
+        write_teacher(Path(sections["teacher"]["path"]), load_tokenizer(tokenizer).vocab_size)
     (run.folder / "data").mkdir(exist_ok=True)
     preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
     config = run.config()
@@ -221,7 +226,7 @@ def write_teacher(folder: Path, vocab_size: int) -> None:
         vocab_size=vocab_size, hidden_size=32, num_hidden_layers=5, num_attention_heads=4, intermediate_size=48,
         max_position_embeddings=64, initializer_range=0.3,
     )  # fmt: skip
-    transformers.BertForPreTraining(config).save_pretrained(folder, max_shard_size="20KB")
+    getattr(transformers, TEACHERS[folder.name])(config).save_pretrained(folder, max_shard_size="20KB")
 
 
 def recorded(run: Run) -> Path:

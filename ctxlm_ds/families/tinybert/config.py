@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ctxlm_ds.families.base import Family, tiny_transformer
 from ctxlm_ds.families.bert.config import BERT, BertSection
-from ctxlm_ds.recipe.sections import Width
+from ctxlm_ds.recipe.sections import SmallInt, Width
 
-LAST_HIDDEN, PROJECTED = "hidden_states.-1", "projected_states"
+LAST_HIDDEN, PROJECTED, CLASSES = "hidden_states.-1", "projected_states", "class_logits"
 
 
 class TinyBertSection(BertSection):
@@ -15,6 +15,8 @@ class TinyBertSection(BertSection):
     family: str = "tinybert"
     fit_size: Width = 768
     """Width of the teacher's hidden states, to which one matrix maps those of every layer."""
+    num_classes: SmallInt = 2
+    """Classes of the task that a fine-tuned teacher was trained for."""
 
 
 TINYBERT = Family(
@@ -23,7 +25,7 @@ TINYBERT = Family(
     section=TinyBertSection,
     layers="ctxlm_ds.families.tinybert.layers:tinybert_layers",
     export="ctxlm_ds.families.tinybert.export:EXPORT",
-    outputs=frozenset({"predicted_logits", LAST_HIDDEN, PROJECTED}),
+    outputs=frozenset({"predicted_logits", LAST_HIDDEN, PROJECTED, CLASSES}),
     objective="tinybert",
     sample_format="segment_pair",
     tokenizer="wordpiece",

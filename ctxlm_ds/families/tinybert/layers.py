@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.bert.layers import bert_layers
-from ctxlm_ds.families.tinybert.config import PROJECTED, TinyBertSection
+from ctxlm_ds.families.tinybert.config import CLASSES, PROJECTED, TinyBertSection
 from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.comparison import projection
 from ctxlm_ds.models.parts.encoder import encoder_trunk
+from ctxlm_ds.models.parts.heads import SequenceClassifier
 from ctxlm_ds.models.parts.transformer import initial_weights
 
 
 def tinybert_layers(model: TinyBertSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers: embeddings with token types, blocks, then BERT's head or the projection if it is needed."""
+    """List the layers: embeddings with token types, blocks, BERT's masked-LM head; or projection and classifier."""
     if "predicted_logits" in build.outputs:
         return bert_layers(model, build)
     layers = encoder_trunk(model, build, token_types=model.type_vocab_size)
     if PROJECTED in build.outputs:
         layers.append(projection(model.hidden_size, model.fit_size, initial_weights(model), build))
+    if CLASSES in build.outputs:
+        head = {
+            "width": model.hidden_size, "num_classes": model.num_classes, "init": initial_weights(model),
+            "build": build,
+        }  # fmt: skip
+        reads = ("hidden", "sequence_ids", "cls_positions")
+        layers.append(LayerDescription("classifier_head", SequenceClassifier, reads, (CLASSES,), head))
     return layers

@@ -89,6 +89,25 @@ class EncoderHeads(nn.Module):
         return predicted, self.nsp_classifier(pooled)
 
 
+class SequenceClassifier(nn.Module):
+    """BERT's pooler and a classifier over each sequence's first position, without dropout.
+
+    The layers are those of BertForSequenceClassification. Every tensor-parallel rank computes all of them.
+    """
+
+    def __init__(self, width: int, num_classes: int, init: Init, build: ModelBuild) -> None:
+        super().__init__()
+        self.parallel = build.parallel
+        self.pooler = replicated_linear(width, width, init, build.kernels, optional=True)
+        self.classifier = replicated_linear(width, num_classes, init, build.kernels, optional=True)
+
+    def forward(self, hidden: Tensor, sequence_ids: Tensor, cls_positions: Tensor) -> Tensor:
+        """Map hidden, sequence_ids [b, s] and cls_positions [b, m] to logits [b, m, classes]."""
+        if self.parallel.splits_tokens:
+            hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)
+        return self.classifier(torch.tanh(self.pooler(select_positions(hidden, cls_positions))))
+
+
 class SpanBoundaryHead(nn.Module):
     """The layers of SpanBERT between an encoder and the tied decoder that predict a span from its boundaries.
 

@@ -9,14 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from ctxlm_ds.checkpoint.training import refuse_changed_settings
+from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.hf_config import from_hf_config, read_section
-from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
+from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher, with_teacher
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.build import ModelBuild, build_run_layers
+from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -87,6 +93,41 @@ def test_a_login_node_without_torch_reads_the_teacher(teacher: Path, wordpiece_f
     shutil.rmtree(teacher)
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"teacher.path: {teacher} is not a folder" in done.stderr
+
+
+OTHERS = {
+    "Roberta": {"pad_token_id": 1, "max_position_embeddings": 42, "type_vocab_size": 1},
+    "Albert": {"embedding_size": 16, "max_position_embeddings": 40},
+    "DistilBert": {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 40},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_teacher_of_any_family_gives_the_tensors_of_transformers(
+    tmp_path: Path, wordpiece_folder: Path, size: int, name: str
+) -> None:
+    torch.manual_seed(4)
+    shape = OTHERS[name] if name == "DistilBert" else SHAPE | OTHERS[name]
+    settings = getattr(transformers, f"{name}Config")(vocab_size=size, initializer_range=0.3, **shape)
+    theirs = getattr(transformers, f"{name}ForMaskedLM")(settings).eval()
+    theirs.save_pretrained(tmp_path / "teacher")
+    config = with_teacher(recipe(tmp_path / "teacher", wordpiece_folder, size))
+    objective, kernels = build_objective(config.objective), KernelSet(config.kernels, "cpu", torch.float32)
+    build = ModelBuild((*objective.outputs, *objective.taps), kernels)
+    layers = build_run_layers(config, build, objective.teacher_outputs, lambda precision: kernels)
+    model, given = LayerSequence(layers, objective.tensors).train(), teacher_values(config)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(given(key) if key.startswith("teacher.") else torch.zeros_like(parameter))
+    fields = Batch.example(objective.fields(config.data), 3, np.random.default_rng(0), size).fields
+    fields["input_ids"].clamp_(min=5)  # RoBERTa counts positions after its padding
+    found = model.run(fields)
+    wanted = theirs(input_ids=fields["input_ids"], output_hidden_states=True)
+    positions = fields["prediction_positions"][:, :, None].expand(-1, -1, size)
+    logits = wanted.logits.gather(1, positions)
+    torch.testing.assert_close(found["teacher.predicted_logits"], logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found["teacher.hidden_states.-1"], wanted.hidden_states[-1], rtol=1e-4, atol=1e-4)
+    assert not any(found[key].requires_grad for key in found if key.startswith("teacher."))
 
 
 def refused(config: RunConfig, tokenizer: Path) -> str:

@@ -10,10 +10,11 @@ import torch
 import transformers
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.hf_config import from_hf_config
+from ctxlm_ds.export.hf_config import from_hf_config, read_section
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
+from ctxlm_ds.export.weights import HuggingFaceWeights
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run
@@ -46,6 +47,32 @@ def test_an_export_is_a_bert_model_with_the_projection_beside_it(tmp_path: Path,
     loaded = dict(load_initial_weights(tmp_path / "hf", config.model, outputs_of(config), lambda name: torch.zeros(1)))
     assert loaded.keys() == weights.keys()
     assert all(loaded[name].equal(value) for name, value in weights.items())
+
+
+def test_a_classifier_is_exported_and_a_finetuned_model_can_be_a_teacher(tmp_path: Path, config: RunConfig) -> None:
+    weights = {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0, "prediction_weight": 1.0}
+    config = config.model_copy(
+        update={
+            "objective": objective_section(name="tinybert", **weights),
+            "model": config.model.model_copy(update={"num_classes": 3}),
+        }
+    )
+    values = random_weights(config)
+    conversion = to_hf(write_run(tmp_path / "run", config, values), tmp_path / "hf")
+    assert (conversion.hf_class, conversion.task) == ("BertForSequenceClassification", "text-classification")
+    theirs, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert theirs.classifier.weight.equal(values["classifier_head.classifier.weight"])
+
+    theirs.config.__dict__.pop("fit_size")
+    theirs.save_pretrained(tmp_path / "tuned")
+    assert "fit_size" not in (tmp_path / "tuned" / "config.json").read_text()
+    tuned = HuggingFaceWeights(tmp_path / "tuned")
+    assert (tuned.model.num_classes, tuned.outputs) == (3, ("class_logits",))
+    assert all(tuned.read_full(name).equal(value) for name, value in values.items())
+    assert read_section(tmp_path / "tuned") == tuned.model
 
 
 def test_a_folder_is_tinyberts_if_its_config_has_the_size_of_the_projection(tmp_path: Path, config: RunConfig) -> None:

@@ -168,6 +168,49 @@ def test_terms_and_gradients_are_those_of_transformers(lengths: list[list[int]],
         assert (gradient - expected[name]).abs().max() <= 1e-5 * expected[name].abs().max(), name
 
 
+def test_a_finetuned_teachers_predictions_are_learnt_as_in_task_distill() -> None:
+    """transformers' BertForSequenceClassification on both sides; rows of several sequences have as many predictions."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    weights = {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0, "prediction_weight": 2.0}
+    task = {"num_classes": 3}
+    config = recipe(task, TEACHER | task | {"family": "tinybert"}, temperature=1.5, **weights)
+    model, batch = built(config), batch_of(config, PADDED)
+    total, means = losses_of(config, model, batch)
+    total.backward()
+    their_models, rows = [], {}
+    for section, prefix in ((config.model, ""), (config.teacher.model, "teacher.")):
+        settings = {theirs: getattr(section, ours) for ours, theirs in BertExport.settings.items()}
+        module = BertForSequenceClassification(BertConfig(**settings, num_labels=3)).double().train()
+        rows[prefix] = EXPORT.key_map(section, ("class_logits",), 0).rows
+        ours = dict(model.named_parameters())
+        values = {
+            name: value.detach()
+            for row in rows[prefix]
+            for name, value in zip(row.theirs, row.to_theirs(ours[prefix + row.ours]), strict=True)
+        }
+        missing, unexpected = module.load_state_dict(values, strict=False)
+        assert not unexpected and not [name for name in missing if "position_ids" not in name]
+        their_models.append(module)
+    inputs = {
+        "input_ids": batch.fields["input_ids"], "token_type_ids": batch.fields["token_type_ids"],
+        "attention_mask": (batch.fields["sequence_ids"] > 0).long(),
+    }  # fmt: skip
+    student, teacher = (module(**inputs).logits / 1.5 for module in their_models)
+    wanted = (-teacher.detach().softmax(-1) * student.log_softmax(-1)).mean()
+    assert means == pytest.approx({"class_targets": wanted.item()}, rel=1e-5)
+    (2.0 * wanted).backward()
+    parameters = dict(their_models[0].named_parameters())
+    for row in rows[""]:
+        expected = row.to_ours(lambda name: parameters[name].grad)
+        got = model.get_parameter(row.ours).grad
+        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max(), row.ours
+
+    packed, alone = batch_of(config, PACKED), batch_of(config, [[length] for row in PACKED for length in row])
+    shared = losses_of(config, built(config, packed=True), packed)
+    assert shared[1] == pytest.approx(losses_of(config, model, alone)[1], rel=1e-5)
+
+
 def test_packed_sequences_are_compared_as_if_each_had_a_row() -> None:
     config = recipe()
     model = built(config, packed=True)
@@ -226,6 +269,11 @@ def test_no_layer_of_the_teacher_runs_that_no_student_layer_learns_from() -> Non
             r"objective\.embedding_weight: all weights are 0",
         ),
         ({}, {}, {"mask_prob": 1.0}, r"objective\.mask_prob: 1: expected"),
+        ({}, {}, {"prediction_weight": 1.0}, r"teacher\.model\.family: bert does not compute class_logits"),
+        (
+            {}, {"family": "tinybert", "num_classes": 3}, {"prediction_weight": 1.0},
+            r"model\.num_classes: 2, but the teacher has 3; both need the same",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused(
