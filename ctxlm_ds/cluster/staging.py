@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.recipe.schema import RunConfig
 
 ROOT_NAME = "ctxlm-staged"
+DATA_ENDS = ("bin", "idx", "spans")
 NODE = os.environ.get("SLURMD_NODENAME", "this node")
 LIMIT_S = 24 * 3600.0
 SPARE_BYTES = 1 << 28  # left free on the disk
@@ -84,14 +85,12 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
     for source in dict.fromkeys(sources):
         digests = ChainMap(*(recorded for _, recorded in IndexedDataset(source).recorded_digests()))
-        proven = [end for end in ("bin", "idx", "spans") if end in digests]
-        proof = manifest_text({f"{Path(source).name}.{end}": digests[end] for end in proven})
+        proof = manifest_text({f"{Path(source).name}.{end}": digests[end] for end in DATA_ENDS if end in digests})
         folders = [folder for folder, prefix in indexes.items() if prefix == source and folder not in missing]
         for folder in folders:
             recorded_files = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["files"]
             proof += manifest_text({f"{folder.name}/{file}": one["sha256"] for file, one in recorded_files.items()})
-        paths = [Path(f"{source}.{end}") for end in ("bin", "idx", "json", "sha256", "spans")]
-        files = [path for path in paths if path.is_file()]
+        files = [file for end in (*DATA_ENDS, "json", "sha256") if (file := Path(f"{source}.{end}")).is_file()]
         copied_bytes += _stage(files + folders, copy_of(source, into).parent, proof)
     train = [{**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config), strict=True)]
     settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, config.data.validation))}

@@ -56,7 +56,8 @@ def draw_masks(rank: int, size: int, sequence_parallel: bool, recompute: bool) -
     streams.num_layers = len(descriptions)
     layers = [(description, description.build().train()) for description in descriptions]
     for _, module in layers:
-        module.dropout.register_forward_hook(recorder.hook)
+        for dropout in (module.dropout, module.mlp_dropout):
+            dropout.register_forward_hook(recorder.hook)
         for parameter in module.parameters():
             torch.nn.init.constant_(parameter, 0.5)
     hidden = torch.randn(ROWS, LENGTH, 16, generator=torch.Generator().manual_seed(0))

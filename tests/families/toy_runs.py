@@ -132,6 +132,10 @@ class Toy:
         """Return the tensors that terms read, as Objective.tensors."""
         return self.outputs
 
+    def comparisons(self, model: object, teacher: object) -> tuple[()]:
+        """Return what layers compare, as Objective.comparisons."""
+        return ()
+
     def fields(self, data: object) -> tuple[Field, ...]:
         """Return the fields of a micro-batch, as Objective.fields."""
         return tuple(Field(name, field.shape[1]) for name, field in global_fields(0).items())

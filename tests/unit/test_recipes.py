@@ -242,7 +242,7 @@ def test_modernbert_has_the_shape_and_the_tokens_of_its_release(size: str) -> No
     for phase, tokens in published.items():
         config = load_config(f"modernbert-{size}{phase}")
         assert num_parameters(config) == sum(parameter.numel() for parameter in theirs.parameters())
-        read = config.training.max_steps * config.training.global_batch_size * config.data.seq_length
+        read = config.training.rows_after(config.training.max_steps) * config.data.seq_length
         assert read == pytest.approx(tokens, rel=1e-4)
 
 

@@ -391,16 +391,18 @@ MODERNBERT: Values = {
     "optimizer.decay_biases": False,  # yamls: filter_bias_norm_wd
     "optimizer.gradient_clipping": 1.0,  # ours: in place of the bound of each tensor
     "schedule.name": "constant",  # yamls: warmup_stable_decay with t_decay 0
-    "schedule.warmup_steps": 636,  # yamls: 3 billion tokens
+    "schedule.warmup_steps": 3815,  # yamls: 3 billion tokens
     "schedule.warmup_fraction": None,
     "training.global_batch_size": 4608,  # yamls
-    "training.max_steps": 364_304,  # yamls: 1.719 trillion tokens
+    "training.batch_ramp": (768, 768, 48_828_125),  # yamls: 50 billion tokens, from 96 for each of 8 GPUs
+    "training.max_steps": 382_742,  # yamls: 1.719 trillion tokens
 }
 MODERNBERT_PHASE_2: Values = MODERNBERT | {  # modernbert-base-context-extension.yaml
     "initialize_moments": True,  # load_path, restart_override
     "model.max_position_embeddings": 8192, "model.global_rotary_base": 160_000.0, "data.seq_length": 8192,
     "data.max_sequences_per_row": 64, "optimizer.learning_rate": 3e-4, "optimizer.weight_decay": 0.0333,
-    "schedule.warmup_steps": 0, "training.global_batch_size": 576, "training.max_steps": 52_982,
+    "schedule.warmup_steps": 0, "training.global_batch_size": 576, "training.batch_ramp": None,
+    "training.max_steps": 52_982,
 }  # fmt: skip
 ONE_MINUS_SQRT: Values = {  # yamls: one_minus_sqrt over the whole phase, alpha_f 0.001
     "schedule.name": "wsd", "schedule.decay_fraction": 1.0, "schedule.decay_shape": "one_minus_sqrt",
@@ -409,11 +411,13 @@ ONE_MINUS_SQRT: Values = {  # yamls: one_minus_sqrt over the whole phase, alpha_
 MODERNBERT_LARGE: Values = {  # section 2.1.3 and modernbert-large-pretrain.yaml; 900 billion tokens: section 2.2.2
     "model.num_layers": 28, "model.hidden_size": 1024, "model.num_attention_heads": 16,
     "model.intermediate_size": 2624, "optimizer.learning_rate": 5e-4, "optimizer.weight_decay": 0.02,
-    "schedule.warmup_steps": 396, "training.global_batch_size": 4928, "training.max_steps": 178_349,
+    "schedule.warmup_steps": 3270, "training.global_batch_size": 4928, "training.batch_ramp": (448, 448, 9_765_625),
+    "training.max_steps": 182_754,
 }  # fmt: skip
 MODERNBERT_LARGE_RESTART: Values = {  # section 2.2.2: 800 billion tokens
     "initialize_moments": True,  # inferred
-    "optimizer.learning_rate": 5e-5, "schedule.warmup_steps": 0, "training.max_steps": 158_533,
+    "optimizer.learning_rate": 5e-5, "schedule.warmup_steps": 0, "training.batch_ramp": None,
+    "training.max_steps": 158_533,
 }  # fmt: skip
 MODERNBERT_LARGE_PHASE_2: Values = MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART | {
     # modernbert-large-context-extension.yaml
@@ -540,7 +544,7 @@ PUBLISHED: dict[str, Values] = {
     },
     "modernbert-laptop": MODERNBERT | LAPTOP | {  # ours
         "model.intermediate_size": 640, "model.local_attention": 32, "data.max_sequences_per_row": 8,
-        "optimizer.weight_decay": 0.01, "schedule.name": "linear",
+        "optimizer.weight_decay": 0.01, "schedule.name": "linear", "training.batch_ramp": None,
     },
     "gpt1": GPT1 | BASE,
     "gpt2-small": GPT2 | BASE,
