@@ -219,15 +219,6 @@ def test_packed_sequences_are_compared_as_if_each_had_a_row() -> None:
     assert packed[1] == pytest.approx(alone[1], rel=1e-5)
 
 
-def test_low_scores_count_as_zero_in_both_models() -> None:
-    from ctxlm_ds.models.parts.comparison import AttentionComparison
-
-    scores = torch.tensor([[[[3.0, -100.0], [-250.0, 1.0]]]])
-    theirs = torch.tensor([[[[1.0, 2.0], [-300.0, -99.0]]]])
-    error = AttentionComparison(ParallelContext())(scores, theirs, torch.ones(1, 2, dtype=torch.int64))
-    assert error.tolist() == [4.0 + 4.0 + 0.0 + 100.0**2]
-
-
 def test_counts_are_those_of_positions_and_of_pairs_in_a_sequence() -> None:
     arrays = {"sequence_ids": np.array([[1, 1, 1, 2, 2, 0], [1, 0, 0, 0, 0, 0], [0] * 6])}
     assert (count_positions(arrays), count_pairs(arrays)) == (6, 9 + 4 + 1)
