@@ -238,11 +238,12 @@ def _validate(tree: RawRecipe, title: str, world_size: int | None = None) -> Run
         try:
             config = RunConfig.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            for details in error.errors(include_url=False):
+            # Every kind of value that a setting may have reports the same wrong value.
+            for details in {_setting_path(details): details for details in error.errors(include_url=False)}.values():
                 problem = _explain(details, tree)
                 problems.append(problem)
                 suspicious.update((problem.path, *problem.involves))
-                _remove(data, details["loc"])
+                _remove(data, _setting_path(details))
     found = find_problems(config, world_size)
     problems += [
         problem
@@ -292,8 +293,15 @@ def _placed(problem: Problem, tree: RawRecipe) -> Problem:
     return replace(problem, where=tree.origin(next(written, ())))
 
 
+def _setting_path(details: ErrorDetails) -> SettingPath:
+    """Return the path of the wrong setting, without the kind of value that pydantic tried, such as `list[int]`."""
+    if details["type"] == "extra_forbidden":
+        return details["loc"]
+    return tuple(takewhile(lambda part: not (isinstance(part, str) and "[" in part), details["loc"]))
+
+
 def _explain(details: ErrorDetails, tree: RawRecipe) -> Problem:
-    path, kind = details["loc"], details["type"]
+    path, kind = _setting_path(details), details["type"]
     name, where = dotted(path), tree.origin(path)
     field_info = find_field(path, tree.data)
     expected = "something else" if field_info is None else describe_field(field_info)

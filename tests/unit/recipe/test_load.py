@@ -244,3 +244,9 @@ def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
         subprocess.run([sys.executable, "-c", script], check=True, cwd=root)
         times.append(children_cpu_seconds() - start_s)
     assert min(times) < 1.0
+
+
+@pytest.mark.parametrize("value", ["cpu", "5", "[1, x]", "{}", "[0, -1]"])
+def test_a_value_of_no_possible_kind_is_one_problem(value: str) -> None:
+    with pytest.raises(ConfigError, match="1 problem\n  initialize_layers: .*: expected a list of .* or one of spread"):
+        load_config("bert-tiny", [f"initialize_layers={value}"])
