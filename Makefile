@@ -32,7 +32,7 @@ operators: install ## build DeepSpeed's CPU operators, which tests and offload u
 	@$(BIN)/python tools/build_operators.py
 
 test: operators ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-slurm: operators ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
 	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)

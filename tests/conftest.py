@@ -21,6 +21,14 @@ os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 use_own_build_folder()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of a file to one worker; those of the contract suite, which take longest, by family."""
+    for item in items:
+        family = item.callspec.params.get("family", "") if hasattr(item, "callspec") else ""
+        group = f"{item.path.stem}-{family}" if item.path.name == "test_contract.py" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def threads_as_found() -> None:
     """Give every test the same number of threads, whatever an earlier one set."""
