@@ -10,7 +10,7 @@ import pytest
 from transformers import BertConfig
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import all_exports, export_of
+from ctxlm_ds.export.base import FamilyExport, all_exports, export_of
 from ctxlm_ds.export.hf_config import from_hf_config
 from ctxlm_ds.families.bert.config import BERT, BertSection
 from ctxlm_ds.families.bert.export import BertExport
@@ -47,8 +47,10 @@ def test_every_family_of_this_package_says_what_it_exports() -> None:
         assert export.section is family.section
         assert all(outputs <= family.outputs for outputs in export.hf_classes)
         assert export.settings.keys() <= family.section.model_fields.keys()
-    types = [export.model_type for export in all_exports()]
-    assert len(types) == len(set(types))
+    by_type = [export.model_type for export in all_exports() if type(export).claims is FamilyExport.claims]
+    assert len(by_type) == len(set(by_type))
+    claiming = {export.model_type for export in all_exports()} - set(by_type)
+    assert not claiming, "the type of a family that claims single folders is that of another family"
 
 
 def test_a_family_of_another_package_is_imported(families: Registry, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from ctxlm_ds.data.sources.types import InputShard
 PLAIN = PreprocessConfig()
 CHANGES: dict[str, Any] = {
     "json_keys": ("title",), "split_sentences": True, "keep_newlines": True, "leading_space": True, "append_eod": True,
-    "split_special_tokens": True, "input_format": "text", "shard": InputShard(1, 3),
+    "split_special_tokens": True, "input_format": "text", "spans_key": "spans",
+    "shard": InputShard(1, 3),
 }  # fmt: skip
 WITHOUT_EFFECT: dict[str, Any] = {"workers": 8, "max_bad_records": 9, "overwrite": True}
 
