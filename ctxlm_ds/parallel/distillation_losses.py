@@ -90,8 +90,8 @@ def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: P
     student, teacher = (hidden.flatten(0, -2).float() for hidden in outputs)
     everywhere = labels[0].flatten() > 0
     counted = own_tokens(everywhere, parallel) if parallel.splits_tokens else everywhere
-    alike = torch.ones_like(student[:, 0])
-    loss = F.cosine_embedding_loss(student, teacher, alike, reduction="none").where(counted, 0.0).sum()
+    same_direction = torch.ones_like(student[:, 0])
+    loss = F.cosine_embedding_loss(student, teacher, same_direction, reduction="none").where(counted, 0.0).sum()
     if parallel.splits_tokens:
         loss = reduce_from_ranks(loss, parallel)
     return Sums(loss, None, everywhere.sum(dtype=torch.float32))

@@ -79,9 +79,9 @@ def test_the_moments_stay_and_the_count_begins_again(first_phase: Any, layout: L
 def test_without_the_setting_the_moments_begin_at_0(first_phase: Any) -> None:
     """The comparison can fail: other moments are other steps."""
     optimizer, run_dir, first = first_phase
-    anew = start_second(SECOND[0], optimizer, run_dir, keep=False)
-    assert anew["losses"][0] == pytest.approx(first["losses"][0], rel=1e-5)
-    assert abs(anew["losses"][-1] / first["losses"][-1] - 1) > 1e-3
+    restarted = start_second(SECOND[0], optimizer, run_dir, keep=False)
+    assert restarted["losses"][0] == pytest.approx(first["losses"][0], rel=1e-5)
+    assert abs(restarted["losses"][-1] / first["losses"][-1] - 1) > 1e-3
 
 
 @pytest.mark.parametrize("first_phase", ["lamb"], indirect=True)

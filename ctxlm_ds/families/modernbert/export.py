@@ -111,9 +111,9 @@ def _layer_types(num_layers: int, every: int) -> list[str]:
 def _global_attention_every(layer_types: Sequence[str], folder: Path) -> int:
     """Return the distance of global layers; raise ExportError if they are not at equal distances from layer 0."""
     found = list(layer_types)
-    for every in range(1, len(found) + 1):
-        if _layer_types(len(found), every) == found:
-            return every
+    for distance in range(1, len(found) + 1):
+        if _layer_types(len(found), distance) == found:
+            return distance
     raise ExportError(
         f"{folder}/config.json: layer_types has no {GLOBAL} at layer 0 and equal distances after it: {', '.join(found)}"
     )

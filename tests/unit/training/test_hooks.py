@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig
 from ctxlm_ds.training.hooks import Hook, Hooks, StepMetrics, build_hooks
 from tests.unit.training.test_metrics import end, metrics_of, start
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    logger = logging.getLogger("ctxlm_ds")
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.manager._clear_cache()
-    return stream
 
 
 def test_ranks_have_the_hooks_that_are_theirs(tmp_path: Path) -> None:

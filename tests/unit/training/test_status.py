@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import pty
 import re
@@ -19,18 +18,6 @@ from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.hooks import RunEnd, RunStart, build_hooks
 from ctxlm_ds.training.status import StatusHook, TimeLeft, figures_line
 from tests.unit.training.test_metrics import end, metrics_of, start
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    logger = logging.getLogger("ctxlm_ds")
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    monkeypatch.setattr(logger, "propagate", False)
-    logger.manager._clear_cache()
-    return stream
 
 
 def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
