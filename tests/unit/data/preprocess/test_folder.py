@@ -10,25 +10,11 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.data.preprocess import folder as folder_module
-from ctxlm_ds.data.preprocess import job as preprocess_module
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.text import make_documents, write_corpus
+from tests.text import make_documents
 from tests.unit.data.preprocess.test_job_resume import Killed, contents_of, kill_at, run
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Three files of a dozen chunks, one of them compressed; progress is saved after every chunk."""
-    monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
-    monkeypatch.setattr(preprocess_module, "SAVE_INTERVAL_BYTES", 1)
-    names = ["a.jsonl", "b.jsonl.gz", "c.jsonl"]
-    for seed, name in enumerate(names):
-        write_corpus(tmp_path / name, 25, seed=seed, format=name.split(".", 1)[1])
-    with open(tmp_path / "c.jsonl", "a") as file:
-        file.write('{"other": "key"}\n{broken\n')
-    return [tmp_path / name for name in names]
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,9 @@ import pytest
 from ctxlm_ds.data.dataset import writer as writer_module
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess import folder as folder_module
-from ctxlm_ds.data.preprocess import job as preprocess_module
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError
-from tests.text import write_corpus
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Three files of a dozen chunks, one of them compressed; progress is saved after every chunk."""
-    monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 4000)
-    monkeypatch.setattr(preprocess_module, "SAVE_INTERVAL_BYTES", 1)
-    names = ["a.jsonl", "b.jsonl.gz", "c.jsonl"]
-    for seed, name in enumerate(names):
-        write_corpus(tmp_path / name, 25, seed=seed, format=name.split(".", 1)[1])
-    with open(tmp_path / "c.jsonl", "a") as file:
-        file.write('{"other": "key"}\n{broken\n')
-    return [tmp_path / name for name in names]
 
 
 def run(corpus: list[Path], tokenizer: Path, prefix: Path, **settings: Any) -> PreprocessResult:
