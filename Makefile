@@ -5,12 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
-PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# The variable, unlike -c, also limits what packages need for their own build.
+PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip install -qq --disable-pip-version-check
 # DeepSpeed builds its CPU operators with the ninja of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install operators pretrain test test-slurm check soak bench docs clean
+.PHONY: help install operators pretrain downstream test test-slurm check soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -27,6 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 pretrain: install ## text to a model that fills masks, on 2 CPU ranks; FAMILY=gpt2 continues text; CORPUS=path: your text
 	@$(BIN)/python tools/pretrain_default.py $(if $(FAMILY),--family '$(FAMILY)') $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
+
+downstream: install ## make pretrain's model fine-tuned on two tasks, next to random weights: a table of scores
+	@$(BIN)/python tools/downstream_default.py $(if $(FAMILY),--family '$(FAMILY)') $(ARGS)
 
 operators: install ## build DeepSpeed's CPU operators, which tests and offload use (minutes, once)
 	@$(BIN)/python tools/build_operators.py

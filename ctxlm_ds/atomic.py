@@ -74,11 +74,16 @@ def publish(partial: Path, final: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a small file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
-        with open(partial, "w", encoding="utf-8") as handle:
-            handle.write(text)
+        with open(partial, "wb") as handle:
+            handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())
         publish(partial, path)

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.console import at_least, setup_logging
+from ctxlm_ds.console import at_least, program, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
+from ctxlm_ds.planning.check_lines import model_lines, run_lines
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.process.launcher import end_torchrun
@@ -25,6 +26,7 @@ from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, lo
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.teacher_rules import needs_teacher
+from ctxlm_ds.training.hook_setup import check_hooks
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
@@ -35,11 +37,12 @@ logger = logging.getLogger("ctxlm_ds")
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; arguments that launchers add (--local_rank) are ignored."""
-    parser = argparse.ArgumentParser(prog="python -m ctxlm_ds.pretrain", description="Pretrain from a recipe.")
+    parser = argparse.ArgumentParser(prog=program("ctxlm_ds.pretrain"), description="Pretrain from a recipe.")
     parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
-    parser.add_argument("--check", action="store_true", help="only check the recipe and print it resolved")
+    parser.add_argument("--check", action="store_true", help="only check the recipe and describe the run in brief")
+    parser.add_argument("--print", action="store_true", help="with --check: print the resolved recipe instead")
     parser.add_argument("--world-size", type=at_least(1), help="with --check: number of ranks of the planned run")
     parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
     parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
@@ -78,12 +81,24 @@ def check_only(arguments: argparse.Namespace) -> None:
         from ctxlm_ds.export.teacher import with_teacher
 
         config = with_teacher(config)
+    deepspeed = load_deepspeed_json(_deepspeed_source(arguments, config))
     _deepspeed_settings(arguments, config, world_size)
-    sys.stdout.write(dump_config(config))
+    check_hooks(config)
+    if arguments.print:
+        sys.stdout.write(dump_config(config))
+        return
+    zero_stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
+    sys.stdout.writelines(f"{line}\n" for line in run_lines(config, zero_stage, world_size, run_directory(config)))
+    sys.stdout.flush()
+    sys.stdout.writelines(f"{line}\n" for line in model_lines(config, deepspeed, world_size))
+
+
+def _deepspeed_source(arguments: argparse.Namespace, config: RunConfig) -> str:
+    return str(arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG)
 
 
 def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_size: int) -> dict[str, Any]:
-    source = arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG
+    source = _deepspeed_source(arguments, config)
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
@@ -151,6 +166,7 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     # ZeRO 3 gathers weights during the computation and needs more than one queue.
     zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
     one_queue = config.parallel.tensor_parallel_size > 1 and zero_stage < 3
+    logger.info("importing torch")
     prepare_process(ranks, config.training.deterministic, one_queue)
 
     from ctxlm_ds.parallel.topology import build_topology
@@ -191,6 +207,11 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
         ) from error
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the command as a process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main()
+
+
+if __name__ == "__main__":
+    run()

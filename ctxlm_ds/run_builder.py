@@ -45,6 +45,7 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_counts import word_counts
 from ctxlm_ds.training.continuations import Continuations, held_out_prompts
 from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.hook_setup import check_hooks
 from ctxlm_ds.training.hooks import Hooks, build_hooks
 from ctxlm_ds.training.recovery import Recovery
 from ctxlm_ds.training.runtime import compile_setting, device_type, explain_out_of_memory
@@ -65,18 +66,11 @@ def build_run(
         ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
     run_dir = lock.run_dir
-    config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
-    config = agreed_teacher(config, tokenizer, topology)
+    config, tokenizer = resolve_on_every_rank(config, topology)
     objective = build_objective(config.objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
-    manager.check_shared()
-    manager.clean_leftovers()
-    newest = manager.find_resumable()
-    if newest is not None:
-        # Before the sample indexes are built, which takes long.
-        topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
-    elif config.initialize_from is None:
-        refuse_missing_source(config)
+    newest = find_start(config, manager, topology)
+    logger.info("reading the data")
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
     engine = build_engine(config, deepspeed_config, objective, topology)
@@ -121,7 +115,7 @@ def build_run(
             load_last_good=load_last_good,
             steps_from=steps.restart,
         ),
-        hooks=Hooks(build_hooks(config, run_dir, topology)),
+        hooks=build_all_hooks(config, run_dir, topology, stop_signal),
         topology=topology,
         stop_signal=stop_signal,
         state=state,
@@ -129,6 +123,51 @@ def build_run(
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, rows, objective, tokenizer)),
         continuations=build_continuations(config, rows, objective, tokenizer, topology),
     )
+
+
+def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunConfig, Tokenizer]:
+    """Return the resolved recipe with its teacher, and its tokenizer, after checking the tasks that judge it.
+
+    Raises:
+        ConfigError, DataError, TokenizerError: a mistake of the user, on every rank.
+    """
+    config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
+    config = agreed_teacher(config, tokenizer, topology)
+    topology.run_on_rank_0_first(partial(check_downstream, config, builds_hooks=topology.is_main))
+    return config, tokenizer
+
+
+def find_start(config: RunConfig, manager: CheckpointManager, topology: Topology) -> Path | None:
+    """Return the checkpoint to resume from, None for a fresh run, before the sample indexes are built (takes long).
+
+    Raises:
+        ConfigError, CheckpointError: the checkpoint is of other settings, or a fresh run lacks its source of weights.
+    """
+    manager.check_shared()
+    manager.clean_leftovers()
+    newest = manager.find_resumable()
+    if newest is not None:
+        topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+    elif config.initialize_from is None:
+        refuse_missing_source(config)
+    return newest
+
+
+def check_downstream(config: RunConfig, builds_hooks: bool = False) -> None:
+    """Refuse tasks of evaluation.downstream that lack something or that the family cannot do, and hooks likewise."""
+    if builds_hooks:
+        check_hooks(config)
+    if config.evaluation.downstream:
+        load_object("ctxlm_ds.downstream.during_run:check_tasks")(config)
+
+
+def build_all_hooks(config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal) -> Hooks:
+    """Return the hooks of this rank; the one that judges checkpoints on tasks is on rank 0."""
+    hooks = Hooks(build_hooks(config, run_dir, topology))
+    if config.evaluation.downstream and topology.is_main:
+        judge = load_object("ctxlm_ds.downstream.during_run:DownstreamHook")
+        hooks.prepend(judge(config, run_dir, hooks.call, lambda: bool(stop_signal.number)))
+    return hooks
 
 
 def held_out_words(
@@ -269,11 +308,11 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
             "(tools/train_tokenizer.py makes one)"
         )
     tokenizer = load_tokenizer(config.tokenizer.path)
-    size = config.model.vocab_size or tokenizer.vocab_size
-    if size < tokenizer.vocab_size:
+    size, least = config.model.vocab_size or tokenizer.output_size, tokenizer.output_size
+    if size < least:
         raise ConfigError(
             f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
-            f"{tokenizer.vocab_size - 1}; set model.vocab_size to at least {tokenizer.vocab_size}, or null"
+            f"{least - 1}; set model.vocab_size to at least {least}, or null"
         )
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
 

@@ -80,8 +80,8 @@ makes_tokenizer='' sets=("name=$name" "${sets[@]}")
 [ -z "$HELDOUT" ] || [ -n "$TOKENIZER" ] || die "HELDOUT without INPUT needs TOKENIZER"
 [ -z "$HELDOUT" ] || sets=("data.validation=[{name: heldout, path: $OUT/data/heldout_${JSON_KEY}_$form}]" "${sets[@]}")
 for recipe in "${recipes[@]}"; do # a mistake in a recipe is reported before anything is submitted
-    "$CTXLM_PYTHON" -m ctxlm_ds.pretrain --config "$recipe" --check --world-size $((NODES * RANKS)) --set "${sets[@]}" \
-        >/dev/null
+    "$CTXLM_PYTHON" -m ctxlm_ds.pretrain --config "$recipe" --check --print --world-size $((NODES * RANKS)) \
+        --set "${sets[@]}" >/dev/null
 done
 if [ -z "$dry_run" ]; then
     queued=$(squeue --noheader "--user=$(id -u)" --format='%i %j')

@@ -37,6 +37,15 @@ def threads_as_found() -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+@pytest.fixture(autouse=True)
+def untouched_logger() -> None:
+    """Let the project's logger pass its records on, whatever an earlier test made of it: caplog sees each once."""
+    logger = logging.getLogger("ctxlm_ds")
+    logger.handlers[:] = []
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quiet_libraries() -> None:
     """Libraries log only what is wrong."""

@@ -30,6 +30,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.corruption.spans import draw_length
 from ctxlm_ds.objectives.corruption.tokens import MaskingRules, length_shares
 from ctxlm_ds.objectives.span_corruption import Denoising
+from ctxlm_ds.objectives.text_infilling import TextInfilling
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.unit.data.formats.bert_reference import create_instances
@@ -304,11 +305,15 @@ def mean_of(documents: Sequence[tuple[NDArray[Any], NDArray[Any]]], place: int) 
 
 
 def statistics(rows: RowSource, config: RunConfig, objective: Any, count: int) -> list[Figure]:
-    """Every figure of a masked language model or of denoisers over `count` rows."""
+    """Every figure of a masked language model, of denoisers or of text infilling over `count` rows."""
     if isinstance(objective, Denoising):
         from tests.denoiser_statistics import denoising_figures  # it imports this module
 
         return list(denoising_figures(rows, config, objective, count))
+    if isinstance(objective, TextInfilling):
+        from tests.infilling_statistics import infilling_figures
+
+        return list(infilling_figures(rows, config, objective, count))
     masked = mask_rows(rows, config, objective, count)
     drawn = length_figures(masked) if len(length_shares(masked.section)) else ()
     pairs = order_figures(rows, getattr(config.data, "short_seq_prob", 0.0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.sample import NO_LABEL, Batch, Example, Examples, Sample, Samples, starts_of
+from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Batch, Example, Examples, Sample, Samples, starts_of
 from ctxlm_ds.data.stream.collate import collate_arrays, to_batches
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.causal_lm import CausalLM, CausalLMSection
@@ -44,6 +44,7 @@ def samples_from(samples: Sequence[Sample], keys: Sequence[tuple[int, int, int]]
         np.array([len(sample.input_ids) - sample.token_type_ids.sum() for sample in samples], dtype=np.int64),
         np.array([sample.sequence_label for sample in samples], dtype=np.int8),
         np.array(keys or [(number, 0, 0) for number in range(len(samples))], dtype=np.uint64),
+        language_ids=np.full(len(samples), NO_LANGUAGE, dtype=np.int32),
     )
 
 

@@ -23,6 +23,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 SPECIALS = {"pad_id": 0, "unk_id": 1, "cls_id": 2, "sep_id": 3, "mask_id": 4}
 FIRST_WORD_ID = 5
+FULL_STOP = 6
 
 
 @dataclass
@@ -45,7 +46,9 @@ class FakeTokenizer:
         return (np.arange(self.vocab_size) % 2 == 0) | (np.arange(self.vocab_size) < FIRST_WORD_ID)
 
     def token_to_id(self, token: str) -> int | None:
-        """The last hundred ids are T5's sentinels."""
+        """6 is the full stop, the last hundred ids are T5's sentinels."""
+        if token == ".":
+            return FULL_STOP
         number = token.removeprefix("<extra_id_").removesuffix(">")
         return self.vocab_size - 1 - int(number) if number.isdigit() and int(number) < 100 else None
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.tokenizers.base import Tokenizer
 
 Keys = NDArray[np.int64]
 Shares = NDArray[np.float64]
@@ -75,9 +76,34 @@ def trigram_probabilities(training: Keys, held_out: Keys, num_ids: int) -> Share
     return third.probability((u * base + v) * base + w, share, num_ids)
 
 
-def compare_ngrams(training: Path, held_out: Path) -> list[str]:
-    """Return lines with loss (nats per token) and perplexity of unigrams and trigrams on a held-out dataset."""
-    text, read = (np.asarray(IndexedDataset(prefix).tokens) for prefix in (training, held_out))
+def compare_ngrams(training: Path, held_out: Path, words_of: Tokenizer | None = None) -> list[str]:
+    """Return lines with loss (nats per token) and perplexity of unigrams and trigrams on a held-out dataset.
+
+    With the tokenizer `words_of` they predict what objective bidirectional_lm predicts, in each direction: a word
+    outside of the softmax is <UNK>, and each sequence has an end.
+    """
+    datasets = IndexedDataset(training), IndexedDataset(held_out)
+    if words_of is None:
+        return _compare(*(np.asarray(dataset.tokens) for dataset in datasets))
+    lines: list[str] = []
+    for name, backward in (("forward", False), ("backward", True)):
+        sizes, *figures = _compare(*(marked_words(dataset, words_of, backward) for dataset in datasets))
+        lines += [*([] if lines else [sizes]), *(f"{name} {line}" for line in figures)]
+    return lines
+
+
+def marked_words(dataset: IndexedDataset, tokenizer: Tokenizer, backward: bool) -> NDArray[np.int64]:
+    """Return the words that a model predicts: each sequence and its end, or all backward, each with its beginning."""
+    lengths = dataset.lengths(0, len(dataset))
+    starts = np.cumsum(lengths) - lengths
+    words = np.asarray(dataset.tokens, dtype=np.int64)
+    words = np.where(words < tokenizer.output_size, words, tokenizer.unk_id)
+    if backward:
+        return np.insert(words, starts[lengths > 0], tokenizer.cls_id)[::-1]
+    return np.insert(words, (starts + lengths)[lengths > 0], tokenizer.sep_id)
+
+
+def _compare(text: Keys, read: Keys) -> list[str]:
     num_ids = int(max(text.max(), read.max())) + 1
     counts = np.bincount(text, minlength=num_ids) + 1.0
     losses = {

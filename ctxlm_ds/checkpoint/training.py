@@ -179,7 +179,11 @@ class TrainingCheckpoints:
         state = TrainState.from_dict(described["train_state"])
         saved_config = load_saved_config(folder / "config.yaml")
         differences = self._changed_environment(described["environment"])
-        self.changed_settings = report_resume(saved_config, self._config, state.step, differences)
+        run_dir, last_step = folder.parent.parent, self._config.training.max_steps
+        logger.info("resuming %s at step %s of %s", run_dir, f"{state.step:,}", f"{last_step:,}")
+        self.changed_settings = report_resume(
+            saved_config, self._config, state.step, differences, log=self._topology.is_main
+        )
         return state
 
     def _load_chunks(self, reader: CheckpointReader, updates: int) -> None:
@@ -254,9 +258,13 @@ def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str
 
 
 def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
-    """Return a line for each change of weights or epochs; paths may change, since indexes are compared by content."""
+    """Return a line for each change of weights, epochs or languages; paths may change: indexes say what is in them."""
     before, now = (
-        [f"weight {source.weight}, epochs {source.epochs or 1.0:g}" for source in config.data.train]
+        [
+            f"weight {source.weight}, epochs {source.epochs or 1.0:g}"
+            + ("" if source.language is None else f", language {source.language}")
+            for source in config.data.train
+        ]
         for config in (saved, current)
     )
     if len(before) != len(now):

@@ -106,15 +106,17 @@ def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) 
     # A complete run may be extended by another job (a second phase).
     if context.restarts or context.chain != context.job_id or is_completed(run_dir):
         return
-    newest = run_dir / ATTEMPTS_DIR / (newest_attempt(run_dir) or "")
-    records = [run_dir / RECORD_NAME, newest / start_records.START_FILE]
+    newest = newest_attempt(run_dir) or ""
+    records = [run_dir / RECORD_NAME, run_dir / ATTEMPTS_DIR / newest / start_records.START_FILE]
     for job_id in filter(None, map(read_job_id, records)):
         with contextlib.suppress(ClusterError):  # Slurm has forgotten it
-            state = show(job_id).state
-            if job_id != context.job_id and state in OWNS:
+            job = show(job_id)
+            # Slurm counts the restart of a job before its processes have ended.
+            requeued = job.state == "COMPLETING" and newest.startswith(f"job-{job_id}-{job.restarts - 1}-")
+            if job_id != context.job_id and (job.state in OWNS or requeued):
                 raise ConfigError(
-                    f"{run_dir} is the run of job {job_id}, which is {state.lower()}. Wait until it ends, "
-                    f"cancel it (scancel {job_id}), or choose another run_dir"
+                    f"{run_dir} is the run of job {job_id}, which is {'requeued' if requeued else job.state.lower()}. "
+                    f"Wait until it ends, cancel it (scancel {job_id}), or choose another run_dir"
                 )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 NO_LABEL = -1
+NO_LANGUAGE = -1
 DECODER = "decoder_"
 """Beginning of the names of a decoder's fields, if they are those of an encoder's too."""
 
@@ -64,6 +65,8 @@ class Samples(NamedTuple):
     keys: NDArray[np.uint64]  # [c, 3], the key of a sequence's random words: sample number, epoch, index
     continues_span: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     # [t], 1 at a token of the given span of the token before it (dataset/spans.py); empty if no spans are given
+    language_ids: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+    # [c], the token of each sequence's language, or NO_LANGUAGE
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -122,6 +125,8 @@ class TargetExamples(NamedTuple):
     starts: NDArray[np.int64]  # [c + 1]
     target_ids: NDArray[np.int32]  # [q]
     target_starts: NDArray[np.int64]  # [c + 1]
+    replaced: NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+    # [q], True at a token that the input lacks; empty if the objective does not say
 
     def example(self, number: int) -> TargetExample:
         """Return sequence `number`."""
@@ -136,7 +141,7 @@ def token_types(length: int, second_start: int) -> NDArray[np.int32]:
 
 
 def empty_samples(lengths: NDArray[np.int64], with_spans: bool = False) -> Samples:
-    """Allocate sequences of `lengths`; `starts`, `keys` and (no token in a span) `continues_span` are set."""
+    """Allocate sequences of `lengths` without languages; `starts`, `keys` and `continues_span` (no span) are set."""
     starts = starts_of(lengths)
     total, count = int(starts[-1]), len(lengths)
     return Samples(
@@ -147,6 +152,7 @@ def empty_samples(lengths: NDArray[np.int64], with_spans: bool = False) -> Sampl
         sequence_labels=np.empty(count, dtype=np.int8),
         keys=np.zeros((count, 3), dtype=np.uint64),
         continues_span=np.zeros(total if with_spans else 0, dtype=np.uint8),
+        language_ids=np.full(count, NO_LANGUAGE, dtype=np.int32),
     )
 
 

@@ -98,7 +98,7 @@ class FamilyExport(ABC):
     encoder_decoder: ClassVar[bool] = False
     """True if a decoder writes; `next_token_output` then has its positions [b, t, v]."""
     position_outputs: ClassVar[frozenset[str]] = frozenset()
-    """Outputs with a value for every position; the proof of a conversion compares no values at padding."""
+    """Outputs that have a value at every position. Padded positions are not compared."""
     folder: ClassVar[str] = ""
     """Folder of this class's files in an export; empty for the export's folder."""
 
@@ -179,6 +179,10 @@ class FamilyExport(ABC):
         """Return why a folder's tokenizer does not fit its config with this padding id; None if it does."""
         return None
 
+    def start_id(self, ids: TokenIds) -> int:
+        """Return the token that a decoder reads first, if the model has one."""
+        return ids.pad_id
+
     def num_token_types(self, model: Any) -> int:
         """Return the number of token types that the model distinguishes."""
         return 1
@@ -190,6 +194,10 @@ class FamilyExport(ABC):
         Raises:
             ExportError: its special tokens are not those that the model was trained with.
         """
+
+    def further_fields(self, fields: Fields) -> Fields:
+        """Return fields that only this family's objectives have, for the rows with which a conversion is proved."""
+        return {}
 
     def their_inputs(self, fields: Fields) -> Fields:
         """Return the arguments of transformers' forward for a batch's fields."""
@@ -206,6 +214,34 @@ class FamilyExport(ABC):
     @abstractmethod
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         """Return the model card's sentences; `mask_token` is empty if the tokenizer has none."""
+
+
+class EncoderDecoderExport(FamilyExport):
+    """What exports of encoder-decoders share."""
+
+    encoder_decoder = True
+
+    def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
+        """Encode each pair as one text with the end-of-text token, cut to the model's positions."""
+        if (loaded.pad_token_id, loaded.eos_token_id) != (tokenizer.pad_id, tokenizer.sep_id):
+            raise ExportError(
+                f"the exported tokenizer has pad {loaded.pad_token_id} and end {loaded.eos_token_id}, the model was "
+                f"trained with {tokenizer.pad_id} and {tokenizer.sep_id}"
+            )
+        most = None if model.longest_sequence is None else model.longest_sequence - 1
+        rows = [[*ids[:most], tokenizer.sep_id] for ids in tokenizer.encode_batch([" ".join(pair) for pair in pairs])]
+        return Rows(rows, [[0] * len(row) for row in rows])
+
+    def their_inputs(self, fields: Fields) -> Fields:
+        return super().their_inputs(fields) | {"decoder_input_ids": fields["decoder_input_ids"]}
+
+    def their_outputs(self, result: Any, fields: Fields) -> Fields:
+        """Return the logits of all positions of the decoder [b, t, v]."""
+        return {"decoder_logits": result.logits}
+
+    def their_labels(self, fields: Fields) -> Fields:
+        """Return the labels, from which transformers also makes the decoder's inputs."""
+        return {"labels": fields["decoder_labels"]}
 
 
 def export_of(family: str) -> FamilyExport:

@@ -38,6 +38,7 @@ def to_hf_config(
     ids: TokenIds,
     dtype: str,
     kept: Mapping[str, Any] | None = None,
+    trained: Mapping[str, Any] | None = None,
 ) -> PretrainedConfig:
     """Return the config of a class of transformers.
 
@@ -48,6 +49,7 @@ def to_hf_config(
         ids: the tokenizer's ids.
         dtype: fp32, bf16 or fp16, of the weights.
         kept: settings of the folder that the weights were imported from.
+        trained: settings that follow from the training.
 
     Raises:
         ExportError: transformers refuses the settings.
@@ -56,7 +58,8 @@ def to_hf_config(
     head = {"architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
     values = {**export.their_settings(model, ids), **kept, **head}
     config = _complete(export, values, hf_class)
-    for key, value in export.written_settings(model).items():
+    # Config classes of transformers 5 leave out settings of generate(), which it still reads from config.json.
+    for key, value in {**export.written_settings(model), **(trained or {})}.items():
         setattr(config, key, value)
     return config
 

@@ -23,9 +23,11 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, export_of
 from ctxlm_ds.export.hf_config import to_hf_config
+from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
+from ctxlm_ds.export.own_format import OwnFormat, compare_weights, own_format_in, own_format_of
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, HEADS_FILE, write_heads, write_model
-from ctxlm_ds.export.verify import Comparison, verify_folder
+from ctxlm_ds.export.verify import ROUNDING_BOUNDS, Comparison, verify_folder
 from ctxlm_ds.export.weights import (
     IMPORT_RECORD,
     KEPT_SETTINGS,
@@ -35,6 +37,7 @@ from ctxlm_ds.export.weights import (
     open_checkpoint,
 )
 from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -60,6 +63,8 @@ class Conversion:
     """The pipeline of transformers that uses the model, if there is one."""
     num_parameters: int
     comparisons: list[Comparison]
+    loading: str | None = None
+    """Python that loads `{folder}` if transformers does not (OwnFormat)."""
 
 
 def to_hf(
@@ -79,14 +84,18 @@ def to_hf(
     """
     old_card = output / "README.md"
     is_earlier_export = old_card.is_file() and CARD_MARK in old_card.read_text(encoding="utf-8", errors="replace")
-    check_output(output, checkpoint, is_earlier_export)
+    check_output(output, checkpoint, is_earlier_export or read_object(output / EXPORT_RECORD) is not None)
     source = open_checkpoint(checkpoint)
+    own = own_format_of(source.model.family)
+    if own is not None:
+        return _to_own_format(own, source, output, dtype, max_shard_bytes)
     export = export_of(source.model.family)
     tokenizer = load_tokenizer(source.folder / "tokenizer")
     parts = [(part, part.shared_outputs(source.outputs)) for part in export.models()]
     key_maps = [part.key_map(source.model, outputs, tokenizer.pad_id) for part, outputs in parts]
     _check_tokenizer(tokenizer, source.model)
     whole = describe_source(source.reader, source.model, source.outputs, source.folder)
+    trained = build_objective(source.config.objective, tokenizer).generation_settings if source.train_state else {}
     hf_class, text = key_maps[0].hf_class, _card_text(*parts[0], tokenizer)
     with output_folder(output) as folder:
         for (part, outputs), key_map in zip(parts, key_maps, strict=True):
@@ -95,7 +104,9 @@ def to_hf(
             place.mkdir(exist_ok=True)
             _copy_tokenizer(source, place)
             write_model(place, key_map, source.reader, dtype, max_shard_bytes)
-            config = to_hf_config(part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings)
+            config = to_hf_config(
+                part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings, trained
+            )
             config.to_json_file(place / "config.json")
             size = describe_model(source.model, outputs).num_parameters if len(parts) > 1 else whole.num_parameters
             words, layers = _card_text(part, outputs, tokenizer), part.num_blocks(source.model)
@@ -109,6 +120,29 @@ def to_hf(
         (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
     return Conversion(source.folder, output, hf_class, text.task, whole.num_parameters, comparisons)
+
+
+def _to_own_format(
+    own: OwnFormat, source: CheckpointSource, output: Path, dtype: str, max_shard_bytes: int
+) -> Conversion:
+    """Write a folder of a family's own format, whose weights are compared when they have been read back."""
+    logger.info("exporting %s as %s", source.folder, own.title)
+    whole = describe_source(source.reader, source.model, source.outputs, source.folder)
+    _check_tokenizer(load_tokenizer(source.folder / "tokenizer"), source.model)
+    rows = tuple(Row(name, (name,)) for name in whole.shapes)
+    with output_folder(output) as folder:
+        _copy_tokenizer(source, folder)
+        write_model(folder, KeyMap("", rows), source.reader, dtype, max_shard_bytes)
+        config = {"model_type": source.model.family, **source.model.model_dump(mode="json")}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        own.write(folder, source.model, source.reader)
+        record = _export_record(source.folder, dtype, max_shard_bytes)
+        (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        written, bound = own.open(folder).source, 0.0 if dtype == "fp32" else ROUNDING_BOUNDS[dtype]
+        comparison = compare_weights(source.reader, written, bound)
+        if not comparison.holds:
+            raise ExportError(f"the weights that were written are others: {comparison}")
+    return Conversion(source.folder, output, own.title, None, whole.num_parameters, [comparison], own.loading)
 
 
 def _card_text(export: FamilyExport, outputs: Sequence[str], tokenizer: Tokenizer) -> CardText:
@@ -141,10 +175,10 @@ def _export_record(checkpoint: Path, dtype: str, max_shard_bytes: int) -> dict[s
 
 def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:
     assert model.vocab_size is not None
-    if tokenizer.vocab_size > model.vocab_size:
+    if tokenizer.output_size > model.vocab_size:
         raise ExportError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, the model only {model.vocab_size}: it is not the tokenizer "
-            "that this model was trained with"
+            f"the tokenizer has {tokenizer.output_size} ids, the model only {model.vocab_size}: it is not the "
+            "tokenizer that this model was trained with"
         )
 
 
@@ -181,6 +215,9 @@ def from_hf(model: Path, output: Path) -> Conversion:
     if not model.is_dir():
         raise ExportError(f"{model}: no such folder; give a local folder (names on the Hub are not looked up)")
     check_output(output, model, (output / IMPORT_RECORD).is_file())
+    own = own_format_in(model)
+    if own is not None:
+        raise ExportError(f"{model} holds {own.title}, which need no conversion: give the folder as initialize_from")
     source = HuggingFaceWeights(model)
     tokenizer = load_tokenizer(model)
     _check_tokenizer(tokenizer, source.model)

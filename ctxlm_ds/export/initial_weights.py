@@ -16,6 +16,7 @@ from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.initial_layers import select_layers
 from ctxlm_ds.export.key_maps import Shape, WeightSource
+from ctxlm_ds.export.own_format import own_format_in
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.build import WholeModel, block_names, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
@@ -122,6 +123,10 @@ def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
     if is_checkpoint(folder):
         checkpoint = open_checkpoint(folder)
         return checkpoint.reader, checkpoint.model, checkpoint.outputs
+    own = own_format_in(folder)
+    if own is not None:
+        opened = own.open(folder)
+        return opened.source, opened.model, opened.outputs
     weights = HuggingFaceWeights(folder, with_heads=True)
     return weights, weights.model, weights.outputs
 

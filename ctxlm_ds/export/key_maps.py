@@ -117,6 +117,8 @@ class KeyMap:
     """Patterns of tensors that files hold although the class has no such parameter."""
     old_endings: Mapping[str, str] = field(default_factory=dict)
     """Ending of a name in older files -> the present one."""
+    zero: tuple[str, ...] = ()
+    """Patterns of tensors of the class that our model lacks and that must be 0."""
     optional_prefix: str = ""
     """Prefix of their names that a file saved from the bare model does not have."""
 
@@ -144,6 +146,8 @@ class Assignment:
     """Name in the file -> name in the file that must be equal to it (both names of a tied tensor were written)."""
     unused: tuple[str, ...]
     """Names in the file that the class does not use."""
+    zero: tuple[str, ...] = ()
+    """Names in the file of tensors that must be 0."""
 
 
 def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment:
@@ -159,7 +163,8 @@ def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment
     doubles = {file: stored[name] for file, name in aliases.items() if name in stored}
     stored |= {name: file for file, name in aliases.items() if name not in stored}
     unused = {file for file, name in others.items() if any(re.fullmatch(row, name) for row in key_map.unused)}
-    unknown = sorted(name for file, name in others.items() if file not in unused | aliases.keys())
+    zero = {file for file, name in others.items() if any(re.fullmatch(row, name) for row in key_map.zero)}
+    unknown = sorted(name for file, name in others.items() if file not in unused | zero | aliases.keys())
     missing = sorted(wanted - stored.keys())
     if missing or unknown:
         lists = [f"{what}: {_first(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
@@ -167,7 +172,7 @@ def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment
             f"{where} is not a {key_map.hf_class}; save it with {key_map.hf_class}.save_pretrained (a bare encoder or "
             f"a fine-tuned head is not enough). {'; '.join(lists)}"
         )
-    return Assignment(stored, doubles, tuple(sorted(unused)))
+    return Assignment(stored, doubles, tuple(sorted(unused)), tuple(sorted(zero)))
 
 
 def _present_names(key_map: KeyMap, file_names: Sequence[str]) -> dict[str, str]:

@@ -13,12 +13,14 @@ from ctxlm_ds.atomic import read_object
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.export.base import CardText
 from ctxlm_ds.export.weights import CheckpointSource
+from ctxlm_ds.process.run_history import START, read_history
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.training.metrics import METRICS_NAME
 from ctxlm_ds.untrusted_json import open_regular
 
 MAX_LINE_BYTES = 1 << 20
+MAX_CHANGE_CHARACTERS = 300
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
 UNKNOWN = "not recorded"
@@ -91,7 +93,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 ## Training
 
-{_table(_training_rows(config, train_state) if train_state else {"source": "imported weights"})}
+{_table(_training_rows(config, train_state) if train_state else {"source": "imported weights"})}{_resumes(source)}
 
 ## Limits
 
@@ -131,6 +133,23 @@ def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
                     numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
                     figures |= {key: value for key, value in numbers.items() if key.startswith("eval/")}
     return figures
+
+
+def _resumes(source: CheckpointSource) -> str:
+    """List the settings that resumes up to the checkpoint's step found changed, from the run's history."""
+    step = int(source.train_state.get("step", 0))
+    events = read_history(source.folder.parent.parent) if source.train_state else []
+    lines = []
+    for event in (event for event in events if event["event"] == START):
+        start, changes = event.get("step"), event.get("changed_settings")
+        if type(start) is int and start < step and isinstance(changes, list) and changes:
+            lines.append(f"- after step {start:,}: {'; '.join(f'`{_one_line(change)}`' for change in changes)}")
+    head = "\n\nThese settings were changed when the run was resumed (old -> new); the table has the last ones.\n\n"
+    return head + "\n".join(lines) if lines else ""
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text).replace("`", "'").split())[:MAX_CHANGE_CHARACTERS]
 
 
 def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[str, Any]:

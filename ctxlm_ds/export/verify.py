@@ -60,8 +60,10 @@ def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokeni
     }
     rows["text"] = export.text_rows(_loaded_tokenizer(folder, tokenizer), model, tokenizer, TEXT_PAIRS)
     fields = {name: make_fields(some, tokenizer.pad_id, rng) for name, some in rows.items()}
+    fields = {name: some | export.further_fields(some) for name, some in fields.items()}
     if export.encoder_decoder:
-        return {name: some | _decoder_fields(_any_target(some), tokenizer.pad_id) for name, some in fields.items()}
+        start = export.start_id(tokenizer)
+        return {name: some | _decoder_fields(_any_target(some), start) for name, some in fields.items()}
     return fields
 
 
@@ -297,7 +299,7 @@ def _generated(module: Any, export: FamilyExport, prompts: Fields, longest: int)
 
     length = min(GENERATED_TOKENS, longest - 1)
     # The folder's settings (end-of-text token, sampling) would change the comparison.
-    start = getattr(module.config, "decoder_start_token_id", None)
+    start = int(prompts["decoder_input_ids"][0, 0]) if export.encoder_decoder else None
     module.generation_config = GenerationConfig(
         do_sample=False, max_new_tokens=length, eos_token_id=None, pad_token_id=0, decoder_start_token_id=start
     )

@@ -107,6 +107,12 @@ class ClassFolder:
                     "a model with an untied output embedding cannot be imported"
                 )
 
+    def check_zeros(self) -> None:
+        """Raise ExportError if a tensor that our model lacks is not 0."""
+        for name in self._assignment.zero:
+            if bool(self.files.read(name).any()):
+                raise ExportError(f"{self.folder}: {name} is not 0; only models without such a tensor can be imported")
+
     def log(self) -> None:
         """Log what is read, what is not, and what an import changes."""
         declared = read_hf_config(self.folder).get("architectures")
@@ -148,6 +154,7 @@ class HuggingFaceWeights:
             raise ExportError(str(error)) from error
         for part in self._parts:
             part.check_doubles()
+            part.check_zeros()
             self._check_shared(part)
             part.log()
 

@@ -14,6 +14,9 @@ from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFraction, Probability, SmallInt, Width
 
+DROPOUT_LANES = 4
+"""Elements of a feed-forward layer whose dropout is drawn together."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -41,6 +44,8 @@ class Family:
     """Published size of the vocabulary, which a plan takes if the recipe sets none."""
     export: str | None = None
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
+    own_format: str | None = None
+    """`module:object` of its OwnFormat (export/own_format.py), if transformers has no such class but others do."""
     frozen: str | None = None
     """`module:function` from the section to a function from a teacher's parameter name to its complete fp32 value; None
     draws initial values."""
@@ -104,9 +109,7 @@ class TransformerSection(ModelSection):
 
     def problems(self) -> Iterator[Problem]:
         yield from head_problems(self)
-        for name in ("hidden_dropout", "attention_dropout"):
-            if getattr(self, name) >= 1.0:
-                yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
+        yield from dropout_problems(self)
 
     def row_problems(self, data: DataSection) -> Iterator[Problem]:
         if data.seq_length > self.max_position_embeddings:
@@ -128,6 +131,13 @@ class EncoderSection(TransformerSection):
 
     pre_layer_norm: bool = False
     """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
+
+
+def dropout_problems(section: Any) -> Iterator[Problem]:
+    """Yield a dropout of 1."""
+    for name in ("hidden_dropout", "attention_dropout"):
+        if getattr(section, name) >= 1.0:
+            yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
 
 
 def head_problems(model: ModelSection, prefix: str = "") -> Iterator[Problem]:
@@ -166,6 +176,27 @@ def split_problems(model: ModelSection, size: int, prefix: str = "", lanes: int 
             f"{size} does not divide model.{prefix}intermediate_size {inner}, whose rows the ranks share; {fitting}",
             (f"model.{prefix}intermediate_size",),
         )
+
+
+def inner_dropout_problems(model: ModelSection, size: int, dropout: str) -> Iterator[Problem]:
+    """Yield reasons why `size` ranks cannot split the layers and draw the dropout inside feed-forward layers.
+
+    Args:
+        model: the section.
+        size: tensor-parallel ranks.
+        dropout: name of the setting of that dropout.
+    """
+    lanes = DROPOUT_LANES if getattr(model, dropout) > 0.0 else 1
+    yield from split_problems(model, size, lanes=lanes)
+    heads, inner = (getattr(model, name) for name in ("num_attention_heads", "intermediate_size"))
+    own = inner // size
+    if inner % size == 0 and own % lanes:
+        text = (
+            f"{size} gives each rank {own} of model.intermediate_size {inner}, and dropout is "
+            f"drawn for {DROPOUT_LANES} of them together; {fitting_sizes(heads, inner, lanes)} would do, or "
+            f"model.{dropout} 0"
+        )
+        yield Problem("parallel.tensor_parallel_size", text, ("model.intermediate_size", f"model.{dropout}"))
 
 
 def fitting_sizes(heads: int, inner: int, lanes: int = 1) -> str:

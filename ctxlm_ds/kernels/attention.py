@@ -83,14 +83,15 @@ class SdpaAttention:
     @property
     def _needs_no_mask(self) -> bool:
         """True if torch's causal mask suffices: padding comes after the sequence, and its results are not read."""
-        return self.spec.causal and not self.spec.shares_rows and self.spec.window is None
+        spec = self.spec
+        return spec.causal and not spec.shares_rows and spec.window is None and not spec.ranked
 
     def _mask(self, sequences: Sequences) -> Tensor:
         """Return a bool mask of visible keys: [b, 1, s, t], [b, 1, 1, t] or [s, s]."""
         spec, ids = self.spec, sequences.ids
-        if not spec.shares_rows and not spec.ordered:
+        if not spec.shares_rows and not spec.ordered and not spec.ranked:
             return first_sequence_mask(ids if sequences.key_ids is None else sequences.key_ids)
-        if spec.causal and not spec.shares_rows:
+        if spec.causal and not spec.shares_rows and not spec.ranked:
             return place_mask(spec, ids.shape[1], ids.device)
         return visible_keys(spec, sequences)
 

@@ -338,6 +338,8 @@ def why_bmm_cannot_run(need: Need) -> str | None:
         return f"it computes in bf16 or fp32 only, and the precision is {need.dtype}"
     if need.spec.bias:
         return "it adds no bias to the scores, and this model's attention has one"
+    if need.spec.ranked:
+        return "it hides keys by their place only, and this model's attention by their rank"
     if need.spec.scale is not None and need.spec.scale <= 0.0:
         return f"the scale of the scores must be positive, and it is {need.spec.scale}"
     return None

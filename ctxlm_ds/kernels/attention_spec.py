@@ -3,7 +3,8 @@
 Shape letters: b rows, s positions of a row, t positions of a row of keys (s in self-attention), n heads, k heads of
 keys and values (n unless grouped), d size of a head, m sequences of a row. The spec of a Need is an AttentionSpec.
 
-A position sees the positions of its sequence: only itself and earlier ones if causal, only near ones in a window.
+A position sees the positions of its sequence: only itself and earlier ones if causal, only near ones in a window, only
+those of no higher rank if ranked.
 Padding sees padding or, if a row holds one sequence, that sequence. A position without a key of its sequence sees every
 key of its row, so no softmax is empty and nothing is NaN. The results at such positions are never read.
 """
@@ -36,6 +37,8 @@ class AttentionSpec:
     """Dropout of the attention probabilities in training."""
     window: int | None = None
     """Most positions that a position sees to each side of itself (if causal: to the left); None sees all."""
+    ranked: bool = False
+    """Positions see none of a higher rank (Sequences.ranks)."""
     grouped: bool = False
     """Several query heads share a head of keys and values: k < n, and n is a multiple of k."""
     bias: bool = False
@@ -51,8 +54,10 @@ class AttentionSpec:
         return self.causal or self.window is not None
 
     def __post_init__(self) -> None:
-        if self.cross and self.ordered:
-            raise ValueError("cross attention is neither causal nor windowed: its two sequences share no positions")
+        if self.cross and (self.ordered or self.ranked):
+            raise ValueError(
+                "cross attention is neither causal nor windowed nor ranked: its two sequences share no positions"
+            )
         if self.window is not None and self.window < 1:
             raise ValueError(f"an attention window is at least 1 position wide, not {self.window}")
 
@@ -68,6 +73,8 @@ class Sequences(NamedTuple):
     """[b, t], the queries with id i see the keys with id i."""
     key_starts: Tensor | None = None
     """[b, m + 1]"""
+    ranks: Tensor | None = None
+    """[b, s], of the positions if the attention is ranked."""
 
 
 class ProbabilityKeys(NamedTuple):
@@ -131,7 +138,12 @@ def first_sequence_mask(key_ids: Tensor) -> Tensor:
 def visible_keys(spec: AttentionSpec, sequences: Sequences) -> Tensor:
     """Return [b, 1, s, t] bool, True if the query sees the key."""
     mask = same_sequence_mask(sequences)
-    return mask & place_mask(spec, mask.shape[-1], mask.device) if spec.ordered else mask
+    if spec.ordered:
+        mask = mask & place_mask(spec, mask.shape[-1], mask.device)
+    if spec.ranked:
+        assert sequences.ranks is not None
+        mask = mask & (sequences.ranks[:, None, None] <= sequences.ranks[:, None, :, None])
+    return mask
 
 
 def place_mask(spec: AttentionSpec, length: int, device: torch.device) -> Tensor:
@@ -147,11 +159,11 @@ _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def once(sequences: Sequences, name: str, spec: AttentionSpec, make: Callable[[], Made]) -> Made:
     """Return make(), which depends on the sequences and the spec only, made once for all layers of a micro-batch."""
-    ids, key_ids = sequences.ids, sequences.key_ids
+    ids, others = sequences.ids, (sequences.key_ids, sequences.ranks)
     if torch.compiler.is_compiling() or ids.is_inference() or ids.device.type == "meta":
         return make()
-    known: dict[tuple[object, ...], tuple[Tensor | None, Made]] = _made.setdefault(ids, {})
-    place = (name, spec, ids._version, None if key_ids is None else key_ids._version)
-    if place not in known or known[place][0] is not key_ids:
-        known[place] = key_ids, make()
+    known: dict[tuple[object, ...], tuple[tuple[Tensor | None, ...], Made]] = _made.setdefault(ids, {})
+    place = (name, spec, ids._version, *(None if other is None else other._version for other in others))
+    if place not in known or any(old is not new for old, new in zip(known[place][0], others, strict=True)):
+        known[place] = others, make()
     return known[place][1]

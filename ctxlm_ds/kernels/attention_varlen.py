@@ -100,6 +100,8 @@ def why_varlen_cannot_run(need: Need) -> str | None:
         return f"it computes in bf16 or fp16 only, and the precision is {need.dtype}"
     if spec.bias:
         return "it adds no bias to the scores, and this model's attention has one"
+    if spec.ranked:
+        return "it hides keys by their place only, and this model's attention by their rank"
     if spec.head_size > FLASH_MAX_HEAD_SIZE or spec.head_size % 8:
         return f"heads must be a multiple of 8 and at most {FLASH_MAX_HEAD_SIZE} wide, and they are {spec.head_size}"
     capability = torch.cuda.get_device_capability()

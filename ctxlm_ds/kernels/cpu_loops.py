@@ -1,4 +1,4 @@
-"""Compiled loops for CPUs: softmax of attention scores, its gradient, and dropout by key.
+"""Compiled loops for CPUs: softmax of attention scores, its gradient, dropout by key, and sums of gradients.
 
 torch reads and writes memory once for each operation, and draws its dropout on one thread. These loops read and write
 each number once, in the cache. bf16 arrays are uint16 here, computed in fp32. The hash is that of kernels/dropout.py.
@@ -334,3 +334,11 @@ def dropout_loop(
         source, target = x[start : start + count], out[start : start + count]
         for j in range(count):
             target[j] = _like(_read(source[j]) * factor if lanes[j] >= lowest_lane else zero, source[j])
+
+
+@compiled
+def sum_loop(out: Any, x: Any, addend: Any, begin: int, end: int) -> None:
+    """Write the sum of two flat arrays; `out`, fp32, may be one of them, the others may be bf16."""
+    target, source, other = out[begin:end], x[begin:end], addend[begin:end]
+    for j in range(len(target)):
+        target[j] = _read(source[j]) + _read(other[j])

@@ -47,6 +47,11 @@ class KernelSet:
         self.dropout: DropoutKernel = self._kernel("dropout")
         self.bias_gelu: BiasGeluKernel = self._kernel("bias_gelu")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the activations."""
+        return self._dtype
+
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
         """Return the implementation for a layer's attention."""
         return self._kernel("attention", spec)

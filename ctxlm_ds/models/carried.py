@@ -3,7 +3,8 @@
 A layer names them in LayerDescription.carries. It reads the tensor that it wrote for the same rows in the previous
 step, detached, or None in the first step. The key is the number of the micro-batch in the global batch, so a resume on
 another number of data-parallel ranks finds them. Every tensor-parallel rank holds them completely. They are inputs of
-the layer, so a recomputed layer reads the same ones.
+the layer, so a recomputed layer reads the same ones. An evaluation begins without tensors and carries its own, so that
+it changes nothing of the training.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ class CarriedStates:
         self._number = 0
         self._held: dict[tuple[str, int], Tensor] = {}
         self._written: dict[tuple[str, int], Tensor] = {}
+        self._evaluated: dict[tuple[str, int], Tensor] | None = None
+
+    @property
+    def is_evaluating(self) -> bool:
+        """True from begin_evaluation to end_evaluation."""
+        return self._evaluated is not None
+
+    def begin_evaluation(self) -> None:
+        """Carry other tensors, none at first, until end_evaluation."""
+        self._evaluated = {}
+
+    def end_evaluation(self) -> None:
+        """Discard the evaluation's tensors and return to those of the training."""
+        self._evaluated = None
 
     def begin(self, micro_batch: int) -> None:
         """Select the micro-batch of the next forward pass by its number in the global batch."""
@@ -28,11 +43,13 @@ class CarriedStates:
 
     def take(self, name: str) -> Tensor | None:
         """Return the tensor of the selected micro-batch; None if no step has written it."""
-        return self._held.get((name, self._number))
+        held = self._held if self._evaluated is None else self._evaluated
+        return held.get((name, self._number))
 
     def put(self, name: str, value: Tensor) -> None:
         """Keep a tensor for the next step."""
-        self._written[name, self._number] = value.detach()
+        written = self._written if self._evaluated is None else self._evaluated
+        written[name, self._number] = value.detach()
 
     def end_step(self, keep: bool) -> None:
         """Keep the step's tensors for the next step, or discard them."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.parallel.parameters import Constant, Init, collect_facts
+from ctxlm_ds.parallel.parameters import Constant, Init, Uniform, collect_facts
 
 STREAM_PURPOSE = "ctxlm_ds initial value"
 
@@ -26,6 +26,8 @@ def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Ten
     if isinstance(init, Constant):
         return value.fill_(init.value)
     generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
+    if isinstance(init, Uniform):
+        return value.uniform_(-init.limit, init.limit, generator=generator)
     deviation = init.standard_deviation
     if init.truncated:
         nn.init.trunc_normal_(value, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)

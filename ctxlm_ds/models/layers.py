@@ -197,7 +197,7 @@ def run_layer(
     """
     if description.frozen and module.training:
         module.eval()
-    keeps = description.carries if module.training else frozenset()
+    keeps = description.carries if module.training or carried.is_evaluating else frozenset()
     inputs = [
         (carried.take(name) if name in keeps else None) if name in description.carries else tensors[name]
         for name in description.reads

@@ -56,7 +56,7 @@ class LossTerm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the reduction."""
     has_perplexity: bool = False
-    """True if evaluation reports exp(loss) as `perplexity`."""
+    """True if evaluation reports exp(loss) as `perplexity`, or as `TERM_perplexity` if several terms have one."""
 
 
 class Objective(ABC):
@@ -74,6 +74,8 @@ class Objective(ABC):
     """What the labels of sequences must say (SampleFormat.sequence_label); None if it reads none."""
     shifted: ClassVar[bool] = False
     """True if a sample's last token must be only a label."""
+    lane_directions: ClassVar[int] = 0
+    """2 if samples must be those of lanes in both directions, 1 if they may be in lanes (SampleFormat)."""
     next_tokens: ClassVar[str | None] = None
     """Output with the logits of the next token at every position, by which texts are continued; None if none."""
 
@@ -96,6 +98,11 @@ class Objective(ABC):
         read = Counter(name for term in self.terms for name in (*term.outputs, *term.labels))
         terms = [term for term in self.terms if term.reduce == VOCABULARY_SUMS]
         return {term.outputs[0]: term.labels[0] if read[term.outputs[0]] == 1 else None for term in terms}
+
+    @property
+    def generation_settings(self) -> dict[str, int]:
+        """Settings of transformers' generate() that follow from what a decoder was trained on."""
+        return {}
 
     def comparisons(self, model: ModelSection, teacher: ModelSection) -> Sequence[Comparison]:
         """Return what layers compare where it arises; their errors are tensors that terms read."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, render_tokens, token_fields
@@ -29,6 +30,9 @@ def target_term(name: str) -> LossTerm:
 class EncoderDecoderSection(ObjectiveSection):
     """Settings of an objective with a target."""
 
+    decoder_start: Literal["pad", "sep"] = "pad"
+    """Token that the decoder reads first: `pad` (T5), or `sep`, the end of a text (BART)."""
+
     def target_length(self, data: DataSection) -> int:
         """Return the most tokens of a row's targets."""
         return data.seq_length
@@ -50,11 +54,28 @@ class EncoderDecoder(Objective):
     def __init__(self, section: EncoderDecoderSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         self.config = section
+        self._special_ids = frozenset() if tokenizer is None else tokenizer.special_ids
+        self._start_id = self.pad_id
+        if tokenizer is not None and section.decoder_start == "sep":
+            self._start_id = tokenizer.sep_id
+
+    def start_ids(self, examples: TargetExamples) -> int | NDArray[np.int32]:
+        """Return the token that the decoder reads first, or that of each sequence [c]."""
+        return self._start_id
+
+    def restored(self, fields: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Return [b, t]: True for labels that are text which the input lacks, here for all that are text.
+
+        An objective whose targets repeat the input has its own.
+        """
+        import numpy as np
+
+        labels = fields[LABELS]
+        return ~np.isin(labels, [IGNORE_LABEL, *self._special_ids])
 
     @property
-    def start_id(self) -> int:
-        """Token that the decoder reads first; the padding token in T5."""
-        return self.pad_id
+    def generation_settings(self) -> dict[str, int]:
+        return {"decoder_start_token_id": self._start_id}
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         length, most = self.config.target_length(data), data.sequences_per_row
@@ -82,7 +103,7 @@ class EncoderDecoder(Objective):
         inputs, labels, positions = arrays[DECODER_FIELDS[0]], arrays[LABELS], arrays[DECODER_FIELDS[1]]
         inside = labels != IGNORE_LABEL
         inputs[:, 1:] = np.where(inside[:, 1:], labels[:, :-1], self.pad_id)
-        inputs[inside & (positions == 0)] = self.start_id
+        inputs[inside & (positions == 0)] = self.start_ids(examples)
         return FITS
 
     def render(self, example: TargetExample, tokenizer: Tokenizer) -> Text:

@@ -56,14 +56,16 @@ class MaskingSection(ObjectiveSection):
     (XLM; DistilBERT 0.7); 0: all with the same."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
-    spans: Literal["none", "geometric", "ngram", "given"] = "none"
+    spans: Literal["none", "geometric", "ngram", "skipgram", "given"] = "none"
     """Choose runs of tokens, or of words with whole_word. `geometric`: lengths by span_prob, up to max_span_length
-    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT). `given`: each span of
-    the dataset is chosen as a word is (phrases and entities of ERNIE)."""
+    (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT); `skipgram`: with
+    span_prob 2 to max_span_length, otherwise 1 (UniLM). `given`: each span of the dataset is chosen as a word is
+    (phrases and entities of ERNIE)."""
     max_span_length: SmallInt = 10
-    """Longest run (SpanBERT 10, ALBERT 3)."""
+    """Longest run (SpanBERT 10, ALBERT and UniLM 3)."""
     span_prob: PositiveFraction = 0.2
-    """p of the lengths of `geometric` spans: p(1 - p)^(n - 1), renormalised (SpanBERT 0.2)."""
+    """p of the lengths of `geometric` spans: p(1 - p)^(n - 1), renormalised (SpanBERT 0.2); probability of a
+    `skipgram` run, each length equally often (UniLM 0.2)."""
     replace_spans: bool = False
     """Draw mask, random or kept once per run of predicted tokens instead of per token (SpanBERT)."""
     masking: Literal["dynamic", "static"] = "dynamic"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import Field
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.denoisers import MOST_NOISE, Denoiser
-from ctxlm_ds.objectives.encoder_decoder import EncoderDecoder, EncoderDecoderSection, target_term
+from ctxlm_ds.objectives.encoder_decoder import LABELS, EncoderDecoder, EncoderDecoderSection, target_term
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection
 
@@ -106,6 +106,13 @@ class Denoising(EncoderDecoder):
         from ctxlm_ds.objectives.corruption.noise_spans import denoise
 
         return denoise(samples, key, self._tables_for(int(budgets.max(initial=SHORTEST_INPUT))))
+
+    def restored(self, fields: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Return [b, t]: True for labels that are text; sentinels need not be special tokens."""
+        import numpy as np
+
+        sentinels = [ids for tables in self._tables.values() for ids in tables.sentinels]
+        return super().restored(fields) & ~np.isin(fields[LABELS], sentinels)
 
     def _tables_for(self, input_length: int) -> DenoiserTables:
         """Return the tables for inputs of at most `input_length` tokens."""

@@ -36,7 +36,14 @@ class Normal:
     """Factors of the deviation for equal blocks of rows (query, key and value); empty for 1."""
 
 
-Init = Constant | Normal
+@dataclass(frozen=True)
+class Uniform:
+    """Initial values between -limit and limit, all equally likely."""
+
+    limit: float
+
+
+Init = Constant | Normal | Uniform
 ZEROS, ONES = Constant(0.0), Constant(1.0)
 
 

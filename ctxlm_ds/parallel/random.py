@@ -82,6 +82,10 @@ class DropoutStreams:
             return torch.zeros((), dtype=torch.int64, device=like.device)
         return self._layer_keys[place]
 
+    def word(self, place: int) -> np.uint64:
+        """Return the key of a place in the running layer on the host, for what a CPU draws."""
+        return np.uint64(0) if self._layer_keys is None else np.uint64(self._layer_words[place])
+
     def row_keys(self, num_rows: int, like: Tensor) -> Tensor:
         """Return a key for each row of the running micro-batch, [num_rows] int64 on the device of `like`.
 

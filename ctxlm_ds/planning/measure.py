@@ -101,6 +101,12 @@ class MeasuredModel:
         """Operations of a teacher in the forward pass of one row."""
         return sum(layer.at(1).flops for layer, frozen in zip(self.layers, self.frozen, strict=True) if frozen)
 
+    @cached_property
+    def constant_flops_per_row(self) -> int:
+        """Operations of products with inputs without a gradient, in the forward pass of one row without a teacher's."""
+        layers = zip(self.layers, self.frozen, strict=True)
+        return sum(layer.at(1).constant_flops for layer, frozen in layers if not frozen)
+
 
 def describe(config: RunConfig) -> tuple[list[LayerDescription], WholeModel]:
     """Return the layers of the complete model and its parameters."""
@@ -112,7 +118,8 @@ def describe(config: RunConfig) -> tuple[list[LayerDescription], WholeModel]:
 def training_flops_per_row(config: RunConfig) -> int:
     """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
     measured = measure(config)
-    return (1 + BACKWARD_FACTOR) * measured.flops_per_row - BACKWARD_FACTOR * measured.frozen_flops_per_row
+    total = (1 + BACKWARD_FACTOR) * measured.flops_per_row - BACKWARD_FACTOR * measured.frozen_flops_per_row
+    return total - measured.constant_flops_per_row
 
 
 def useful_flops_per_row(config: RunConfig) -> float:
@@ -281,6 +288,7 @@ class _Run:
         self._meter = Meter(platform, build.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)
         self._modules: dict[str | None, nn.Module] = {}
+        self._constants = set(self.fields)
         self.layers: list[Trace] = []
         self.recomputed: list[Trace] = []
         self.sizes: list[dict[str, int]] = []
@@ -300,6 +308,8 @@ class _Run:
             self.layers.append(plain)
             self.recomputed.append(again)
             self._tensors.update(zip(description.gives(), (x.detach() for x in plain.outputs), strict=True))
+            self._constants -= set(description.gives())
+            self._constants |= description.without_gradient()
         self._note_sizes()
         self.loss = self._run_loss()
         return self
@@ -312,6 +322,7 @@ class _Run:
         module = self._module(description)
         inputs = [self._tensors[name] for name in description.needs()]
         parameters = list(module.parameters())
+        constants = [place for place, name in enumerate(description.needs()) if name in self._constants]
 
         def run(description: LayerDescription, remember: bool) -> Trace:
             def call(*given: Tensor) -> list[Tensor]:
@@ -320,7 +331,7 @@ class _Run:
                 run_layer(description, module, tensors, number, self._parallel.dropout, carried)
                 return [tensors[name] for name in description.gives()]
 
-            return self._meter.count(call, inputs, parameters, remember)
+            return self._meter.count(call, inputs, parameters, remember, constants)
 
         again = run(description, remember=False) if description.recompute else None
         plain = run(replace(description, recompute=False), remember=True)

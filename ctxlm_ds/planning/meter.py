@@ -6,6 +6,7 @@ Fused attention and dropout take another path on `meta` than on the target devic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -85,6 +86,8 @@ class Work(NamedTuple):
     reduce_scatter: int
     collectives: int
     """Number of tensor-parallel collectives."""
+    constant_flops: int
+    """Of the `flops`, those of products with inputs that have no gradient: backward they are one product."""
 
 
 class Trace(NamedTuple):
@@ -114,6 +117,7 @@ class Meter:
         inputs: Sequence[Tensor],
         parameters: Sequence[Tensor] = (),
         remember: bool = True,
+        constants: Sequence[int] = (),
     ) -> Trace:
         """Run a call forward and backward.
 
@@ -122,9 +126,10 @@ class Meter:
             inputs: on `meta`; they are detached.
             parameters: of the call's module.
             remember: True if kept storages do not count in later calls.
+            constants: places of inputs that have no gradient in the model.
         """
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
-        counter = _Operations(parameters, self._keeps_scores)
+        counter = _Operations(parameters, self._keeps_scores, {_storage(given[place]) for place in constants})
         self.device.scores = self.device.score_bytes = 0
         held = dict(self._kept) if not remember else self._kept
         kept = _Kept({_storage(parameter) for parameter in parameters}, self._fields, held)
@@ -150,6 +155,7 @@ class Meter:
             all_gather=sent["all_gather"],
             reduce_scatter=sent["reduce_scatter"],
             collectives=sum(self._traffic.calls.values()),
+            constant_flops=counter.constant_flops,
         )
         return Trace(work, tuple(counter.products), frozenset(kept.fields), outputs)
 
@@ -192,15 +198,18 @@ class _Kept:
 class _Operations(TorchDispatchMode):
     """Counts operations as they reach the device."""
 
-    def __init__(self, parameters: Sequence[Tensor], keeps_scores: bool = False) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], keeps_scores: bool = False, constants: AbstractSet[int] = frozenset()
+    ) -> None:
         super().__init__()
+        self._constants = constants
         self._keeps_scores = keeps_scores
         shapes = {tuple(parameter.shape) for parameter in parameters}
         self._gradients = shapes | {shape[::-1] for shape in shapes}
         self.present: set[int] | None = None
         """In the backward pass: storages that are not temporary."""
         self.products: list[Product] = []
-        self.forward_bytes = self.backward_bytes = self.workspace = 0
+        self.forward_bytes = self.backward_bytes = self.workspace = self.constant_flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -215,6 +224,8 @@ class _Operations(TorchDispatchMode):
             named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
             skips = bool(named.get("is_causal")) and not self._keeps_scores
             self.products.append(_product(operation, sources, flops, skips))
+            if operation in MATRIX_PRODUCTS and _storage(sources[-2]) in self._constants:
+                self.constant_flops += flops
         if any(x.is_floating_point() for x in results):
             self._add(operation, sources, results)
         return out

@@ -21,6 +21,7 @@ from ctxlm_ds.planning.states import (
     buffer_bytes,
     local_elements,
     stage_parameters,
+    uses_bf16_optimizer,
     workspace_bytes,
 )
 from ctxlm_ds.planning.states import state_elements as count_states
@@ -241,6 +242,10 @@ class Planner:
         zero, parameters = self.zero[layout.zero_stage], stage.parameters
         elements = count_states(config, parameters, zero, layout.data)
         backward, update = buffer_bytes(config, parameters, zero, layout.data)
+        if self.platform.device == "cpu" and uses_bf16_optimizer(config, zero):
+            # Bf16Optimizer.waits_for_second
+            several = layout.num_micro_batches(config.training.global_batch_size) > 1
+            backward += BYTES["bf16"] * parameters.num_elements * several
         update += workspace_bytes(config, parameters, zero, layout.data)
         update += update_bytes(parameters.matrices, zero.stage, layout.data, layout.tensor)
         activations, workspace = self._activations(config, layout, stage)

@@ -22,6 +22,9 @@ from ctxlm_ds.recipe.schema import RunConfig
 ALIGNMENT = 2
 """Stages 1 and 2 pad each flat group to a multiple of this per rank (nccl_start_alignment_factor)."""
 
+GROUP_COPIES = {"adagrad": 0, "lamb": 1, "stable_adamw": 2}
+"""fp32 copies of a group of parameters that an update holds, in addition to one of a tensor."""
+
 
 @dataclass(frozen=True)
 class StageParameters:
@@ -165,14 +168,25 @@ def buffer_bytes(
     return weight * buckets, FLOAT * parameters.padded(data_ranks) // data_ranks
 
 
-def workspace_bytes(
-    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
-) -> int:
-    """Return the bytes of Adafactor's update of the largest matrix: second moment in fp64, or its root and the step."""
-    if config.optimizer.name != "adafactor" or zero.offload_optimizer:
+def workspace_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
+    """Return the bytes that an update holds in addition to its states; one fused AdamW holds nothing.
+
+    Adafactor: of the largest matrix the second moment in fp64, or its root and the step. Adagrad: the denominator of a
+    tensor, which is the group's partition under ZeRO. LAMB: also directions of a group. StableAdamW: also the gradients
+    of the group over their root mean squares.
+    """
+    name = config.optimizer.name
+    if zero.offload_optimizer:
         return 0
-    share = parameters.padded(data_ranks) // data_ranks if zero.stage else parameters.largest
-    return 2 * FLOAT * min(parameters.largest, share)
+    if name == "adafactor":
+        share = parameters.padded(data_ranks) // data_ranks if zero.stage else parameters.largest
+        return 2 * FLOAT * min(parameters.largest, share)
+    if name not in GROUP_COPIES:
+        return 0
+    unit = ALIGNMENT * data_ranks
+    group = max(total_elements(sizes) for sizes in parameters.groups)
+    share = round_up(group, unit) // data_ranks if zero.stage else group
+    return FLOAT * (GROUP_COPIES[name] * share + (share if zero.stage else parameters.largest))
 
 
 def _live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:

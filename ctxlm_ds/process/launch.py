@@ -183,6 +183,8 @@ class StopSignal:
         self.starting = False
         self.name: str | None = None
         """Name of the signal that came first, such as SIGTERM; None if none came."""
+        self.step: int | None = None
+        """Step that a stop at this moment saves, 0 if no step is done; None if that is not known."""
         self._interrupts = 0
 
     @property
@@ -210,12 +212,19 @@ class StopSignal:
         self.requested = True
         self.name = signal.Signals(number).name
         if os.environ.get("RANK", "0") == "0":
-            again = "; Ctrl-C again ends it immediately" if number == signal.SIGINT else ""
             # The terminal's cursor may be behind a live table.
             begin = "\n" if os.isatty(2) else ""
             # Not through logging: a handler may interrupt the logger itself. The reader may have ended.
             with contextlib.suppress(OSError):
-                os.write(2, f"{begin}{self.name}: saving a checkpoint and stopping{again}\n".encode())
+                os.write(2, f"{begin}{self._announcement()}\n".encode())
+
+    def _announcement(self) -> str:
+        """Return the line that a signal is answered with."""
+        what = "saving a checkpoint" if self.step is None else f"saving step {self.step}"
+        what = "no step is done, nothing to save" if self.step == 0 else what
+        if self.name == "SIGINT":
+            return f"stopping: {what}; Ctrl-C again ends it immediately"
+        return f"{self.name}: stopping: {what}"
 
 
 def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:

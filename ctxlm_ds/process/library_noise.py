@@ -20,13 +20,6 @@ KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
 )
 KNOWN_LOG_LINES = ("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",)
 KNOWN_PRINTS = (
-    # BF16_Optimizer's memory report.
-    "begin bf16_optimizer",
-    "end bf16_ optimizer",
-    "before initializing group ",
-    "after initializing group ",
-    "MA ",
-    "CPU Virtual Memory: ",
     # PipelineModule's table and PipelineParallelGrid's topology.
     "SEED_LAYERS=",
     "Using topology: ",

@@ -15,6 +15,8 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_problems
 from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
+JUDGED_FOLDERS = ("checkpoint", "hf")
+"""A judged checkpoint and its export, in the folder that has a folder for each task (downstream/during_run.py)."""
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
 
 Check = Callable[[RunConfig], Iterator[Problem]]
@@ -57,6 +59,7 @@ def unused_settings(config: RunConfig) -> list[str]:
         "optimizer.matrix_learning_rate": config.optimizer.name != "muon",
         "optimizer.matrix_scale": config.optimizer.name != "muon",
         "optimizer.momentum": config.optimizer.name != "muon",
+        "optimizer.initial_accumulator": config.optimizer.name != "adagrad",
         "schedule.power": config.schedule.name != "polynomial",
         "schedule.decay_fraction": config.schedule.name != "wsd",
         "schedule.decay_shape": config.schedule.name != "wsd",
@@ -74,6 +77,8 @@ def unused_settings(config: RunConfig) -> list[str]:
         idle["schedule.final_learning_rate"] = True
     if config.optimizer.name == "adafactor":
         idle |= {"optimizer.betas": True, "optimizer.eps": True}
+    if config.optimizer.name == "adagrad":
+        idle["optimizer.betas"] = True
     if config.optimizer.name == "from_ds_config":
         idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay", "decay_biases")}
     sentences = []
@@ -97,6 +102,19 @@ def _check_sections(config: RunConfig) -> Iterator[Problem]:
     yield from config.model.row_problems(config.data)
     yield from config.data.problems(config.model)
     yield from config.objective.problems(config.data)
+    yield from config.objective.model_problems(config.model)
+
+
+def _check_targets(config: RunConfig) -> Iterator[Problem]:
+    if any(config.objective.problems(config.data)):
+        return
+    longest, target = config.model.longest_sequence, max(config.objective.stack_lengths(config.data))
+    if longest is not None and config.data.seq_length <= longest < target:
+        text = (
+            f"{config.data.seq_length}: its targets have up to {target} tokens, more than the model's {longest} "
+            "positions; shorten the rows or raise model.max_position_embeddings"
+        )
+        yield Problem("data.seq_length", text, ("objective", "model.max_position_embeddings"))
 
 
 def _check_name(config: RunConfig) -> Iterator[Problem]:
@@ -119,7 +137,7 @@ def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     if optimizer.name == "lamb" and kernel in ("torch", "deepspeed"):
         text = f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference"
         yield Problem("kernels.optimizer", text, ("optimizer.name",))
-    if optimizer.name in ("muon", "stable_adamw", "adafactor") and kernel not in ("auto", "reference"):
+    if optimizer.name in ("muon", "stable_adamw", "adafactor", "adagrad") and kernel not in ("auto", "reference"):
         text = f"{kernel} has no {optimizer.name} that is exact under ZeRO; set auto or reference"
         yield Problem("kernels.optimizer", text, ("optimizer.name",))
     if optimizer.momentum >= 1.0:
@@ -179,6 +197,28 @@ def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
         yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
 
 
+def _check_lanes(config: RunConfig) -> Iterator[Problem]:
+    if not config.data.in_lanes:
+        return
+    name, sources = f"data.sample_format {config.data.sample_format}", config.data.train
+    if len(sources) > 1:
+        text = f"{len(sources)} sources: {name} reads one in lanes; join them with tools/merge_datasets.py"
+        yield Problem("data.train", text, ("data.sample_format",))
+    elif config.data.blend != "concatenate" or any(source.epochs is not None for source in sources):
+        text = f"{config.data.blend}, epochs {sources[0].epochs}" if sources else config.data.blend
+        yield Problem("data.blend", f"{text}: {name} blends nothing; leave blend and epochs out", ("data.train",))
+    if config.training.batch_ramp is not None:
+        text = f"the batch cannot grow: {name} reads a lane of text in each of its rows; set null"
+        yield Problem("training.batch_ramp", text, ("data.sample_format",))
+    lanes, rows = config.training.global_batch_size, config.evaluation.max_rows
+    if (config.data.validation or config.data.split) and rows < 2 * lanes:
+        text = (
+            f"{rows} rows in {lanes} lanes, as many as training.global_batch_size: most rows would begin a lane, so "
+            f"the loss would be that of a model without a state; set at least {2 * lanes}, better {8 * lanes}"
+        )
+        yield Problem("evaluation.max_rows", text, ("training.global_batch_size", "data.sample_format"))
+
+
 def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
     share, trained = config.evaluation.mask_prob, getattr(config.objective, "mask_prob", None)
     if share is not None and trained is None:
@@ -187,12 +227,30 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
     elif share is not None and trained is not None and not 0.0 < share <= trained:
         text = f"{share:g}: expected above 0, at most objective.mask_prob {trained:g}, for which rows have room"
         yield Problem("evaluation.mask_prob", text, ("objective.mask_prob",))
+    yield from _check_downstream(config)
     if not config.evaluation.continues:
         return
     setting = "evaluation.continuations" if config.evaluation.continuations else "evaluation.prompts"
     if OBJECTIVE.registry.get(config.objective.name).next_tokens is None:
         text = f"objective.name {config.objective.name} predicts no next tokens, so it continues no text; leave it out"
         yield Problem(setting, text, ("objective.name",))
+
+
+def _check_downstream(config: RunConfig) -> Iterator[Problem]:
+    interval, family = config.checkpoint.interval_steps, config.model.family
+    names = [task.name for task in config.evaluation.downstream]
+    for at, task in enumerate(config.evaluation.downstream):
+        setting = f"evaluation.downstream[{at}]"
+        if MODEL.registry.get(family).export is None:
+            text = f"{task.task}: model.family {family} has no class of transformers to fine-tune; leave it out"
+            yield Problem(setting, text, ("model.family",))
+        if task.every_steps % interval:
+            text = f"{task.every_steps} is no multiple of checkpoint.interval_steps {interval}: checkpoints are judged"
+            yield Problem(f"{setting}.every_steps", text, ("checkpoint.interval_steps",))
+        if task.name in JUDGED_FOLDERS:
+            yield Problem(f"{setting}.task", f"{task.name} is the name of another folder there; rename the file")
+        if names.index(task.name) < at:
+            yield Problem(f"{setting}.task", f"{task.name} is named twice, and its scores would be one curve")
 
 
 def _check_precision(config: RunConfig) -> Iterator[Problem]:
@@ -227,7 +285,9 @@ def _model_fits(family: Any, objective: Any) -> bool:
 def _format_fits(sample_format: Any, objective: Any) -> bool:
     """Return whether the samples of the format have what the objective needs."""
     has_label = objective.sequence_label in (None, sample_format.sequence_label)
-    return bool(has_label and objective.shifted == sample_format.shifted)
+    lanes = sample_format.lane_directions
+    has_lanes = lanes == objective.lane_directions or lanes == 0 and objective.lane_directions == 1
+    return bool(has_label and has_lanes and objective.shifted == sample_format.shifted)
 
 
 def _objective_problem(config: RunConfig, family: Any, objective: Any) -> Problem:
@@ -245,7 +305,11 @@ def _objective_problem(config: RunConfig, family: Any, objective: Any) -> Proble
 def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) -> Problem:
     objective = judged[0]
     name = f"{OBJECTIVE.path} {objective.name}"
-    if objective.shifted and not sample_format.shifted:
+    if objective.lane_directions == 2 and sample_format.lane_directions < 2:
+        reason = f"reads no text backward for {name}"
+    elif sample_format.lane_directions > objective.lane_directions:
+        reason = f"continues text from row to row, of which {name} makes no use"
+    elif objective.shifted and not sample_format.shifted:
         reason = f"leaves no token after the last input for {name} to predict"
     elif sample_format.shifted and not objective.shifted:
         reason = f"keeps the last token of a sample as a label, which {name} does not read"
@@ -276,6 +340,7 @@ def _remedy(fitting: dict[str, list[str]]) -> str:
 
 CHECKS: tuple[Check, ...] = (
     _check_sections,
+    _check_targets,
     fit_problems,
     source_problems,
     teacher_problems,
@@ -283,6 +348,7 @@ CHECKS: tuple[Check, ...] = (
     _check_initial_layers,
     _check_optimizer,
     _check_schedule,
+    _check_lanes,
     _check_evaluation,
     _check_precision,
 )

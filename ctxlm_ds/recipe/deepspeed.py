@@ -33,7 +33,8 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
 from ctxlm_ds.untrusted_json import read_text
 
-CHECKOUT_CONFIG_DIR = Path(__file__).resolve().parents[2] / "ds_configs"
+SHIPPED_CONFIG_DIR = (Path(__file__).resolve().parents[1] / "ds_configs").resolve()
+"""In a checkout a link to ds_configs/ at the top, in an installed package a folder."""
 DEFAULT_CONFIG = "zero1"
 NEVER_PRINT_STEPS = 2**31 - 1
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -111,7 +112,7 @@ def find_deepspeed_json(path_or_name: str | Path) -> Path:
     path = Path(path_or_name)
     if path.is_file():
         return path
-    folders = [Path("ds_configs"), CHECKOUT_CONFIG_DIR]
+    folders = [Path("ds_configs"), SHIPPED_CONFIG_DIR]
     if len(path.parts) == 1:
         for folder in folders:
             candidate = folder / f"{path.name.removesuffix('.json')}.json"

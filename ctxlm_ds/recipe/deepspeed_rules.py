@@ -107,7 +107,7 @@ REFUSED_OPTIMIZERS = {
     "onebitlamb": "DeepSpeed has removed its 1-bit optimizers",
     "zerooneadam": "DeepSpeed has removed its 1-bit optimizers",
     "muon": "its steps differ between ZeRO stages; optimizer.name muon in the recipe is exact",
-    "adagrad": "DeepSpeed rebuilds it without the parameter groups (the first step fails)",
+    "adagrad": "DeepSpeed rebuilds it without the parameter groups (the first step fails); that of the recipe is exact",
     "adafactor": "ZeRO gives it flat shards, which have neither rows nor columns",
     "lbfgs": "it evaluates the loss several times per step",
     "sparseadam": "gradients here are dense",

@@ -6,7 +6,6 @@ tests/deepspeed_source.py. RULES has the settings that DeepSpeed reads without a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -67,7 +66,13 @@ OPTIMIZER_RULES: dict[str, Any] = {
     "weight_decay": Annotated[float, Field(ge=0.0, le=1000.0)],
 }
 """Rules of the optimizers' parameters; the others are flags."""
-MONITOR_PACKAGES = {"wandb": "wandb", "comet": "comet_ml", "tensorboard": "tensorboard"}
+MONITORS = {
+    "tensorboard": "set logging.trackers: [tensorboard] in the recipe",
+    "wandb": "set logging.trackers: [wandb] in the recipe",
+    "csv_monitor": "RUN/metrics.jsonl has all figures",
+    "comet": "set logging.trackers in the recipe to tensorboard, wandb or mlflow",
+}
+"""DeepSpeed's monitors, and what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +172,9 @@ def optimizer_problems(kind: str, params: dict[str, Any]) -> Iterator[Problem]:
 
 
 def monitor_problems(settings: dict[str, Any]) -> Iterator[Problem]:
-    """Yield monitors that are enabled although their package is not installed."""
-    for section, package in MONITOR_PACKAGES.items():
+    """Yield DeepSpeed's monitors that are enabled; they know neither evaluations nor a resume."""
+    for section, remedy in MONITORS.items():
         values = settings.get(section)
-        enabled = isinstance(values, dict) and values.get("enabled") is True
-        if enabled and importlib.util.find_spec(package) is None:
-            yield Problem(
-                f"{section}.enabled", f"true, but {package} is not installed; run pip install {package}, or remove it"
-            )
+        if isinstance(values, dict) and values.get("enabled") is True:
+            text = f"true, but DeepSpeed's monitors know neither evaluations nor a resume; {remedy}, and remove it here"
+            yield Problem(f"{section}.enabled", text)

@@ -64,7 +64,8 @@ def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
         nearest = next(
             rows for rows in range(micro, micro + size + 1) if not any(rows * length % size for length in lengths)
         )
-        row = "data.seq_length" if uneven == config.data.seq_length else "positions of a row of the decoder"
+        row = "positions of a row of the decoder" if len(lengths) > 1 else "positions and predictions of a row"
+        row = "data.seq_length" if uneven == config.data.seq_length else row
         text = (
             f"training.micro_batch_size {micro} x {row} {uneven} = {micro * uneven} positions do not split "
             f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false"

@@ -6,6 +6,7 @@ format. Imports no torch.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, WrapValidator
@@ -61,10 +62,10 @@ class TeacherConfig(Section):
 class OptimizerConfig(Section):
     """Optimizer of the weights."""
 
-    name: Literal["adamw", "stable_adamw", "lamb", "muon", "adafactor", "from_ds_config"] = "adamw"
+    name: Literal["adamw", "stable_adamw", "lamb", "muon", "adafactor", "adagrad", "from_ds_config"] = "adamw"
     """`adamw`, `stable_adamw` (Wortsman 2023), `lamb` (You 2019), `muon` (Jordan 2024; AdamW for tables, heads, biases,
-    norms), `adafactor` (Shazeer 2018 with T5's settings: learning_rate is relative to the size of the weights), each
-    exact under every ZeRO stage, or `from_ds_config` (that of the DeepSpeed JSON)."""
+    norms), `adafactor` (Shazeer 2018 with T5's settings: learning_rate is relative to the size of the weights),
+    `adagrad` (Duchi 2011), each exact under every ZeRO stage, or `from_ds_config` (that of the DeepSpeed JSON)."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1000.0)] = 1e-4
     """Peak learning rate."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
@@ -85,6 +86,8 @@ class OptimizerConfig(Section):
     columns)), with which rates and decay of AdamW fit (Liu 2025), `original` sqrt(max(1, rows / columns))."""
     momentum: Probability = 0.95
     """`muon` only: decay rate of the matrices' moment."""
+    initial_accumulator: NonNegativeFloat = 0.1
+    """`adagrad` only: initial value of the sums of squared gradients."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
 
@@ -96,7 +99,7 @@ class OptimizerConfig(Section):
     @property
     def num_moments(self) -> int:
         """Return the moments of a parameter."""
-        return 1 if self.name == "adafactor" else 2
+        return 1 if self.name in ("adafactor", "adagrad") else 2
 
 
 class ScheduleConfig(Section):
@@ -193,6 +196,36 @@ class ParallelConfig(Section):
     null is 128 if a rank has at least 4,096 words, and else 1."""
 
 
+class DownstreamTask(Section):
+    """A task on which the exported model is fine-tuned while the run trains, by a process on rank 0's host."""
+
+    task: str
+    """Name of a shipped task, or a YAML description (docs/downstream.md)."""
+    data: str
+    """Folder of the task's files."""
+    every_steps: PositiveSteps
+    """Steps between checkpoints that are judged, a multiple of checkpoint.interval_steps; the last is judged too."""
+    epochs: PositiveFloat = 3.0
+    """Epochs of fine-tuning."""
+    batch_size: SmallInt = 32
+    """Examples of a fine-tuning step."""
+    learning_rate: PositiveFloat = 5e-5
+    """Peak learning rate of fine-tuning."""
+    train_layers: NonNegativeSteps | None = None
+    """Train the last layers and the head only (0: the head); null trains everything."""
+    max_train_examples: PositiveSteps | None = None
+    """Train on the first examples only."""
+    seed: NonNegativeSteps = 1
+    """Seed of the head and of the order of the examples."""
+    threads: SmallInt = 1
+    """CPU threads of the process, which uses no accelerator."""
+
+    @property
+    def name(self) -> str:
+        """Return the task's name in the metrics."""
+        return PurePath(self.task).stem
+
+
 class EvaluationConfig(Section):
     """Evaluation on held-out data during the run."""
 
@@ -212,6 +245,8 @@ class EvaluationConfig(Section):
     """Most tokens of a continuation, at most data.seq_length - 1; each costs the forward pass of a micro-batch."""
     continuation_temperature: NonNegativeFloat = 0.0
     """0 takes the most probable token, more draws one from softmax(logits / temperature), by seed, step and text."""
+    downstream: list[DownstreamTask] = []
+    """Tasks on which checkpoints are fine-tuned and judged (`downstream/TASK/METRIC` in the metrics)."""
 
     @property
     def continues(self) -> bool:
@@ -279,8 +314,15 @@ class LoggingConfig(Section):
 
     interval_steps: PositiveSteps = 10
     """Steps between lines of metrics.jsonl, TensorBoard points and log lines."""
+    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
+    """What also follows the run (docs/training.md): `tensorboard` (RUN/tensorboard), `wandb`, `mlflow`."""
     tensorboard: bool = True
-    """Write RUN/tensorboard."""
+    """False leaves tensorboard out of trackers."""
+    hooks: list[str] = []
+    """Classes of your own that follow the run, as `package.module:Class` (docs/extending.md)."""
+    peak_tflops: PositiveFloat | None = None
+    """Dense peak of a device in the run's precision for `mfu` in the metrics, 1e12 operations per second; null takes
+    the published one of known GPUs."""
 
 
 class ProfilerConfig(Section):
@@ -362,4 +404,5 @@ class RunConfig(Section):
     @property
     def fixed_settings(self) -> tuple[str, ...]:
         """Settings that fix the model and the order and content of the rows; a run with others is another run."""
-        return (*FIXED_SETTINGS, *(f"data.{name}" for name in self.data.fixed))
+        lanes = ("training.global_batch_size",) if self.data.in_lanes else ()
+        return (*FIXED_SETTINGS, *lanes, *(f"data.{name}" for name in self.data.fixed))

@@ -102,6 +102,11 @@ class ObjectiveSection(Section):
     """Name of a registered objective."""
 
     @property
+    def needs_languages(self) -> bool:
+        """True if each source must name the token of its language (data.train, `language`)."""
+        return False
+
+    @property
     def needs_spans(self) -> bool:
         """True if datasets must give spans of their text (preprocess_data.py --spans-key)."""
         return False
@@ -116,6 +121,10 @@ class ObjectiveSection(Section):
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the rows."""
+        yield from ()
+
+    def model_problems(self, model: ModelSection) -> Iterator[Problem]:
+        """Yield settings that do not fit those of the model."""
         yield from ()
 
     def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
@@ -136,6 +145,8 @@ class TrainSource(Section):
     """Passes over the dataset per epoch of the run; fractions are allowed, null is 1 (data.blend `concatenate`)."""
     name: str | None = None
     """Name in tables and metrics; null is the last part of the path."""
+    language: str | None = None
+    """Special token of the language of its texts (mBART: `en_XX`), if the objective reads one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,6 +168,8 @@ class ValidationSource(Section):
     """Dataset prefix (without .bin/.idx)."""
     part: Literal["all", "train", "valid", "test"] = "all"
     """Part of data.split; `all` takes every document."""
+    language: str | None = None
+    """Special token of the language of its texts, if the objective reads one."""
 
 
 class DataSection(Section):
@@ -166,8 +179,13 @@ class DataSection(Section):
     """Settings that decide the rows; a run cannot change them when it resumes."""
     by_sentence: ClassVar[bool] = False
     """True if each sequence of the datasets should be a sentence (preprocess_data.py --split-sentences)."""
+    frames: ClassVar[bool] = False
+    """True if samples begin and end with special tokens."""
     ends_documents: ClassVar[bool] = False
     """True if the datasets must end each document with the separator (preprocess_data.py --append-eod)."""
+
+    in_lanes: ClassVar[bool] = False
+    """True if row r of a batch continues row r of the batch before it."""
 
     train: list[TrainSource] = []
     """Datasets to train on."""
@@ -192,6 +210,11 @@ class DataSection(Section):
     """Loader worker processes per rank; 0 loads in the training process. Results do not depend on it."""
     prefetch_steps: Annotated[int, Field(ge=1, le=1000)] = 2
     """Optimizer steps that each worker prepares ahead."""
+
+    @property
+    def may_lack_end(self) -> bool:
+        """True if a sample that begins with a special token may end without one."""
+        return False
 
     @property
     def shares_rows(self) -> bool:

@@ -69,8 +69,30 @@ def source_problems(config: RunConfig) -> Iterator[Problem]:
                 f"{prefix} is listed {count} times: its rows would repeat with the same masks; list it once, with "
                 "`epochs` or a larger `weight`",
             )
+    yield from _language_problems(config)
     yield from _blend_problems(config)
     yield from _split_problems(config)
+
+
+def _language_problems(config: RunConfig) -> Iterator[Problem]:
+    objective, data = config.objective, config.data
+    languages = {"data.train": [source.language for source in data.train]}
+    languages["data.validation"] = [source.language for source in data.validation]
+    for setting, given in languages.items():
+        wrong = [index for index, language in enumerate(given) if objective.needs_languages == (language is None)]
+        if not wrong:
+            continue
+        text = (
+            f"missing: objective.name {objective.name} writes the token of each source's language (en_XX) if "
+            "objective.language_tokens is true; name it, or set that to false"
+        )
+        if not objective.needs_languages:
+            text = (
+                f"{given[wrong[0]]} has no effect with objective.name {objective.name} unless it has "
+                "objective.language_tokens: true; leave it out"
+            )
+        involved = (setting, "objective.name", "objective.language_tokens")
+        yield Problem(f"{setting}[{wrong[0]}].language", text, involved)
 
 
 def _blend_problems(config: RunConfig) -> Iterator[Problem]:

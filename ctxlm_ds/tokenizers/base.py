@@ -23,6 +23,8 @@ from ctxlm_ds.errors import TokenizerError
 SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
 DECODER_ROLES = ("pad", "unk", "cls", "sep")
 """Roles of a tokenizer without a mask token (GPT); the end-of-document token by default."""
+END_OF_DOCUMENT = "<eod>"
+"""XLNet's token for the end of a document."""
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
 """Byte-level BPE's characters for a leading space, newline, carriage return and tab."""
 
@@ -104,6 +106,12 @@ class Tokenizer:
             raise TokenizerError(missing_role(self._name, "mask"))
         return self._mask_id
 
+    @property
+    def eod_id(self) -> int:
+        """Id that ends a document (preprocess_data.py --append-eod): `<eod>` if it is special, or sep_id."""
+        token_id = self.backend.token_to_id(END_OF_DOCUMENT)
+        return token_id if token_id in self.special_ids else self.sep_id
+
     @cached_property
     def double_separator(self) -> bool:
         """True if the pair template has two separators between A and B (RoBERTa)."""
@@ -116,6 +124,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Highest id + 1."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def output_size(self) -> int:
+        """Ids that a model predicts; those behind them are only in its input, and their label is `unk_id`."""
+        return self.vocab_size
 
     @property
     def content(self) -> dict[str, Any]:

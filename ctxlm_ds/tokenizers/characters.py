@@ -3,6 +3,9 @@
 The vocabulary is bilm-tf's (<S> </S> <UNK> first, then words by falling frequency, vocab.txt one a line), the
 character table that of its UnicodeCharsVocabulary: the UTF-8 bytes of a word between <bow> and <eow>, padded to 50,
 each plus one, so that 0 is free for positions outside the sentence: 262 ids.
+
+bilm-tf spells the words outside its vocabulary too, and predicts <UNK> for them. A dataset holds ids, so such words
+have ids behind the vocabulary (`input_words`). A word without an id is <UNK> at the input, too.
 """
 
 from __future__ import annotations
@@ -38,37 +41,56 @@ class CharacterSettings:
     """`punctuation`: each punctuation mark is a word; `whitespace`: for text that is tokenized already."""
     special_tokens: tuple[str, ...] = ()
     """Further special tokens, after <UNK>."""
+    input_words: int | None = None
+    """Most words after the vocabulary, which the input spells and which are <UNK> as labels; none by default."""
 
 
 class CharacterTokenizer(Tokenizer):
     """Word ids like any other tokenizer; characters by `char_ids` and `character_table`."""
 
-    def char_ids(self, words: Sequence[str]) -> NDArray[np.int32]:
-        """Return the characters of words, also of those outside the vocabulary: [n, 50], 1 to 261.
+    @property
+    def output_size(self) -> int:
+        return min(self.vocab_size, int(self.facts.training.get("requested_vocab_size", self.vocab_size)))
 
-        Source: bilm-tf, data.py, UnicodeCharsVocabulary and the `+ 1` of Batcher; allennlp's ELMoCharacterMapper.
-        """
-        table = np.full((len(words), WORD_CHARACTERS), PADDING_CHARACTER, dtype=np.int32)
-        for row, word in zip(table, words, strict=True):
-            if word in _SENTENCE_CHARACTERS:
-                row[:3] = BEGIN_WORD_CHARACTER, _SENTENCE_CHARACTERS[word], END_WORD_CHARACTER
-                continue
-            spelled = word.encode("utf-8", "ignore")[: WORD_CHARACTERS - 2]
-            row[0] = BEGIN_WORD_CHARACTER
-            row[1 : len(spelled) + 1] = np.frombuffer(spelled, dtype=np.uint8).astype(np.int32) + 1
-            row[len(spelled) + 1] = END_WORD_CHARACTER
-        return table
+    def char_ids(self, words: Sequence[str], size: int = WORD_CHARACTERS) -> NDArray[np.int32]:
+        """Return the characters of words, [w, size]."""
+        return char_ids(words, size)
 
     @cached_property
     def character_table(self) -> NDArray[np.int32]:
         """Characters of each id, [vocab_size, 50]."""
-        return self.char_ids([self.id_to_token(number) for number in range(self.vocab_size)])
+        return char_ids(self.words)
+
+    @property
+    def words(self) -> list[str]:
+        """Words in the order of their ids."""
+        return [self.id_to_token(number) for number in range(self.vocab_size)]
 
     def word_start_mask(self) -> NDArray[np.bool_]:
         return np.ones(self.vocab_size, dtype=np.bool_)
 
 
 _SENTENCE_CHARACTERS = {BEGIN: BEGIN_SENTENCE_CHARACTER, END: END_SENTENCE_CHARACTER}
+
+
+def char_ids(words: Sequence[str], size: int = WORD_CHARACTERS) -> NDArray[np.int32]:
+    """Return the characters of words, also of those outside the vocabulary: [n, size], 1 to 261.
+
+    Source: bilm-tf, data.py, UnicodeCharsVocabulary and the `+ 1` of Batcher; allennlp's ELMoCharacterMapper.
+    """
+    spelled = [word.encode("utf-8", "ignore")[: size - 2] for word in words]
+    lengths = np.array([len(text) for text in spelled], dtype=np.int64)
+    rows = np.repeat(np.arange(len(words)), lengths)
+    columns = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
+    table = np.full((len(words), size), PADDING_CHARACTER, dtype=np.int32)
+    table[rows, columns] = np.frombuffer(b"".join(spelled), dtype=np.uint8).astype(np.int32) + 1
+    table[:, 0] = BEGIN_WORD_CHARACTER
+    table[np.arange(len(words)), lengths + 1] = END_WORD_CHARACTER
+    for number, word in enumerate(words):
+        if word in _SENTENCE_CHARACTERS:
+            table[number] = PADDING_CHARACTER
+            table[number, :3] = BEGIN_WORD_CHARACTER, _SENTENCE_CHARACTERS[word], END_WORD_CHARACTER
+    return table
 
 
 def train_characters(texts: Iterable[str], settings: CharacterSettings) -> CharacterTokenizer:
@@ -82,7 +104,8 @@ def train_characters(texts: Iterable[str], settings: CharacterSettings) -> Chara
     first = [BEGIN, END, UNK, *settings.special_tokens]
     wanted = (word for word, count in counts.items() if count >= settings.min_frequency and word not in first)
     ordered = sorted(wanted, key=lambda word: (-counts[word], word))
-    vocab = {word: number for number, word in enumerate(first + ordered[: settings.vocab_size - len(first)])}
+    most = settings.vocab_size - len(first) + (settings.input_words or 0)
+    vocab = {word: number for number, word in enumerate(first + ordered[:most])}
     backend = Backend(models.WordLevel(vocab, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizer
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in first])

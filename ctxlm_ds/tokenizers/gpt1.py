@@ -1,14 +1,17 @@
 """GPT-1's BPE over lower-cased characters (Radford 2018); `</w>` ends the last symbol of a word.
 
-Normalizer and words are BERT's, as in transformers' OpenAIGPTTokenizer; the released code uses ftfy and spaCy for them.
+Normalizer and words are BERT's, as in transformers' OpenAIGPTTokenizer. For texts that the cleaning rules `fix_text`,
+`gpt_standard` and `gpt_words` made, as the released code does with ftfy and spaCy, words are line ends and runs without
+white space.
 Ids: <unk> = 0, characters, merges, further special tokens, and the line end (a newline and </w>) last. The released
-vocabulary has no end-of-document token. Its line end never comes out of a text here, so it ends documents.
+vocabulary has no end-of-document token. Its line end, which is no word of BERT's, ends documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ctxlm_ds.tokenizers.base import DECODER_ROLES, Tokenizer, TokenizerFacts
 from ctxlm_ds.tokenizers.training_words import (
@@ -21,6 +24,8 @@ from ctxlm_ds.tokenizers.training_words import (
 
 KIND = "character_bpe"
 UNK, WORD_END, LINE_END = "<unk>", "</w>", "\n</w>"
+PIPELINES = (("BPE", "BertNormalizer", "BertPreTokenizer"), ("BPE", "Lowercase", "Split"))
+"""Types of model, normalizer and pre-tokenizer: with BERT's words, and with those of `gpt_words`."""
 ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}
 
 
@@ -37,12 +42,39 @@ class Gpt1Settings:
 
 
 def train_gpt1(texts: Iterable[str], settings: Gpt1Settings) -> Tokenizer:
-    """Train on `texts` (iterated once); memory grows with the number of different words."""
-    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+    """Train on `texts` (iterated once) with BERT's words; memory grows with the number of different words."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    return _train(texts, settings, normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer())
+
+
+def train_gpt1_words(texts: Iterable[str], settings: Gpt1Settings) -> Tokenizer:
+    """Train as `train_gpt1`, on texts of the cleaning rule `gpt_words`."""
+    return _train(texts, settings, *_words_pipeline())
+
+
+def read_words(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer with the same vocabulary for texts of the cleaning rule `gpt_words`."""
     from tokenizers import Tokenizer as Backend
 
-    normalizer, pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.normalizer, backend.pre_tokenizer = _words_pipeline()
+    return Tokenizer(backend, tokenizer.facts)
+
+
+def _words_pipeline() -> tuple[Any, Any]:
+    """Return a normalizer, and a pre-tokenizer whose words are line ends and runs without white space."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    return normalizers.Lowercase(), pre_tokenizers.Split(Regex(r"\n|\S+"), behavior="removed", invert=True)
+
+
+def _train(texts: Iterable[str], settings: Gpt1Settings, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
+    from tokenizers import AddedToken, decoders, models
+    from tokenizers import Tokenizer as Backend
+
     counts = count_words(cut_long_words(texts), pre_tokenizer, normalizer)
+    counts.pop(LINE_END.removesuffix(WORD_END), None)
     last = (*settings.special_tokens, LINE_END)
     # Each character may have two ids; a tiny vocabulary shrinks the alphabet.
     room = max(1, (settings.vocab_size - 1 - len(last)) // 2)

@@ -167,7 +167,8 @@ def _detect_kind(content: dict[str, Any]) -> str:
     parts = (model["type"], normalizer, pre_tokenizer.get("type"))
     if parts == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
         return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
-    if parts == ("BPE", "BertNormalizer", "BertPreTokenizer") and content["normalizer"]["lowercase"]:
+    is_lower = normalizer == "Lowercase" or (normalizer == "BertNormalizer" and content["normalizer"]["lowercase"])
+    if parts in gpt1.PIPELINES and is_lower:
         return gpt1.KIND if model.get("end_of_word_suffix") == gpt1.WORD_END else "huggingface"
     if parts[::2] == ("BPE", "ByteLevel") and normalizer in (None, "NFC", "NFD", "NFKC", "NFKD"):
         return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"

@@ -76,7 +76,8 @@ def _class_settings(tokenizer: Tokenizer, content: dict[str, Any], special: dict
             **special,
         }
     if tokenizer.kind == gpt1.KIND:
-        return {"tokenizer_class": "OpenAIGPTTokenizer", **special}
+        takes_text = content["pre_tokenizer"]["type"] == "BertPreTokenizer"
+        return {"tokenizer_class": "OpenAIGPTTokenizer", **special} if takes_text else special | generic
     if tokenizer.kind == sentence_piece.KIND:
         return special
     if tokenizer.kind != "byte_bpe":
@@ -98,7 +99,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 def _write_vocabulary(folder: Path, tokenizer: Tokenizer, model: dict[str, Any]) -> None:
     """Write the vocabulary files of the class, which other programs read."""
     if tokenizer.kind in ("wordpiece", characters.KIND):
-        _write_lines(folder / "vocab.txt", sorted(model["vocab"], key=model["vocab"].get))
+        _write_lines(folder / "vocab.txt", sorted(model["vocab"], key=model["vocab"].get)[: tokenizer.output_size])
     elif tokenizer.kind in ("byte_bpe", gpt1.KIND):
         vocab = {token: model["vocab"][token] for token in sorted(model["vocab"], key=model["vocab"].get)}
         (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")

@@ -6,6 +6,7 @@ the longest rule, so a few decomposed characters (Tamil and Bengali vowels in tw
 normalized otherwise.
 
 ALBERT (AlbertSettings): <pad> <unk> [CLS] [SEP] [MASK] as 0 to 4, pieces, special tokens.
+XLNet (XlnetSettings): <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> as 0 to 8, pieces, special tokens.
 T5 (`extra_ids`): <pad> </s> <unk> as ids 0 to 2, pieces, special tokens, <extra_id_N-1> ... <extra_id_0> last.
 Else XLM-R's: <s> <pad> </s> <unk> as 0 to 3, pieces, special tokens, language codes (mBART), <mask> last.
 """
@@ -40,9 +41,17 @@ MBART_CODES = (
 )  # fmt: skip
 """Codes of mbart-large-cc25, in the order of their ids."""
 ALBERT_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+XLNET_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+XLNET_PIECES = [".", "(", ")", '"', "-", "–", "£", "€"]
+"""Pieces of one character that join no other; the comma of the original's list separates its names."""
 _FIRST_IDS: dict[str, dict[str, Any]] = {
     "cls": {
         "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    },
+    "cls_last": {
+        "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1,
+        "control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"],
+        "user_defined_symbols": ["<eop>", *XLNET_PIECES],
     },
     "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
     "xlmr": {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
@@ -80,7 +89,7 @@ class SentencePieceSettings:
 
     def appended_tokens(self) -> list[str]:
         """Return the tokens after the pieces, in the order of their ids."""
-        if self.layout == "cls":
+        if self.layout in ("cls", "cls_last"):
             return [*self.special_tokens]
         if self.extra_ids:
             return [*self.special_tokens, *(f"<extra_id_{number}>" for number in reversed(range(self.extra_ids)))]
@@ -95,6 +104,19 @@ class AlbertSettings(SentencePieceSettings):
     def layout(self) -> str:
         """Return `cls`: BERT's special tokens in front of the pieces."""
         return "cls"
+
+
+@dataclass(frozen=True, slots=True)
+class XlnetSettings(SentencePieceSettings):
+    """Settings of XLNet's vocabulary: unigram pieces behind its special tokens."""
+
+    character_coverage: float = 0.99995
+    """Share of the text's characters that get a piece; the rest becomes <unk> or bytes."""
+
+    @property
+    def layout(self) -> str:
+        """Return `cls_last`: the classification token at the end of a row."""
+        return "cls_last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +183,7 @@ def train_sentencepiece(texts: Iterable[str], settings: SentencePieceSettings) -
     training = settings_record(settings)
     training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
     config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
-    roles = {"t5": T5_ROLES, "xlmr": XLMR_ROLES, "cls": ALBERT_ROLES}[settings.layout]
+    roles = {"t5": T5_ROLES, "xlmr": XLMR_ROLES, "cls": ALBERT_ROLES, "cls_last": XLNET_ROLES}[settings.layout]
     facts = TokenizerFacts(KIND, dict(roles), config, training, files={MODEL_FILE: model})
     return SentencePieceTokenizer(_build_backend(model, settings), facts)
 
@@ -238,7 +260,7 @@ def _transformers_class(settings: SentencePieceSettings) -> str:
         # MBartTokenizer normalizes nothing else and has exactly these codes.
         faithful = settings.language_codes == MBART_CODES and settings.normalization == WHITESPACE
         return "MBartTokenizer" if faithful and not settings.special_tokens else "PreTrainedTokenizerFast"
-    if plain and settings.normalization.startswith("nmt_") and settings.layout != "cls":
+    if plain and settings.normalization.startswith("nmt_") and settings.layout not in ("cls", "cls_last"):
         return "T5Tokenizer" if settings.extra_ids else "XLMRobertaTokenizer"
     return "PreTrainedTokenizerFast"
 
@@ -311,9 +333,12 @@ def _template(backend: Any, settings: SentencePieceSettings) -> Any:
     single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
     if settings.layout == "cls":
         single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    elif settings.layout == "cls_last":
+        single, pair = "$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2"
     elif settings.extra_ids:
         single, pair = "$A </s>", "$A </s> $B </s>"
     elif settings.language_codes:
         single, pair = (f"{texts} </s> {settings.language_codes[0]}" for texts in ("$A", "$A $B"))
-    special = [(token, backend.token_to_id(token)) for token in single.split() if token != "$A"]
+    names = [name.partition(":")[0] for name in single.split() if name != "$A"]
+    special = [(name, backend.token_to_id(name)) for name in names]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)

@@ -27,7 +27,10 @@ MOST_UNKNOWN = 0.01
 _REPORT_BYTES = 2_000_000
 """Training text for the report in the folder."""
 _REMEDY = "choose another --output-dir, or remove it first"
-_LIMITS = {"min_frequency": (1, MOST_OCCURRENCES), "limit_alphabet": (1, MOST_TOKENS), "extra_ids": (0, MOST_TOKENS)}
+_LIMITS = {
+    "min_frequency": (1, MOST_OCCURRENCES), "limit_alphabet": (1, MOST_TOKENS), "extra_ids": (0, MOST_TOKENS),
+    "input_words": (0, MOST_TOKENS),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,15 @@ TOKENIZER_TYPES = {
     ),
     "gpt2": TokenizerType(byte_bpe.train_gpt2_bpe, byte_bpe.ByteBpeSettings, 50_257, 1 + 256, choices=_UNICODE),
     "gpt1": TokenizerType(gpt1.train_gpt1, gpt1.Gpt1Settings, 40_478, 2 + 2, _ALPHABET),
+    "gpt1-words": TokenizerType(gpt1.train_gpt1_words, gpt1.Gpt1Settings, 40_478, 2 + 2, _ALPHABET),
     "unigram": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "unigram"}),
     "albert": TokenizerType(
         sentence_piece.train_sentencepiece, sentence_piece.AlbertSettings, 30_000, 8, _PIECES,
+        {"normalization": sentence_piece.NORMALIZATIONS},
+        {"model_type": "unigram", "extra_ids": 0, "language_codes": ()},
+    ),
+    "xlnet": TokenizerType(
+        sentence_piece.train_sentencepiece, sentence_piece.XlnetSettings, 32_000, 9 + 8 + 4, _PIECES,
         {"normalization": sentence_piece.NORMALIZATIONS},
         {"model_type": "unigram", "extra_ids": 0, "language_codes": ()},
     ),

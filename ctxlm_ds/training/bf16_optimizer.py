@@ -15,16 +15,13 @@ from typing import Any
 
 import torch
 from deepspeed import comm
-from deepspeed.runtime import engine
+from deepspeed.runtime import bf16_optimizer, engine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe import engine as pipeline_engine
 from deepspeed.runtime.utils import is_model_parallel_parameter
 from deepspeed.utils.bwc import bwc_tensor_model_parallel_rank
 
 from ctxlm_ds.kernels.dispatch import DTYPES
-
-CHUNK_ELEMENTS = 2**20
-"""torch adds bf16 to fp32 on a CPU through an fp32 copy; one of this size stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +56,15 @@ class Bf16Optimizer(BF16_Optimizer):
     """
 
     averaging = Averaging()
+    waits_for_second = False
+    """On a CPU, keep a step's first gradient in bf16 until the second comes: the sum is written once, not twice."""
 
     def _setup_for_real_optimizer(self) -> None:
         # Makes DeepSpeed register accumulate_hp_grads_and_remove_lp as a hook of every parameter.
         self.immediate_grad_update = True
         assert self.grad_acc_dtype == torch.float32 and not self.has_moe_layers
         super()._setup_for_real_optimizer()
+        self._first: dict[torch.Tensor, torch.Tensor] = {}  # a sum, and the bf16 gradient that it will get
         for parameters, sums in zip(self.bf16_groups, self.fp32_groups_gradients, strict=True):
             for parameter, total in zip(parameters, sums, strict=True):
                 parameter._hp_grad = total
@@ -75,24 +75,31 @@ class Bf16Optimizer(BF16_Optimizer):
         assert lp_param.grad is not None
         total, gradient = self.fp32_groups_gradients[group_idx][param_idx], lp_param.grad.reshape(-1)
         present = self.fp32_groups_has_gradients[group_idx]
+        on_cpu = total.device.type == "cpu"
         if not present[param_idx]:
             present[param_idx] = True
-            total.copy_(gradient)
-        elif total.device.type == "cpu":
-            for piece, addend in zip(total.split(CHUNK_ELEMENTS), gradient.split(CHUNK_ELEMENTS), strict=True):
-                piece.add_(addend)
+            if on_cpu and self.waits_for_second:
+                self._first[total] = gradient
+            else:
+                total.copy_(gradient)
+        elif on_cpu:
+            _add_on_cpu(total, self._first.pop(total, None), gradient)
         else:
             total.add_(gradient)
         lp_param.grad = None
 
     def clear_hp_grads(self) -> None:
         """Mark all sums as absent."""
+        self._first.clear()
         for group, sums in enumerate(self.fp32_groups_gradients):
             self.fp32_groups_has_gradients[group] = [False] * len(sums)
 
     @torch.no_grad()
     def complete_sums(self) -> None:
-        """Set the sums of parameters that no loss of this step depends on to 0."""
+        """Set the sums of parameters that have one gradient to it, and of those without any to 0."""
+        for total, gradient in self._first.items():
+            total.copy_(gradient)
+        self._first.clear()
         for present, sums in zip(self.fp32_groups_has_gradients, self.fp32_groups_gradients, strict=True):
             for index in [index for index, is_present in enumerate(present) if not is_present]:
                 present[index] = True
@@ -132,7 +139,7 @@ class Bf16Optimizer(BF16_Optimizer):
         """
         if for_clipping:
             return self.fp32_groups_gradient_flat_partition
-        norms = torch._foreach_norm(self._counted_sums)
+        norms = torch._foreach_norm(self._counted_sums) if self._counted_sums else ()
         square = torch.stack(norms).square().sum() if norms else self.fp32_groups_gradients_flat[0].new_zeros(())
         if comm.get_world_size(group=self.dp_process_group) > 1:
             comm.all_reduce(square, group=self.dp_process_group)
@@ -163,16 +170,32 @@ class Bf16Optimizer(BF16_Optimizer):
             weights.copy_(masters)
 
 
+def _add_on_cpu(total: torch.Tensor, first: torch.Tensor | None, gradient: torch.Tensor) -> None:
+    """Add a bf16 gradient to its fp32 sum, or write the sum of the first two gradients, in one pass over memory."""
+    from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, sum_loop
+
+    sums, addend = array_of(total), array_of(gradient)
+    start = sums if first is None else array_of(first)
+    in_threads(len(sums), len(sums), lambda begin, end: sum_loop(sums, start, addend, begin, end))
+
+
 @contextmanager
 def used_by_deepspeed(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Make engines that are built inside use Bf16Optimizer, with DeepSpeed's `settings`, in place of BF16_Optimizer."""
+    """Make engines that are built inside use Bf16Optimizer, with DeepSpeed's `settings`, in place of BF16_Optimizer.
+
+    The memory reports of BF16_Optimizer, each after a collection of garbage (0.2 s), are left out.
+    """
+    waits = settings["gradient_accumulation_steps"] > 1
+    attributes = {"averaging": Averaging.of(settings), "waits_for_second": waits}
     # The pipeline's engine compares the type itself.
-    configured = type("Bf16Optimizer", (Bf16Optimizer,), {"averaging": Averaging.of(settings)})
+    configured = type("Bf16Optimizer", (Bf16Optimizer,), attributes)
     modules = (engine, pipeline_engine)
     for module in modules:
         module.BF16_Optimizer = configured
+    report, bf16_optimizer.see_memory_usage = bf16_optimizer.see_memory_usage, lambda *_, **__: None
     try:
         yield
     finally:
+        bf16_optimizer.see_memory_usage = report
         for module in modules:
             module.BF16_Optimizer = BF16_Optimizer

@@ -23,14 +23,17 @@ NOT_COMPARED = ("extends", "name", "run_dir", "initialize_from", "initialize_lay
 COMPARED_RATES = 100
 
 
-def report_resume(saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str]) -> list[str]:
-    """Log how a resume differs from a run without an interruption.
+def report_resume(
+    saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str], *, log: bool = True
+) -> list[str]:
+    """Log how a resume differs from a run without an interruption, one line per changed setting.
 
     Args:
         saved: the checkpoint's recipe.
         config: this start's recipe.
         step: steps that the checkpoint has done.
         environment: other differences, as `name old -> new`, that change the rounding.
+        log: False on ranks that only return the changes.
 
     Returns:
         Every changed setting as `name old -> new`.
@@ -41,6 +44,8 @@ def report_resume(saved: RunConfig, config: RunConfig, step: int, environment: S
         for name in dict.fromkeys((*before, *now))
         if before.get(name) != now.get(name)
     }
+    if not log:
+        return list(changes.values())
     rates = list(_changed_rates(saved, config, step))
     curve = [name for name in changes if (rates if name.startswith(LEARNING_RATE) else name.startswith(CURVE))]
     rounding = [*environment, *(line for name, line in changes.items() if name.startswith(ROUNDING))]
@@ -48,14 +53,18 @@ def report_resume(saved: RunConfig, config: RunConfig, step: int, environment: S
     if curve:
         at = f" (learning rate of step {rates[0][0] + 1}: {rates[0][1]:.4g} -> {rates[0][2]:.4g})" if rates else ""
         logger.warning(
-            "this resume changes the training, so its curve is not that of an uninterrupted run: %s%s",
-            ", ".join(changes[name] for name in curve), at,
-        )  # fmt: skip
+            "warning: this resume changes the training, so its curve is not that of an uninterrupted run%s:", at
+        )
+        for name in curve:
+            logger.warning("  %s", changes[name])
     if rounding:
+        # One line: mostly figures of the environment, which nobody set.
         how = "with other rounding" if curve else "exactly, but not bitwise"
         logger.info("resuming %s: %s", how, ", ".join(rounding))
     if other:
-        logger.info("settings changed since the checkpoint, without effect on the curve: %s", ", ".join(other))
+        logger.info("settings changed since the checkpoint, without effect on the curve:")
+        for line in other:
+            logger.info("  %s", line)
     return list(changes.values())
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.models.build import describe_layers as describe_whole
 from ctxlm_ds.models.layers import LayerDescription
@@ -29,6 +28,7 @@ from ctxlm_ds.training.losses import TermLosses, means, perplexity, weighted_tot
 from ctxlm_ds.training.model_setup import (
     DescribeLayers,
     build_whole_model,
+    check_batch_ramp,
     engine_settings,
     frozen_precisions,
     holding_of,
@@ -88,17 +88,13 @@ class Engine:
         Raises:
             ConfigError, KernelError: an impossible configuration, on every rank.
         """
-        check_precision(config)
+        self.zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
+        check_precision(config, self.zero_stage)
         self.config = config
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before weights and moments change."""
         self.topology = topology
-        self.zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
-        if self.zero_stage == 0 and config.training.precision != "fp32":
-            raise ConfigError(
-                f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
-                "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
-            )
+        sizes = config.training.global_batch_size, config.training.micro_batch_size * topology.data_parallel_size
         topology.run_together(lambda: load_async_io() if prepare_folders(deepspeed_config) else None)
         self.parallel = parallel_context(config, topology)
         self.objective = objective
@@ -106,12 +102,13 @@ class Engine:
         self.terms, outputs = with_given_losses(objective.terms, objective.tensors, whole_layers)
         losses = TermLosses(self.terms, outputs, self.parallel)
         self.passes = PassContext(
-            losses, self.parallel, topology, config.training.precision == "fp16",
+            losses, self.parallel, topology, config.training.precision == "fp16", micro_batches=sizes[0] // sizes[1],
             replays_graphs=config.training.compile and config.training.compile_mode == "reduce-overhead",
         )
         needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
         self._mpu = model_parallel_unit(topology) if needs_mpu else None
         self.whole_model = describe_whole(whole_layers, losses.outputs)
+        logger.info("building the model (%s parameters)", f"{self.whole_model.num_parameters:,}")
         self._facts = self.whole_model.facts
         self._shapes = self.whole_model.trained_shapes
         descriptions = describe_layers(self.parallel)
@@ -134,11 +131,7 @@ class Engine:
         return self.topology.pipeline_parallel_size > 1
 
     def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
-        if self.config.training.batch_ramp is not None and any(layer.carries for layer in descriptions):
-            raise ConfigError(
-                f"training.batch_ramp is set, but model.family {self.config.model.family} carries a state from step to "
-                "step for each row of the batch, so the batch cannot grow; set it to null"
-            )
+        check_batch_ramp(self.config, descriptions)
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:
             return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
@@ -278,9 +271,7 @@ class Engine:
 
     def carried_names(self) -> list[str]:
         """Return the names that carried_tensors has after a complete step."""
-        training = self.config.training
-        count = training.global_batch_size // (training.micro_batch_size * self.topology.data_parallel_size)
-        numbers = [self.passes.micro_batch_number(index) for index in range(count)]
+        numbers = [self.passes.micro_batch_number(index) for index in range(self.passes.micro_batches)]
         return [f"{name}.{number}" for name in self.module.carried.names for number in numbers]
 
     def load_carried(self, named: Mapping[str, torch.Tensor]) -> None:

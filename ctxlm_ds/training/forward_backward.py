@@ -32,6 +32,8 @@ class PassContext:
     parallel: ParallelContext
     topology: Topology
     is_fp16: bool
+    micro_batches: int = 1
+    """Micro-batches of each rank in a step, if the model carries tensors."""
     replays_graphs: bool = False
     """True if layers are CUDA graphs."""
     interrupted: Callable[[int], bool] = lambda index: False
@@ -42,10 +44,9 @@ class PassContext:
         return index * self.topology.data_parallel_size + self.topology.data_parallel_rank
 
     def begin(self, engine: Any, step_index: int, index: int) -> None:
-        """Set the random keys and carried tensors of this rank's index-th micro-batch."""
-        number = self.micro_batch_number(index)
-        self.parallel.dropout.begin(step_index, number, engine.device)
-        engine.module.carried.begin(number)
+        """Set the random keys and carried tensors of this rank's index-th micro-batch; evaluations have many steps."""
+        self.parallel.dropout.begin(step_index, self.micro_batch_number(index), engine.device)
+        engine.module.carried.begin(self.micro_batch_number(index % self.micro_batches))
         if self.replays_graphs:
             # Otherwise, without a backward pass, each layer would end the life of the output that it reads.
             torch.compiler.cudagraph_mark_step_begin()
@@ -89,11 +90,13 @@ class PlainPasses:
     def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:
         """Return the sums of this rank's batches in evaluation mode."""
         self._deepspeed.eval()
+        self._deepspeed.module.carried.begin_evaluation()
         sums: Sums = {}
         for index, batch in enumerate(batches):
             assert batch is not None
             self._context.begin(self._deepspeed, EVALUATION, index)
             add_into(sums, self._forward(batch, factors)[1])
+        self._deepspeed.module.carried.end_evaluation()
         self._deepspeed.train()
         return sums
 

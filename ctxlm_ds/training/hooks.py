@@ -5,16 +5,17 @@ A hook never changes the training. Hooks run on rank 0 only, unless one says oth
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import RunConfig
+
+if TYPE_CHECKING:
+    from ctxlm_ds.parallel.topology import Topology
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -33,6 +34,8 @@ class RunStart:
     """The resolved recipe."""
     changed_settings: Sequence[str] = ()
     """Settings that differ from the checkpoint's, as `name old -> new`."""
+    tokens: int = 0
+    """Non-padding positions of the steps done before."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,18 @@ class StepMetrics:
     """Times that the run went back to a checkpoint because of a bad batch."""
     loss_scale: float | None = None
     """fp16 only."""
+    step_rows: int = 0
+    """Rows of this step's global batch; 0 if unknown."""
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """Mean speed of the steps since the report before."""
+
+    tokens_per_second: float
+    step_seconds: float
+    rows_per_second: float = 0.0
+    """0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +101,15 @@ class Hook:
     """Follows a run; each method does nothing unless it is overridden."""
 
     may_fail = False
-    """True if training continues without this hook once its disk is full or missing."""
+    """True if training continues without this hook after one of its `failures`, such as a full disk."""
+    failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """Exceptions that end only the hook if it may fail."""
 
     def on_run_start(self, start: RunStart) -> None:
         """Run before the first step, after a checkpoint was loaded."""
+
+    def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
+        """Run in the first step of this start if it has several micro-batches, when `rows` of its rows are done."""
 
     def on_phase(self, phase: Phase) -> None:
         """Run when evaluation or saving begins, and when training continues."""
@@ -120,13 +140,17 @@ class Hooks:
         """Add a hook, which is called after the others."""
         self._hooks.append(hook)
 
+    def prepend(self, hook: Hook) -> None:
+        """Add a hook, which is called before the others, so that they receive what it reports at the end."""
+        self._hooks.insert(0, hook)
+
     def call(self, event: str, *values: object) -> None:
         """Call one method of every hook."""
         for hook in list(self._hooks):
             try:
                 getattr(hook, event)(*values)
-            except OSError as error:
-                if not hook.may_fail:
+            except Exception as error:
+                if not (hook.may_fail and isinstance(error, hook.failures)):
                     raise
                 self._hooks.remove(hook)
                 name = type(hook).__name__
@@ -138,15 +162,18 @@ class IntervalHook(Hook):
 
     def __init__(self, interval_steps: int) -> None:
         self._interval_steps = interval_steps
+        self.rows_per_second = 0.0
+        """Mean of the steps that are being reported; 0 if unknown."""
         self._forget_steps()
 
     def _forget_steps(self) -> None:
         self._unreported: StepMetrics | None = None
-        self._tokens, self._seconds, self._steps = 0, 0.0, 0
+        self._tokens, self._rows, self._seconds, self._steps = 0, 0, 0.0, 0
 
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._unreported = metrics
         self._tokens += metrics.step_tokens
+        self._rows += metrics.step_rows
         self._seconds += metrics.step_seconds
         self._steps += 1
         if self.is_due(metrics.step):
@@ -163,7 +190,9 @@ class IntervalHook(Hook):
         """Report the last step if it has not been."""
         metrics = self._unreported
         if metrics is not None:
-            speed = self._tokens / max(self._seconds, 1e-9), self._seconds / self._steps
+            seconds = max(self._seconds, 1e-9)
+            speed = self._tokens / seconds, self._seconds / self._steps
+            self.rows_per_second = self._rows / seconds
             self._forget_steps()
             self.report(metrics, *speed)
 
@@ -185,20 +214,20 @@ def memory_bytes() -> int:
 
 
 def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Hook]:
-    """Build metrics, TensorBoard and status on rank 0, and the profiler on every rank if it is enabled."""
+    """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
     # These modules import this one.
-    from ctxlm_ds.training.metrics import METRICS_NAME, TENSORBOARD_DIR, MetricsWriter, TensorBoardWriter
+    from ctxlm_ds.training.hook_setup import build_trackers, build_user_hooks
+    from ctxlm_ds.training.metrics import METRICS_NAME, MetricsWriter
     from ctxlm_ds.training.profiler import PROFILE_DIR, ProfilerHook
     from ctxlm_ds.training.status import StatusHook
+    from ctxlm_ds.training.utilization import peak_row_seconds
 
     hooks: list[Hook] = []
     if topology.is_main:
-        interval_steps = config.logging.interval_steps
-        hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps))
-        if config.logging.tensorboard and importlib.util.find_spec("tensorboard") is not None:
-            hooks.append(TensorBoardWriter(run_dir / TENSORBOARD_DIR, interval_steps))
-        elif config.logging.tensorboard:
-            logger.warning("logging.tensorboard: tensorboard is not installed and is skipped (pip install tensorboard)")
+        interval_steps, peak = config.logging.interval_steps, peak_row_seconds(config, topology.world_size)
+        hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
+        hooks += build_trackers(config, run_dir, peak)
+        hooks += build_user_hooks(config)
         hooks.append(StatusHook(run_dir, interval_steps))
     if config.profiler.num_steps > 0:
         hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))

@@ -85,11 +85,14 @@ def weighted_total(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> fl
 
 
 def perplexity(terms: Sequence[LossTerm], losses: Mapping[str, float]) -> dict[str, float]:
-    """Return exp of the mean loss per token of the term that has a perplexity, if one has."""
-    loss = next((losses[term.name] for term in terms if term.has_perplexity), None)
-    if loss is None:
-        return {}
-    return {"perplexity": math.inf if loss > LARGEST_EXPONENT else math.exp(loss)}
+    """Return exp of the mean loss per token of the term that has a perplexity; of several, each by its name."""
+    found = [term.name for term in terms if term.has_perplexity]
+    return {
+        "perplexity" if len(found) == 1 else f"{name}_perplexity": (
+            math.inf if losses[name] > LARGEST_EXPONENT else math.exp(losses[name])
+        )
+        for name in found
+    }
 
 
 def word_perplexity(perplexity: float, tokens_per_word: float) -> float:

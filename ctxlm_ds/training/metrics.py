@@ -12,21 +12,29 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.process.line_file import LineFile
-from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed, memory_bytes
 
 logger = logging.getLogger("ctxlm_ds")
 
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_DIR = "tensorboard"
+BY_TOKEN = "by_token"
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+\-.!]")
 
 
-def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> dict[str, Any]:
-    """Return the metrics of one line or point: loss terms by name, TERM_accuracy, and the rest."""
+def step_figures(metrics: StepMetrics, speed: StepSpeed, peak_row_seconds: float | None = None) -> dict[str, Any]:
+    """Return the metrics of one line or point: loss terms by name, TERM_accuracy, and the rest.
+
+    `peak_row_seconds` is the time of a row at the devices' peak (training/utilization.py), None if it is unknown.
+    """
+    rows_per_second = speed.rows_per_second
     counts_skips = metrics.loss_scale is not None or metrics.skipped_steps
     figures = {
         "step": metrics.step,
@@ -37,8 +45,10 @@ def step_figures(metrics: StepMetrics, tokens_per_second: float, step_seconds: f
         "grad_norm": metrics.grad_norm,
         "epoch": metrics.epoch,
         "tokens": metrics.tokens,
-        "tokens_per_second": round(tokens_per_second, 1),
-        "step_seconds": round(step_seconds, 6),
+        "tokens_per_second": round(speed.tokens_per_second, 1),
+        "rows_per_second": round(rows_per_second, 3) if rows_per_second else None,
+        "mfu": round(rows_per_second * peak_row_seconds, 5) if rows_per_second and peak_row_seconds else None,
+        "step_seconds": round(speed.step_seconds, 6),
         "total_seconds": round(metrics.total_seconds, 3),
         "memory_bytes": memory_bytes(),
         "loss_scale": metrics.loss_scale,
@@ -56,9 +66,10 @@ class MetricsWriter(IntervalHook):
 
     may_fail = True
 
-    def __init__(self, path: str | Path, interval_steps: int = 1) -> None:
+    def __init__(self, path: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
         super().__init__(interval_steps)
         self.path = Path(path)
+        self._peak_row_seconds = peak_row_seconds
         self._file = LineFile(self.path)
 
     def on_run_start(self, start: RunStart) -> None:
@@ -83,7 +94,8 @@ class MetricsWriter(IntervalHook):
         self._file.close()
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
-        self._append(metrics.step, step_figures(metrics, tokens_per_second, step_seconds))
+        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
+        self._append(metrics.step, step_figures(metrics, speed, self._peak_row_seconds))
 
     def _append(self, step: int, figures: Mapping[str, Any]) -> None:
         line = {"step": step, **{name: _jsonable(value) for name, value in figures.items()}}
@@ -126,6 +138,21 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if is_complete else None
 
 
+def flat_settings(config: RunConfig) -> dict[str, Any]:
+    """Return every setting of a recipe by its dotted name, for trackers that take flat parameters."""
+    flat: dict[str, Any] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                add(f"{name}.{key}" if name else key, item)
+        else:
+            flat[name] = value
+
+    add("", config.model_dump(mode="json"))
+    return flat
+
+
 def _paragraph(given: str, written: str) -> str:
     """Return a text and, in bold, its continuation as a paragraph of Markdown that shows their own characters."""
     shown, bold = (escape(_MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))) for text in (given, written))
@@ -133,30 +160,52 @@ def _paragraph(given: str, written: str) -> str:
 
 
 class TensorBoardWriter(IntervalHook):
-    """Writes a point to RUN/tensorboard every interval_steps; a resume purges the points after its step."""
+    """Writes a point to RUN/tensorboard every interval_steps; a resume purges the points after its step.
+
+    The metrics over tokens are in its folder by_token: a purge is of all points of a folder by their number.
+    """
 
     may_fail = True
 
-    def __init__(self, directory: str | Path, interval_steps: int = 1) -> None:
+    def __init__(self, directory: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
         super().__init__(interval_steps)
         self.directory = Path(directory)
+        self._peak_row_seconds = peak_row_seconds
 
     def on_run_start(self, start: RunStart) -> None:
-        self._open(start.step)
+        self._now = start.step, start.tokens
+        self._written = [self._now]
+        self._open(start.step, start.tokens)
+        self._writer.add_text("recipe", indent(dump_config(start.config), "    "), start.step)
+        self._add_hyperparameters(start.config)
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
         self._writer.close()
-        self._open(step)
+        self._by_token.close()
+        first_step, first_tokens = self._written[0]
+        # The checkpoint may be from before this start; its tokens are then nearly those of equal steps.
+        before = step, first_tokens * step // max(first_step, 1)
+        self._written = [point for point in self._written if point[0] <= step] or [before]
+        self._now = self._written[-1]
+        self._open(step, self._now[1])
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
-        figures = step_figures(metrics, tokens_per_second, step_seconds)
+        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
+        figures = step_figures(metrics, speed, self._peak_row_seconds)
         del figures["step"]
         self._add({f"train/{name}": value for name, value in figures.items()}, metrics.step)
+        self._add_by_token({name: value for name, value in figures.items() if name != "tokens"})
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._now = metrics.step, metrics.tokens
+        super().on_step_end(metrics)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._add(figures, step)
+        self._add_by_token(figures)
         self._writer.flush()
+        self._by_token.flush()
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
         paragraphs = (_paragraph(given, written) for given, written in texts)
@@ -165,11 +214,27 @@ class TensorBoardWriter(IntervalHook):
 
     def on_run_end(self, end: RunEnd) -> None:
         self._writer.close()
+        self._by_token.close()
 
-    def _open(self, step: int) -> None:
+    def _open(self, step: int, tokens: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(self.directory), purge_step=step + 1, flush_secs=30)
+        self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=tokens + 1, flush_secs=30)
+
+    def _add_hyperparameters(self, config: RunConfig) -> None:
+        """Add the recipe for TensorBoard's HParams, in the same run as the curves."""
+        from torch.utils.tensorboard.summary import hparams
+
+        flat = flat_settings(config).items()
+        settings = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in flat}
+        for summary in hparams(settings, {"train/loss": 0.0}):
+            self._writer.file_writer.add_summary(summary)
+
+    def _add_by_token(self, figures: Mapping[str, float]) -> None:
+        self._written.append(self._now)
+        for name, value in figures.items():
+            self._by_token.add_scalar(f"{BY_TOKEN}/{name}", value, self._now[1])
 
     def _add(self, figures: Mapping[str, float], step: int) -> None:
         for name, value in figures.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts
@@ -56,6 +57,15 @@ def build_whole_model(
         context = deepspeed.zero.Init(config_dict_or_path=deepspeed_config, data_parallel_group=group, mpu=mpu)
     with context:
         return LayerSequence(descriptions, outputs, streams)
+
+
+def check_batch_ramp(config: RunConfig, layers: Sequence[LayerDescription]) -> None:
+    """Raise ConfigError if the batch is to grow and a layer carries a state for each of its rows."""
+    if config.training.batch_ramp is not None and any(layer.carries for layer in layers):
+        raise ConfigError(
+            f"training.batch_ramp is set, but model.family {config.model.family} carries a state from step to "
+            "step for each row of the batch, so the batch cannot grow; set it to null"
+        )
 
 
 def engine_settings(deepspeed_config: dict[str, Any], zero_stage: int, is_pipeline: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.adafactor import Adafactor
+from ctxlm_ds.training.adagrad import Adagrad
 from ctxlm_ds.training.lamb import Lamb
 from ctxlm_ds.training.muon import Muon
 from ctxlm_ds.training.stable_adamw import StableAdamW
@@ -92,13 +93,16 @@ def build_optimizer(
     settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
     if config.name == "lamb":
         return _build_lamb(kernel, groups, settings, place)
-    if config.name in ("muon", "stable_adamw", "adafactor") and kernel not in ("auto", "reference"):
+    if config.name in ("muon", "stable_adamw", "adafactor", "adagrad") and kernel not in ("auto", "reference"):
         raise KernelError(
             f"kernels.optimizer is {kernel}, which has no {config.name} that is exact under ZeRO; set "
             "kernels.optimizer: auto"
         )
     if config.name == "adafactor":
         return Adafactor(groups, lr=config.learning_rate), "adafactor=native"
+    if config.name == "adagrad":
+        start = config.initial_accumulator
+        return Adagrad(groups, lr=config.learning_rate, eps=config.eps, initial_accumulator=start), "adagrad=native"
     if config.name == "stable_adamw":
         return StableAdamW(groups, **settings), "stable_adamw=native"
     if config.name == "muon":

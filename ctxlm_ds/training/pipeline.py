@@ -208,12 +208,14 @@ class PipelinePasses:
         self._begin(EVALUATION)
         engine = self._deepspeed
         engine.module.eval()
+        engine.module.carried.begin_evaluation()
         engine._compute_loss = True
         engine.total_loss = None
         engine.set_dataiterator(self._feed(listed, factors))
         with torch.no_grad():
             engine._exec_schedule(engine._inference_schedule(len(listed)))
         engine.fwd_outputs = []
+        engine.module.carried.end_evaluation()
         engine.module.train()
         return self._sums
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import shlex
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 from ctxlm_ds.training.metrics import TENSORBOARD_DIR
@@ -20,8 +22,19 @@ from ctxlm_ds.training.metrics import TENSORBOARD_DIR
 logger = logging.getLogger("ctxlm_ds")
 
 REFRESH_S = 0.25
+LONG_STEP_S = 5.0
+SHORT_RUN_S = 60.0
 ETA_STEPS = 50
 SECONDS_PER_HOUR = 3600.0
+
+
+RESUMES_ITSELF = "the job is put back into the queue, or followed by another, and resumes the run"
+
+
+def resumes_itself(reason: str) -> bool:
+    """Return whether this is a Slurm job (slurm/pretrain.sbatch) that continues a run which ended for this reason."""
+    in_job = os.environ.get(ATTEMPT_VARIABLE, "").startswith("job-")
+    return in_job and os.environ.get("CTXLM_RESTART") != "off" and "SIGINT" not in reason
 
 
 class TimeLeft:
@@ -57,6 +70,62 @@ class TimeLeft:
         self._first_mark_s, self._first_step = time.monotonic(), step
 
 
+class Forecast:
+    """The line that says early how long a run will take: in the first step if it is long, else after it."""
+
+    def __init__(self, start: RunStart) -> None:
+        training = start.config.training
+        self._start, self._max_hours = start, training.max_hours
+        self._steps_left = start.last_step - start.step
+        # The first steps of a ramp say nothing about the others.
+        self._done = self._steps_left <= 0 or training.batch_ramp is not None
+        self._ends_by_tokens = training.max_tokens is not None
+
+    def in_step(self, rows: int, step_rows: int, seconds: float) -> str | None:
+        """Return the line after the first micro-batch of a long step; None for a short one."""
+        step_s = seconds * step_rows / max(1, rows)
+        if self._done or self._ends_by_tokens or step_s < LONG_STEP_S:
+            return None
+        total_s = self._steps_left * step_s
+        if self._max_hours is not None:
+            total_s = min(total_s, self._max_hours * SECONDS_PER_HOUR)
+        return self._line(f"row {rows:,} of {step_rows:,}, ", step_s, total_s)
+
+    def after_step(self, step_s: float, left_s: float | None) -> str | None:
+        """Return the line after the first step, None if it was given before or the run takes less than a minute."""
+        if self._done or left_s is None or left_s + step_s < SHORT_RUN_S:
+            self._done = True
+            return None
+        return self._line("", step_s, left_s + step_s)
+
+    def _line(self, where: str, step_s: float, total_s: float) -> str:
+        self._done = True
+        first = "first step" if self._start.step == 0 else f"step {self._start.step + 1:,}"
+        length = f"{step_s:.0f}" if step_s >= 10 else f"{step_s:.2g}"
+        total = f"{rough_duration(total_s)} {'in all' if self._start.step == 0 else 'left'}"
+        return f"{first}: {where}about {length} s a step, {total}, done about {rough_moment(total_s)}"
+
+
+def rough_duration(seconds: float) -> str:
+    """Format seconds in the unit that a person would use: `40 s`, `25 minutes`, `5 hours`, `3 days`."""
+    for unit_s, name, until_s in ((1, "s", 90), (60, "minutes", 5400), (3600, "hours", 129_600)):
+        if seconds < until_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
+def rough_moment(seconds_from_now: float, now_unix_s: float | None = None) -> str:
+    """Format a moment to come: `14:00` today, `Tuesday 14:00` within six days, else `3 March 2026`."""
+    now_s = time.time() if now_unix_s is None else now_unix_s
+    try:
+        now, then = time.localtime(now_s), time.localtime(now_s + seconds_from_now)
+    except (OverflowError, ValueError, OSError):
+        return "never"
+    if seconds_from_now > 6 * 86_400:
+        return f"{then.tm_mday} {time.strftime('%B %Y', then)}"
+    return time.strftime("%H:%M" if now.tm_yday == then.tm_yday else "%A %H:%M", then)
+
+
 class StatusHook(IntervalHook):
     """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps; ends with a summary."""
 
@@ -70,12 +139,21 @@ class StatusHook(IntervalHook):
     def on_run_start(self, start: RunStart) -> None:
         self._start = start
         self._time_left = TimeLeft(start)
+        self._forecast = Forecast(start)
         if sys.stderr.isatty():
             self._table = _LiveTable(start.config.name)
+
+    def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
+        self._log(self._forecast.in_step(rows, step_rows, seconds))
+
+    def _log(self, line: str | None) -> None:
+        if line is not None:
+            logger.info("%s", line)
 
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._loss = metrics.loss
         self._left_s = self._time_left.update(metrics)
+        self._log(self._forecast.after_step(metrics.step_seconds, self._left_s))
         super().on_step_end(metrics)
 
     def is_due(self, step: int) -> bool:
@@ -126,8 +204,9 @@ class StatusHook(IntervalHook):
         if end.failed:
             return
         if not end.completed:
-            yield "  to resume: the same command again"
-        if FAMILIES.get(self._start.config.model.family).export is not None:
+            yield "  to resume: the same command again" if not resumes_itself(end.reason) else f"  {RESUMES_ITSELF}"
+        family = FAMILIES.get(self._start.config.model.family)
+        if family.export is not None or family.own_format is not None:
             run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
             yield f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint {run} --output {output}"
 

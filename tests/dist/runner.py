@@ -6,6 +6,7 @@ tests can run side by side. Fork only before CUDA is touched.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -15,12 +16,20 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
+
+IMPORTED = (
+    "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.objectives.corruption.spans", "ctxlm_ds.training.bf16_optimizer",
+    "ctxlm_ds.training.pipeline", "deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine",
+)  # fmt: skip
 
 
 class RanksFailed(AssertionError):
@@ -36,6 +45,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
     Raises:
         RanksFailed: with every failed rank's traceback; a rank still running after `timeout_s` is killed.
     """
+    prepare_to_fork()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         store = Path(folder) / "store"
         children: dict[int, tuple[int, Connection]] = {}
@@ -50,6 +60,16 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
             sender.close()
             children[rank] = (pid, receiver)
         return _collect(children, timeout_s)
+
+
+@cache
+def prepare_to_fork() -> None:
+    """Import once what every rank would import (2 s each), and keep it out of the ranks' collections of garbage."""
+    for name in IMPORTED:
+        import_module(name)
+    import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 (runs a compiler the first time)
+    gc.collect()
+    gc.freeze()
 
 
 def _child(

@@ -100,3 +100,8 @@ def _check_absent_gradients(rank: int, world_size: int, user_json: dict[str, Any
         norm = train_step(engine, lambda number, name: SMALL * (name == used))
         assert norm == pytest.approx(0.5 * math.sqrt(elements[used]), rel=1e-6)
         assert all(parameter.grad is None for _, parameter in engine.named_parameters)
+    # Each rank has one gradient of `first`, which no second one follows.
+    norm = train_step(engine, lambda number, name: SMALL * (name == (first if number < world_size else others[0])))
+    weights = {first: world_size * SMALL, others[0]: 0.5 - world_size * SMALL}
+    squares = sum(elements[name] * weight**2 for name, weight in weights.items())
+    assert norm == pytest.approx(math.sqrt(squares), rel=1e-6)

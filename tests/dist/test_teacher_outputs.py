@@ -25,7 +25,7 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.runtime import init_process_group
 from tests.families.runs import LEARNING_RATE, ONE_RANK, ROWS, STEPS, Layout, Run
 from tests.families.test_contract import Results
-from tools import teacher_outputs
+from ctxlm_ds.commands import teacher_outputs
 
 pytestmark = pytest.mark.dist
 DISTILBERT, TINYBERT = "distilbert+teacher", "tinybert+teacher"

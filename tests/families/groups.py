@@ -36,7 +36,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from tests.dist.runner import RanksFailed
+from tests.dist.runner import RanksFailed, prepare_to_fork
 
 STATEFUL = (
     "deepspeed.comm.comm",
@@ -58,6 +58,7 @@ class Group:
 
     def __init__(self, world_size: int) -> None:
         """Fork the ranks."""
+        prepare_to_fork()
         self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self.ranks: dict[int, tuple[int, Connection]] = {}
         for rank in range(world_size):

@@ -174,7 +174,8 @@ def compare(rank: int, world_size: int, run: Run, folder: Path) -> dict[str, dic
     got = pair.ours.run(fields)
     loss_of(got, fields, counts, config).backward()
     their_loss.backward()
-    inside = fields["sequence_ids"] > 0
+    stack = "decoder_" if export_of(config.model.family).encoder_decoder else ""
+    inside = fields[f"{stack}sequence_ids"] > 0
     outputs = {name: [_inside(values[name], inside) for values in (got, wanted)] for name in wanted}
     constants, rows = pair.constants, pair.rows()
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -73,16 +73,29 @@ TINYBERT = {
     "objective": {"name": "tinybert", "layer_map": [1, 2, 4, 5], "mask_prob": 0.1, "prediction_weight": 1.0},
     "teacher": {"path": "tuned_teacher"},
 }
+MEMORY = {
+    "model": FAMILIES.get("xlnet").tiny()["model"] | {"mem_len": 24},
+    "data": FAMILIES.get("xlnet").tiny()["data"] | {"both_directions": True},
+}
+LANGUAGES = {
+    "objective": FAMILIES.get("mbart").tiny()["objective"] | {"language_tokens": True},
+    "languages": ("en_XX", "de_DE"),
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert+boundary": ("bert", SPAN_BOUNDARY), "distilbert+teacher": ("distilbert", WITH_TEACHER),
-    "tinybert+teacher": ("tinybert", TINYBERT),
+    "tinybert+teacher": ("tinybert", TINYBERT), "xlnet+memory": ("xlnet", MEMORY),
+    "bart+mass": ("bart", {"objective": {"name": "masked_seq2seq"}}), "mbart+languages": ("mbart", LANGUAGES),
 }  # fmt: skip
-"""Recipes of a family with other objectives than its own: the family, and the sections that differ."""
+"""Recipes of a family with other objectives than its own: the family, and the sections that differ; `languages` of its
+sources if each has one."""
 T5_1_1 = {"gated": True, "tied_head": False, "hidden_activation": "gelu_tanh"}
+LARGE_EPS = {"eps": 1e-4}
+"""Of AdamW, whose first step multiplies the rounding of a gradient g by eps / (|g| + eps)^2. T5 1.1's smallest gradient
+is 6e-8 (8e-3 elsewhere in its tensor) with a rounding of 4e-9, which an epsilon of 1e-6 makes 2e-5 of a weight."""
 VERSIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5+1.1": ("t5", {"model": FAMILIES.get("t5").tiny()["model"] | T5_1_1})
+    "t5+1.1": ("t5", {"model": FAMILIES.get("t5").tiny()["model"] | T5_1_1, "optimizer": LARGE_EPS})
 }
-"""Other models of a family, which are compared with transformers only."""
+"""Other models of a family; `optimizer` holds settings in the place of those of all."""
 OTHERS = VARIANTS | VERSIONS
 
 
@@ -120,6 +133,19 @@ class Layout:
 ONE_RANK = Layout()
 
 
+class Source(NamedTuple):
+    """A dataset of some of the documents."""
+
+    prefix: Path
+    part: slice
+    language: str | None
+
+    def settings(self, sample_format: str) -> dict[str, str]:
+        """The recipe's entry."""
+        path = dataset_prefix(self.prefix, "text", documents_of(sample_format))
+        return {"path": path} | ({"language": self.language} if self.language else {})
+
+
 @dataclass(frozen=True)
 class Run:
     """A family on a layout; `folder` holds the session's tokenizers, datasets and recorded rows."""
@@ -144,25 +170,42 @@ class Run:
         config = with_teacher(RunConfig.model_validate(sections))
         return config.model_copy(update={"data": with_rows_of_one(config.data)}) if self.alone else config
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Tokens of the languages of its sources, if they have any."""
+        return tiny_of(self.family).get("languages", ())
+
+    @property
+    def texts_name(self) -> str:
+        """Of its tokenizer and datasets, which families share."""
+        return "-".join((family_of(self.family).tokenizer, *self.languages))
+
+    def sources(self) -> list[Source]:
+        """Its datasets: one, or one with a part of the texts for each language."""
+        count, prefix = max(1, len(self.languages)), self.folder / "data" / self.texts_name
+        return [
+            Source(prefix.with_name(f"{prefix.name}{number or ''}"), slice(number, None, count), language)
+            for number, language in enumerate(self.languages or (None,))
+        ]
+
     def sections(self) -> dict[str, Any]:
         """The recipe around the sections that the family brings."""
         family, sections = family_of(self.family), tiny_of(self.family)
         dropouts = [name for name in family.section.model_fields if name.endswith("dropout")]
         drops = {name: DROPOUT if self.dropout and name != NO_KEY else 0.0 for name in dropouts}
-        prefix = self.folder / "data" / family.tokenizer
         return {
             "name": self.family.replace("+", "-"),
             "model": sections["model"] | drops,
             "objective": sections["objective"],
             "teacher": {name: str(self.folder / path) for name, path in sections.get("teacher", {}).items()},
             "data": sections["data"] | {
-                "train": [dataset_prefix(prefix, "text", documents_of(sections["data"]["sample_format"]))],
+                "train": [source.settings(sections["data"]["sample_format"]) for source in self.sources()],
                 "num_workers": 0, "sample_index_dir": str(self.folder / "indexes"),
             },
-            "tokenizer": {"path": str(self.folder / "tokenizers" / family.tokenizer)},
+            "tokenizer": {"path": str(self.folder / "tokenizers" / self.texts_name)},
             "optimizer": {
                 "name": self.optimizer, "learning_rate": LEARNING_RATE, "eps": 1e-6, "weight_decay": 0.1,
-                "gradient_clipping": 0.0,
+                "gradient_clipping": 0.0, **sections.get("optimizer", {}),
             },
             "training": {
                 "global_batch_size": ROWS, "micro_batch_size": MICRO_ROWS, "precision": "fp32", "seed": self.seed,
@@ -196,7 +239,8 @@ def documents() -> list[str]:
 
 def documents_of(sample_format: str) -> PreprocessConfig:
     """How a dataset for this sample format keeps documents."""
-    ends = FORMATS.get(sample_format).shifted
+    rows = FORMATS.get(sample_format)
+    ends = rows.shifted and not rows.section.by_sentence
     return PreprocessConfig(append_eod=ends, split_sentences=not ends)
 
 
@@ -207,17 +251,18 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     """
     quiet_libraries()
     sections, kind = run.sections(), family_of(run.family).tokenizer
-    corpus, tokenizer = run.folder / "corpus.jsonl", Path(sections["tokenizer"]["path"])
-    texts = documents()
-    if not corpus.exists():
-        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer, texts, languages = Path(sections["tokenizer"]["path"]), documents(), run.languages
     if not tokenizer.exists():
-        size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY
-        train_tokenizer(kind, iter(texts), size, tokenizer)
+        size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY + len(languages)
+        train_tokenizer(kind, iter(texts), size, tokenizer, **({"language_codes": languages} if languages else {}))
     if "teacher" in tiny_of(run.family):
         write_teacher(Path(sections["teacher"]["path"]), load_tokenizer(tokenizer).vocab_size)
     (run.folder / "data").mkdir(exist_ok=True)
-    preprocess([str(corpus)], tokenizer, run.folder / "data" / kind, documents_of(sections["data"]["sample_format"]))
+    for source in run.sources():
+        corpus = source.prefix.with_suffix(".jsonl")
+        if not corpus.exists():
+            corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[source.part]))
+        preprocess([str(corpus)], tokenizer, source.prefix, documents_of(sections["data"]["sample_format"]))
     config = run.config()
     objective = build_objective(config.objective, load_tokenizer(tokenizer))
     training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})

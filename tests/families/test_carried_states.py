@@ -15,6 +15,7 @@ from ctxlm_ds.training.state import TrainState
 from tests.dist.runner import RanksFailed
 from tests.dist.states import Layout, checkpoints_of, resume_newest
 from tests.dist.training import GLOBAL_BATCH
+from tests.families import runs
 from tests.families.groups import run_case
 from tests.families.toy_runs import OPTIMIZER, build_engine, config_of, step_of
 
@@ -99,3 +100,13 @@ def test_a_growing_batch_is_refused_on_every_stage() -> None:
     training = config.training.model_copy(update={"batch_ramp": (8, 8, 100)})
     with pytest.raises(RanksFailed, match=r"rank 1:[^-]*training\.batch_ramp is set, but .* carries a state"):
         run_case(build, 2, layout, config.model_copy(update={"training": training}), timeout_s=120)
+
+
+@pytest.mark.parametrize("layout", [runs.ONE_RANK, runs.Layout(data=2, stage=2)], ids=str)
+def test_an_elmo_goes_on_bitwise(tmp_path: Path, layout: runs.Layout) -> None:
+    """With the states of its cells, drawn words, dropout and Adagrad's sums."""
+    run = runs.Run("elmo", tmp_path / "data", layout, dropout=True, optimizer="adagrad")
+    (tmp_path / "data").mkdir()
+    run_case(runs.prepare, 1, runs.Run("elmo", run.folder))
+    saved = run_case(runs.save, layout.world_size, run, tmp_path / "run", timeout_s=120)[0]
+    assert run_case(runs.resume, layout.world_size, run, tmp_path / "run", timeout_s=120)[0]["next"] == saved["next"]

@@ -77,11 +77,11 @@ def theirs(rank: int, world_size: int, run: Run, folder: Path) -> list[list[int]
     return up_to_the_end(generated(part, ids, torch.ones_like(ids)), config)
 
 
-def generated(part: hugging_face.Part, ids: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+def generated(part: hugging_face.Part, ids: torch.Tensor, inside: torch.Tensor, start: int = 0) -> torch.Tensor:
     from transformers import GenerationConfig
 
     part.model.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=WRITTEN, eos_token_id=None, pad_token_id=0, decoder_start_token_id=0
+        do_sample=False, max_new_tokens=WRITTEN, eos_token_id=None, pad_token_id=0, decoder_start_token_id=start
     )
     return part.model.eval().generate(ids, attention_mask=inside)[:, -WRITTEN:]
 
@@ -95,8 +95,9 @@ def targets(rank: int, world_size: int, run: Run, folder: Path) -> list[list[lis
     """Case: what our decoder, and the exported model's generate(), writes for corrupted held-out texts."""
     config, fields = run.config(), held_out(run, NUM_PROMPTS)
     pair = hugging_face.make_pair(config, folder, run.seed, NOISE, MATRICES)
-    wanted = generated(pair.theirs[0], fields["input_ids"], (fields["sequence_ids"] > 0).long())
-    written = torch.zeros(NUM_PROMPTS, WRITTEN + 1, dtype=torch.int64)
+    start = export_of(config.model.family).start_id(load_tokenizer(config.tokenizer.path))
+    wanted = generated(pair.theirs[0], fields["input_ids"], (fields["sequence_ids"] > 0).long(), start)
+    written = torch.full((NUM_PROMPTS, WRITTEN + 1), start)
     for length in range(1, WRITTEN + 1):
         ones = torch.ones(NUM_PROMPTS, length, dtype=torch.int64)
         fields |= {
@@ -126,7 +127,7 @@ def test_a_layout_writes_the_same_text(results: Results, family: str, layout: La
     assert wanted != results.of(ours, run.on(ONE_RANK), FEW, 0.0)
 
 
-@pytest.mark.parametrize("family", ["t5", "t5+1.1"])
+@pytest.mark.parametrize("family", ["t5", "t5+1.1", "bart", "mbart"])
 def test_greedy_targets_are_those_of_generate(results: Results, family: str, tmp_path: Path) -> None:
     written, wanted = results.of(targets, results.run(family), tmp_path / "model")
     assert len(wanted) == NUM_PROMPTS and len({tuple(row) for row in wanted}) > NUM_PROMPTS // 4

@@ -15,13 +15,18 @@ STEPS = 8
 MICRO_BATCHES = 2
 DIGESTED_STEPS = 3
 """First steps of a stream whose micro-batches are kept as digests."""
-TOKENIZERS = {"wordpiece": 120, "bpe": 300, "gpt2": 300}
-"""Type, which also names the folder -> size of the vocabulary (byte-level ones hold every byte)."""
+TOKENIZERS = {"wordpiece": 120, "bpe": 300, "gpt2": 300, "t5": 160, "xlnet": 70, "elmo": 40}
+"""Type, which also names the folder -> size of the vocabulary (byte-level ones hold every byte, T5's 100 sentinels)."""
 DATASETS = {
     "bert": ("wordpiece", "--split-sentences"),
     "roberta": ("bpe", "--split-sentences", "--leading-space"),
     "gpt1": ("wordpiece", "--append-eod"),
     "gpt2": ("gpt2", "--append-eod"),
+    "llama": ("gpt2", "--append-eod"),
+    "t5": ("t5",),
+    "bart": ("bpe", "--split-sentences", "--leading-space"),
+    "xlnet": ("xlnet", "--split-sentences", "--append-eod"),
+    "elmo": ("elmo", "--split-sentences"),
 }
 """Family -> its tokenizer, and the options of its dataset."""
 
@@ -32,7 +37,10 @@ def dataset_prefix(family: str) -> str:
 
 
 def _stream(family: str, sample_format: str, data: Any = None, masks: Any = None) -> Sections:
-    objectives = {"bert": "masked_lm_nsp", "roberta": "masked_lm"}
+    objectives = {
+        "bert": "masked_lm_nsp", "roberta": "masked_lm", "t5": "span_corruption", "bart": "text_infilling",
+        "xlnet": "permutation_lm", "elmo": "bidirectional_lm",
+    }  # fmt: skip
     return {
         "tokenizer": {"path": DATASETS[family][0]},
         "data": {
@@ -57,6 +65,11 @@ STREAMS: dict[str, Sections] = {
     "gpt1": _stream("gpt1", "blocks", {"max_sequences_per_row": 3}),
     "gpt2": _stream("gpt2", "blocks", {"max_sequences_per_row": 3}),
     "gpt2-unbroken": _stream("gpt2", "blocks", {"reset_at_documents": False}),
+    "llama": _stream("llama", "blocks", {"max_sequences_per_row": 3}),
+    "t5": _stream("t5", "chunks"),
+    "bart": _stream("bart", "doc_sentences", _DENSE),
+    "xlnet": _stream("xlnet", "text_and_pair", {"both_directions": True}),
+    "elmo": _stream("elmo", "bidirectional_lanes", {"seq_length": 12}),
 }
 """The sections that decide which rows a run sees: tokenizer, data and objective."""
 
@@ -75,8 +88,28 @@ MODELS: dict[str, dict[str, Any]] = {
         **_SHAPE, "family": "gpt2", "num_layers": 3, "layer_norm_eps": 1e-5, "hidden_activation": "gelu_tanh",
         "intermediate_size": 128,
     },
+    "llama": {**_SHAPE, "family": "llama", "num_layers": 3, "num_key_value_heads": 2, "layer_norm_eps": 1e-5},
+    "t5": {
+        "family": "t5", "hidden_size": 32, "num_layers": 2, "num_decoder_layers": 2, "num_attention_heads": 4,
+        "head_size": 8, "intermediate_size": 64, "relative_buckets": 8, "relative_reach": 12, "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "bart": {
+        **_SHAPE, "family": "bart", "num_layers": 2, "num_decoder_layers": 2, "layer_norm_eps": 1e-5,
+        "activation_dropout": 0.0,
+    },
+    "xlnet": {
+        "family": "xlnet", "hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+        "initializer_range": 0.1, "hidden_dropout": 0.0, "attention_dropout": 0.0, "mem_len": 24,
+    },
+    "elmo": {
+        "family": "elmo", "projection_size": 32, "cell_size": 48, "num_sampled": 16, "character_size": 8,
+        "filters": [[1, 8], [2, 16], [3, 32]], "num_highways": 1, "dropout": 0.0,
+    },
 }  # fmt: skip
 """Family -> the recipe's section `model`."""
+OLD_FAMILIES = ("bert", "roberta", "gpt1", "gpt2")
+"""Families of the checkpoints that are kept."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +156,8 @@ def _split(name: str, stream: str, precision: str, zero_stage: int = 1, **change
 
 
 _SEQUENCE = {"parallel": {"sequence_parallel": True}}
+# Two rows a lane, so that an evaluation carries a state.
+_LANES = {"evaluation": {"max_rows": 16}}
 _REFERENCE = {"attention": "reference", "layer_norm": "reference", "bias_gelu": "reference", "optimizer": "reference"}
 _RECOMPUTE = {"activation_checkpointing": True}
 # With an epsilon that is not lost beside the variance, as BERT's 1e-12 is.
@@ -146,8 +181,18 @@ CASES = [
     _split("gpt2-fp32-split", "gpt2", "fp32", **_SEQUENCE),
     _split("gpt2-bf16-split", "gpt2", "bf16"),
     Case("gpt2-fp32-zero3", "gpt2", "fp32", 3, ranks=2),
+    Case("llama-fp32", "llama", "fp32", 0),
+    _split("llama-bf16-split", "llama", "bf16", **_SEQUENCE),
+    Case("t5-fp32", "t5", "fp32", 0),
+    _split("t5-bf16-split", "t5", "bf16", **_SEQUENCE),
+    Case("bart-fp32", "bart", "fp32", 0),
+    _split("bart-bf16-split", "bart", "bf16", **_SEQUENCE),
+    Case("xlnet-fp32", "xlnet", "fp32", 0, changes=_LANES),
+    _split("xlnet-bf16-split", "xlnet", "bf16", **_SEQUENCE, **_LANES),
+    Case("elmo-fp32", "elmo", "fp32", 0, changes=_LANES),
+    _split("elmo-bf16-split", "elmo", "bf16", **_SEQUENCE, **_LANES),
 ]
-"""Four families, fp32 and bf16, on one rank and split over four (ZeRO 0 does not go with bf16)."""
+"""Nine families, fp32 and bf16, on one rank and split over four (ZeRO 0 does not go with bf16)."""
 
 _TINY = {"hidden_size": 4, "num_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}
 

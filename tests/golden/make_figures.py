@@ -1,7 +1,8 @@
 """Writes what later code is compared with: `python -m tests.golden.make_figures figures [checkpoints]`.
 
 Run it in the root of the repository on the commit whose figures are to be kept, never to make a failing test pass.
-`figures` writes figures.json. `checkpoints` writes checkpoints/: a checkpoint of a run of each family, and digests of
+`figures` adds the streams and runs that figures.json lacks; an entry that is to be made again is removed first.
+`checkpoints` writes checkpoints/: a checkpoint of a run of each family, and digests of
 its weights; they stand for what users have on their disks, so that those of an older commit are kept.
 """
 
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.golden.cases import CASES, MODELS, STREAMS, old_run
+from tests.golden.cases import CASES, OLD_FAMILIES, STREAMS, Case, old_run
 from tests.golden.run_case import (
     Figures,
     checkpoint_figures,
@@ -32,20 +33,28 @@ LENGTH_BYTES = 8
 
 
 def write_figures(data: Path) -> None:
-    """figures.json, a line for each stream and each run."""
-    streams: Figures = {name: stream_figures(data, name) for name in STREAMS}
-    runs: Figures = {case.name: run_figures(data, case) for case in CASES}
-    sections = [f'"machine": {json.dumps(machine())}']
+    """figures.json, a line for each stream and each run; a run names another machine than the first."""
+    path = HERE / "figures.json"
+    kept: Figures = json.loads(path.read_text())
+    streams: Figures = {name: kept["streams"].get(name) or stream_figures(data, name) for name in STREAMS}
+    runs: Figures = {case.name: kept["runs"].get(case.name) or new_figures(data, case, kept) for case in CASES}
+    sections = [f'"machine": {json.dumps(kept["machine"])}']
     for title, entries in (("streams", streams), ("runs", runs)):
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
         sections.append(f'"{title}": {{\n{lines}\n}}')
-    (HERE / "figures.json").write_text("{\n" + ",\n".join(sections) + "\n}\n")
+    path.write_text("{\n" + ",\n".join(sections) + "\n}\n")
+
+
+def new_figures(data: Path, case: Case, kept: Figures) -> Figures:
+    """Those of a run, with the machine if it is another one."""
+    here = machine()
+    return run_figures(data, case) | ({} if here == kept["machine"] else {"machine": here})
 
 
 def write_checkpoints(data: Path) -> None:
     """checkpoints/FAMILY and checkpoints/weights.json."""
     weights: Figures = {}
-    for family in MODELS:
+    for family in OLD_FAMILIES:
         case = old_run(family)
         train(data, case.recipe(), case.zero_stage)
         kept = HERE / "checkpoints" / family

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.cases import MODELS, new_run
+from tests.golden.cases import OLD_FAMILIES, new_run
 from tests.golden.run_case import checkpoint_figures, last_checkpoint, train
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", OLD_FAMILIES)
 def test_a_new_run_takes_the_weights(golden_data: Path, family: str) -> None:
     """What it saves after one step at a learning rate of 0 are the weights that it began with."""
     recipe = new_run(family, str(CHECKPOINTS / family))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,15 +54,21 @@ def pretrain_words(recipe: Path, overrides: Sequence[str] = (), stage: int = 1) 
     return ["--config", recipe, "--deepspeed_config", f"zero{stage}", *extra]
 
 
-def launcher(kind: str, num_ranks: int, port: int = 0) -> list[object]:
+def launcher(kind: str, num_ranks: int) -> list[object]:
     """The words before the module's own arguments, for each launcher."""
     module = "ctxlm_ds.pretrain"
     if kind == "deepspeed":
-        where = ["--master_port", port] if port else []
-        return [BIN / "deepspeed", "--num_gpus", num_ranks, *where, "--module", module]
+        # All runs use port 29500 by default; two test workers on one machine would share it.
+        return [BIN / "deepspeed", "--num_gpus", num_ranks, "--master_port", free_port(), "--module", module]
     if kind == "torchrun":
         return [BIN / "torchrun", "--standalone", "--nproc_per_node", num_ranks, "-m", module]
     return [sys.executable, "-m", module]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def metrics(run_dir: Path, key: str = "loss") -> dict[int, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctxlm_ds.commands.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.formats.base import SequenceTemplate
@@ -33,7 +34,6 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool
 from tests.sample_data import run_config, sample_of, write_dataset
 from tests.text import make_documents
-from tools.extract_docstrings import extract_docstrings
 
 NUM_DOCUMENTS = 600
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_the_page_runs_as_written(folder: Path) -> None:
     tensor, stages = (metrics(folder / "runs" / name) for name in ("tensor", "stages"))
     assert stages == pytest.approx(tensor, rel=1e-5)
     assert len(tensor) == 30 and tensor[30] < 0.95 * tensor[1]
+    lowest = json.loads((folder / "runs" / "tensor" / "lowest.json").read_text())
+    assert (lowest["loss"], lowest["step"]) == min((loss, step) for step, loss in tensor.items())
     assert metrics(folder / "runs" / "tensor", "rare_words").keys() == tensor.keys()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from ctxlm_ds.commands import plan_run
 from ctxlm_ds.console import run_command
-from tools import plan_run
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "plan_run.py"

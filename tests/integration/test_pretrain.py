@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +12,10 @@ import torch
 import yaml
 
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, launcher, metrics, pretrain_words, start, tool, wait_for
+from tests.integration.route import call, free_port, launcher, metrics, pretrain_words, start, tool, wait_for
 
 HAS_FP16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
 """As DeepSpeed asks: newer CPUs have it."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +48,7 @@ def test_every_launcher_gives_the_same_losses(kind: str, single: Path, bert_rout
     if kind == "srun":
         _run_as_srun(words, tmp_path)
     else:
-        call(*launcher(kind, 2, free_port()), *words)
+        call(*launcher(kind, 2), *words)
     assert metrics(tmp_path / "run") == pytest.approx(metrics(single), rel=1e-5)
 
 
@@ -145,8 +138,10 @@ def test_check_needs_no_torch(bert_route: Prepared, tmp_path: Path) -> None:
     recipe = bert_route.recipe(tmp_path / "recipe.yaml")
     code = (
         "import sys; from ctxlm_ds.pretrain import main\n"
-        f"main(['--config', {str(recipe)!r}, '--check', '--world-size', '4'])\n"
+        f"main(['--config', {str(recipe)!r}, '--check', '--world-size', '4', *sys.argv[1:]])\n"
         "assert 'torch' not in sys.modules"
     )
-    done = call(sys.executable, "-c", code)
+    done = call(sys.executable, "-c", code, "--print")
     assert yaml.safe_load(done.stdout)["training"]["max_steps"] == 12
+    lines = call(sys.executable, "-c", code).stdout.splitlines()
+    assert lines[0].endswith("the recipe is valid for 4 ranks") and lines[-1].startswith("  memory of a rank")

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.errors import DataError
-from ctxlm_ds.recipe.load import load_config, shipped_recipes
-from tests.integration.route import ROOT, call
-from tests.sample_data import DatasetWriter
-from tests.text import write_corpus
-from tests.unit.test_report import Pages
-from tools.pretrain_default import (
+from ctxlm_ds.commands.pretrain_default import (
     SUFFIX,
     default_folder,
     demonstrated_model,
     heldout_sentences,
     split_corpus,
-    unigram_figures,
-    unigram_loss,
+    words_in_gap,
 )
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.load import load_config, shipped_recipes
+from tests.integration.route import ROOT, call
+from tests.text import write_corpus
+from tests.unit.test_report import Pages
 
 TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
         "model.vocab_size=null", "training.max_steps=6", "evaluation.interval_steps=3", "evaluation.max_rows=32",
@@ -75,8 +72,15 @@ def test_every_family_of_the_job_shows_what_it_predicts(recipe: str) -> None:
     folder, task = demonstrated_model(config)
     assert (folder, task) == {
         "electra": ("generator", "fill-mask"), "gpt2": ("", "text-generation"), "llama": ("", "text-generation"),
-        "t5": ("", "text2text-generation"),
+        "t5": ("", "text2text-generation"), "bart": ("", "text2text-generation"),
     }.get(config.model.family, ("", "fill-mask"))  # fmt: skip
+
+
+def test_words_in_a_gap_of_a_complete_text() -> None:
+    assert words_in_gap("one two {} five .", "one two three four five .") == "three four"
+    assert words_in_gap("one two {} five .", "one two five .") == ""
+    assert words_in_gap("one {} three", "two one three") == "two one three"
+    assert words_in_gap("a {} a", "a") == "a"
 
 
 def test_folders() -> None:
@@ -103,18 +107,6 @@ def test_too_small_a_corpus_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="1 documents"):
         split_corpus([str(tmp_path / "text.txt")], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
-
-
-def test_unigram_loss_is_the_cross_entropy_by_hand(tmp_path: Path) -> None:
-    for name, tokens in (("train", [1, 1, 1, 3]), ("heldout", [1, 3])):
-        with DatasetWriter(tmp_path / name, "uint16") as writer:
-            writer.add_sequence(tokens)
-            writer.end_document()
-            writer.finalize({})
-    # Add-one counts over ids 0..3: 1, 4, 1, 2 of 8.
-    expected = -(math.log(4 / 8) + math.log(2 / 8)) / 2
-    assert unigram_loss(tmp_path / "train", tmp_path / "heldout") == pytest.approx(expected)
-    assert unigram_figures(tmp_path / "train", tmp_path / "heldout") == pytest.approx((expected, 0.5))
 
 
 def test_heldout_sentences_lose_a_middle_word(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ def test_progress_of_unknown_size_logs_the_note(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(console, "PLAIN_INTERVAL_S", 0.0)
-    monkeypatch.setattr(console.logger, "propagate", True)
     with caplog.at_level("INFO", logger="ctxlm_ds"), byte_progress("read", 0) as progress:
         progress.update(0, "3 documents")
     assert caplog.messages == ["read: 3 documents"]

@@ -2,7 +2,7 @@
 
 The tests of ctxlm_ds/ROOM/x.py are tests/unit/ROOM/test_x.py and test_x_ASPECT.py, those of tools/x.py are
 tests/unit/tools/test_x.py. What takes several ranks or a user's command is in tests/dist or tests/integration under the
-same name, without the room.
+same name, without the room. A door of tools/ to a module of ctxlm_ds/commands/ has no code of its own, hence no tests.
 """
 
 from __future__ import annotations
@@ -13,25 +13,39 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 FLAT = (ROOT / "tests" / "dist", ROOT / "tests" / "integration")
+DOORS = [path for path in sorted((ROOT / "tools").glob("*.py")) if (ROOT / "ctxlm_ds/commands" / path.name).is_file()]
+CHECKOUT_FIRST = """import sys
+from pathlib import Path
+
+# A login node has the checkout and a Python; the package need not be installed there.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+"""
+DOOR = """from ctxlm_ds.commands.{name} import main
+from ctxlm_ds.console import run_command
+
+if __name__ == "__main__":
+    run_command(main)
+"""
 MODULES = {
     path.relative_to(ROOT).as_posix(): path
     for pattern in ("ctxlm_ds/**/*.py", "tools/*.py")
     for path in ROOT.glob(pattern)
-    if path.name != "__init__.py"
+    if path.name != "__init__.py" and path not in DOORS
 }
 LEAVES = Counter(path.stem for path in MODULES.values())
 
 WITHOUT_A_FILE = {
     "ctxlm_ds/errors.py": "declares classes and exit statuses",
     "ctxlm_ds/data/fields.py": "declares a type and constants",
-    "ctxlm_ds/benchmark/datasets.py": "a side of tools/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/loaders.py": "a side of tools/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/samples.py": "a side of tools/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/saves.py": "a side of tools/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/our_sides.py": "sides of tools/benchmark.py, whose test runs them",
-    "ctxlm_ds/benchmark/plain_loop.py": "a part of the sides of tools/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/transformers_sides.py": "sides of tools/benchmark.py, whose test runs them",
-    "tools/build_operators.py": "make runs it before the tests, which use what it builds",
+    "ctxlm_ds/benchmark/datasets.py": "a side of commands/benchmark.py, whose test runs it",
+    "ctxlm_ds/benchmark/loaders.py": "a side of commands/benchmark.py, whose test runs it",
+    "ctxlm_ds/benchmark/samples.py": "a side of commands/benchmark.py, whose test runs it",
+    "ctxlm_ds/benchmark/saves.py": "a side of commands/benchmark.py, whose test runs it",
+    "ctxlm_ds/benchmark/our_sides.py": "sides of commands/benchmark.py, whose test runs them",
+    "ctxlm_ds/benchmark/plain_loop.py": "a part of the sides of commands/benchmark.py, whose test runs it",
+    "ctxlm_ds/benchmark/transformers_sides.py": "sides of commands/benchmark.py, whose test runs them",
+    "ctxlm_ds/commands/build_operators.py": "make runs it before the tests, which use what it builds",
 }
 CONTRACT = ("config", "layers", "export")
 """Files of a family that tests/families/test_contract.py tests, and what they share."""
@@ -75,6 +89,13 @@ def test_every_module_has_tests_of_its_name() -> None:
         if not (module in WITHOUT_A_FILE or is_of_a_family(path) or files_of(module))
     ]
     assert missing == []
+
+
+def test_a_door_only_opens() -> None:
+    assert len(DOORS) > 20
+    for path in DOORS:
+        code = path.read_text(encoding="utf-8").partition("\n\n")[2]
+        assert code.removeprefix(CHECKOUT_FIRST) == DOOR.format(name=path.stem), path
 
 
 def test_nothing_is_excused_that_has_a_file_or_is_gone() -> None:

@@ -252,7 +252,7 @@ def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMP
     """Decode up to `count` sequences, evenly spread over the dataset, and tokenize their text again."""
     spread = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
     sampled = [dataset.sequence(number)[:_MAX_SAMPLED_TOKENS].tolist() for number in spread]
-    sampled = [ids[:-1] if ids and ids[-1] == tokenizer.sep_id else ids for ids in sampled]
+    sampled = [ids[:-1] if ids and ids[-1] == tokenizer.eod_id else ids for ids in sampled]
     sampled = [ids for ids in sampled if len(ids) >= _MIN_SAMPLED_TOKENS] or [ids for ids in sampled if ids]
     texts = [tokenizer.decode(ids) for ids in sampled]
     same = [

@@ -88,6 +88,8 @@ class SampleFormat(ABC):
     """What the label of a sequence says (`next_sentence`); None if sequences have no label."""
     shifted: ClassVar[bool] = False
     """True if a sample's last token is only a label: what the last input predicts."""
+    lane_directions: ClassVar[int] = 0
+    """1 if rows are in lanes (DataSection.in_lanes), 2 if each also has a row of lanes that are read backward."""
     forms_rows: ClassVar[bool] = False
     """True if it says which samples share a row; otherwise each has a row, or data.packing combines them."""
     sequence_labels: ClassVar[tuple[str, ...]] = ()
@@ -117,9 +119,13 @@ class SampleFormat(ABC):
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         """Return the function that writes samples into their places: (samples, slots [c], records, numbers [c]).
 
-        It fills everything of Samples except `starts` and `keys` and returns INTACT, or the place in `numbers` of a
-        damaged sample (loops/framing.py).
+        It fills everything of Samples except `starts` and `keys`, which are set, and returns INTACT, or the place in
+        `numbers` of a damaged sample (loops/framing.py).
         """
+
+    def token_counts(self, num_tokens: Numbers) -> Numbers:
+        """Return how many tokens the samples with so many inputs have."""
+        return num_tokens + self.shifted
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
         """Return the [c] positions from which token types are 1; a sample's length if it has one segment."""
@@ -131,6 +137,7 @@ class RowSection(DataSection):
 
     fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "packing", "max_sequences_per_row", "num_duplicates")
     by_sentence: ClassVar[bool] = True
+    frames: ClassVar[bool] = True
 
     packing: bool = False
     """Put several short sequences into one row; they never see each other and their positions restart."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ctxlm_ds.data.formats.base import Fill, Numbers, Records
     from ctxlm_ds.data.index.sentence_table import SentenceTable
 
+RANDOM_NEXT = 0.5
+"""BERT's share of random next segments."""
+
 
 class PairSection(RowSection):
     """Rows of two segments."""
@@ -25,20 +28,30 @@ class PairSection(RowSection):
         return 4 if double_separator else 3
 
 
-class SegmentPairSection(PairSection):
-    """Rows of two segments of several sentences each (BERT)."""
+class SegmentsSection(PairSection):
+    """Rows of two segments of several sentences each."""
 
     fixed: ClassVar[tuple[str, ...]] = (*PairSection.fixed, "short_seq_prob")
 
-    sample_format: str = "segment_pair"
     short_seq_prob: Probability = 0.1
     """Share of documents whose target length is drawn shorter (BERT 0.1)."""
 
 
-class SentenceOrderSection(SegmentPairSection):
+class SentenceOrderSection(SegmentsSection):
     """Rows of two segments that follow each other, half of them exchanged (ALBERT)."""
 
     sample_format: str = "sentence_order"
+
+
+class SegmentPairSection(SegmentsSection):
+    """Rows of two segments of several sentences each (BERT)."""
+
+    fixed: ClassVar[tuple[str, ...]] = (*SegmentsSection.fixed, "random_next_prob")
+
+    sample_format: str = "segment_pair"
+    random_next_prob: Probability = RANDOM_NEXT
+    """Share of pairs whose second segment is of another document although theirs continues (BERT 0.5). A document's
+    last sentence alone always has one."""
 
 
 class SentencePairSection(PairSection):
@@ -76,6 +89,7 @@ class PairFormat(RowFormat):
             room=self.room(making),
             specials=self.section.special_tokens(making.template.double_separator),
             short_seq_prob=making.settings.own.get("short_seq_prob", 0.0),
+            random_next_prob=making.settings.own.get("random_next_prob", RANDOM_NEXT),
             key=stream_key(making.settings.seed, self.name),
             duplicate=duplicate,
         )
@@ -97,11 +111,14 @@ class SegmentPair(PairFormat):
     """SEGMENT-PAIR + NSP of BERT."""
 
     name = "segment_pair"
-    section = SegmentPairSection
+    section: ClassVar[type[SegmentsSection]] = SegmentPairSection
     chooser = "ctxlm_ds.data.formats.loops.pairs:choose_segment_pairs"
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
-        return {"short_seq_prob": data.short_seq_prob}  # type: ignore[attr-defined]
+        # Part of the key of an index only if it is not BERT's, which every index had before it was a setting.
+        random_next = getattr(data, "random_next_prob", RANDOM_NEXT)
+        others = {"random_next_prob": random_next} if random_next != RANDOM_NEXT else {}
+        return {"short_seq_prob": data.short_seq_prob} | others  # type: ignore[attr-defined]
 
 
 class SentenceOrder(SegmentPair):

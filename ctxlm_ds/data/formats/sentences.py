@@ -25,6 +25,11 @@ class SentencesSection(RowSection):
     """End every sentence with the separator, and every document with one more (fairseq); false: separators between
     documents only, so that rows hold more text."""
 
+    @property
+    def may_lack_end(self) -> bool:
+        """A sentence longer than a row is cut at the end of the row."""
+        return self.separate_sentences
+
 
 class FullSentencesSection(SentencesSection):
     """Rows of sentences one after another, across documents (RoBERTa's FULL-SENTENCES)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 SENTENCE_ENDS = ".!?…:;。！？；؟؛۔।॥։።༎\"'”’»」』）)"
 """Last characters of a line of prose. Headings, list items and table cells end otherwise."""
@@ -108,13 +110,36 @@ def _gpt_standard(text: str) -> str:
     return re.sub(r"\s*\n\s*", " \n ", re.sub(r"[^\S\n]+", " ", text)).strip()
 
 
+def _fix_text(text: str) -> str:
+    """Repair wrongly decoded characters, entities and quotes, as GPT's released code does first."""
+    import ftfy
+
+    return str(ftfy.fix_text(text))
+
+
+def _gpt_words(text: str) -> str:
+    """Write GPT's words, lower-cased, with a space between them; a line end is a word."""
+    words = (word.text.strip(" ").lower() for word in _english_words()(text))
+    return " ".join(word for word in words if word)
+
+
+@lru_cache(maxsize=1)
+def _english_words() -> Any:
+    """Return spaCy's tokenizer for English, which is rules without a model."""
+    import spacy
+
+    return spacy.blank("en").tokenizer
+
+
 RULES: dict[str, Callable[[str], str]] = {
     rule.__name__[1:]: rule
     for rule in (
         _control_characters, _whitespace, _markup, _wiki_tail, _prose_lines, _boilerplate_lines, _c4_lines, _gutenberg,
-        _join_lines, _gpt_standard,
+        _join_lines, _fix_text, _gpt_standard, _gpt_words,
     )
 }  # fmt: skip
+PACKAGES = {"fix_text": "ftfy", "gpt_words": "spacy"}
+"""The optional package that a rule needs."""
 
 
 def clean(text: str, rules: Sequence[str]) -> tuple[str, list[int]]:

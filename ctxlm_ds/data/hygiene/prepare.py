@@ -26,6 +26,7 @@ import zstandard
 from ctxlm_ds.atomic import is_full_disk, output_folder, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress
 from ctxlm_ds.data.dataset.checksums import file_digest
+from ctxlm_ds.data.hygiene.cleaning import PACKAGES
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe, active_stages, blend_text, required_package
 from ctxlm_ds.data.hygiene.duplicates import NearIndex, held_out_sources, write_held_out
 from ctxlm_ds.data.hygiene.quality import LanguageIdentifier
@@ -163,7 +164,12 @@ class _Run:
             required_package("rensa", "--near-duplicates")
         if "language" in stages:
             LanguageIdentifier(filters.languages)
-        versions = {name: importlib.metadata.version(name) for stage, name in _LIBRARIES.items() if stage in stages}
+        rules = {rule for source in self.recipe.sources for rule in source.clean}.intersection(PACKAGES)
+        for rule in sorted(rules):
+            required_package(PACKAGES[rule], f"the cleaning rule {rule}")
+        needed = [name for stage, name in _LIBRARIES.items() if stage in stages]
+        needed += [name for rule, name in PACKAGES.items() if rule in rules]
+        versions = {name: importlib.metadata.version(name) for name in needed}
         named_by_signature: Any = {"sources": {"__all__": {"input", "note"}}, "filters": {"decontaminate"}}
         included = {"language", "sources", "filters"}
         settings = self.recipe.model_dump(mode="json", include=included, exclude=named_by_signature)

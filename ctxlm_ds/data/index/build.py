@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettin
 from ctxlm_ds.data.index.sentence_table import is_split
 from ctxlm_ds.data.index.static import PREDICTION_BYTES, id_dtype, write_masked_copies
 from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, open_array, verify_files, write_meta
+from ctxlm_ds.data.sample import NO_LANGUAGE
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
@@ -51,6 +52,8 @@ class IndexPlace:
     settings: SampleSettings
     directory: Path
     key: str
+    language: str | None = None
+    """Token of the language of its rows."""
 
     @classmethod
     def of(cls, part: Source, tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> IndexPlace:
@@ -77,11 +80,25 @@ class IndexPlace:
         key = settings.key(dataset.fingerprint, documents, tokenizer.fingerprint)
         prefix, parent = Path(dataset.prefix), config.data.sample_index_dir
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
-        return cls(dataset, documents, settings, directory, key)
+        return cls(dataset, documents, settings, directory, key, part.language)
 
     def open(self, tokenizer: Tokenizer) -> SampleIndex:
-        """Open the index."""
-        return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key)
+        """Open the index; raises ConfigError if the tokenizer lacks the token of the language."""
+        template = SequenceTemplate.of(tokenizer)
+        return SampleIndex(self.directory, self.dataset, template, self.key, language_id(self.language, tokenizer))
+
+
+def language_id(language: str | None, tokenizer: Tokenizer) -> int:
+    """Return the id of a language's token (NO_LANGUAGE for None), or raise a ConfigError if there is none."""
+    if language is None:
+        return NO_LANGUAGE
+    token_id = tokenizer.token_to_id(language)
+    if token_id is None or token_id not in tokenizer.special_ids:
+        raise ConfigError(
+            f"data: the tokenizer has no special token {language}, which a source names as its language; train it with "
+            f"tools/train_tokenizer.py --special-tokens {language} ..., or name a token that it has"
+        )
+    return token_id
 
 
 def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSection) -> None:
@@ -243,7 +260,9 @@ def excerpt(
     They are those of the complete index if that is built, otherwise of the first documents only, from an index in a
     temporary folder.
     """
-    place = IndexPlace.of(prefix, tokenizer, config)
+    languages = [source.language for source in config.data.train if source.path == prefix]
+    whole = SourcePart(prefix, language=next(iter(languages), None))
+    place = IndexPlace.of(whole, tokenizer, config)
     total = place.dataset.num_documents
     if (place.directory / META_NAME).exists():
         rows = RowSource([place.open(tokenizer)])
@@ -259,7 +278,7 @@ def excerpt(
         )
     with tempfile.TemporaryDirectory(prefix="samples-") as folder:
         data = config.data.model_copy(update={"sample_index_dir": folder})
-        part = SourcePart(prefix, (0, count))
+        part = replace(whole, documents=(0, count))
         rows = build_rows([part], tokenizer, config.model_copy(update={"data": data}), objective)
         objective.read_corpus(rows, config.training.seed)
         yield rows, title

@@ -25,7 +25,7 @@ from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.static import MaskedCopies
 from ctxlm_ds.data.index.storage import REMEDY, open_array, read_meta
-from ctxlm_ds.data.sample import Examples, Samples, empty_examples, empty_samples, starts_of
+from ctxlm_ds.data.sample import NO_LANGUAGE, Examples, Samples, empty_examples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS
 
@@ -65,12 +65,12 @@ class SampleReader:
     def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the [c] tokens of samples `numbers` [c], including special ones and a token that is only a label."""
         self._require((numbers >= 0) & (numbers < len(self.records)), numbers)
-        lengths = self.records["num_tokens"][numbers].astype(np.int64) + self.format.shifted
+        lengths = self.format.token_counts(self.records["num_tokens"][numbers].astype(np.int64))
         self._require((lengths > 0) & (lengths <= LONGEST_SAMPLE), numbers)
         return lengths
 
     def fill(self, samples: Samples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-        """Write samples `numbers` [c], without keys, into the places `slots` [c] of `samples` of their lengths."""
+        """Write samples `numbers` [c] into the places `slots` [c] of `samples`, which have their lengths and keys."""
         damaged = self._fill(samples, slots, self.records, numbers)
         if damaged == INTACT and self.has_spans and len(samples.continues_span):
             flags = samples._replace(input_ids=samples.continues_span)  # type: ignore[arg-type]
@@ -93,13 +93,21 @@ class SampleReader:
 class SampleIndex:
     """An open index; sample and row numbers count from 0."""
 
-    def __init__(self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate, key: str) -> None:
-        """Open the index with this SampleSettings.key.
+    def __init__(
+        self,
+        directory: Path,
+        dataset: IndexedDataset,
+        template: SequenceTemplate,
+        key: str,
+        language_id: int = NO_LANGUAGE,
+    ) -> None:
+        """Open the index with this SampleSettings.key; `language_id` is the token of its samples' language.
 
         Raises DataError if a file of the folder is missing or has another size, or the index has another key.
         """
         self.directory = directory
         self.dataset = dataset
+        self.language_id = language_id
         self.meta: dict[str, Any] = read_meta(directory, key)
         settings = self.meta["settings"]
         self.is_static = settings["static_masking"] is not None
@@ -161,9 +169,10 @@ class RowSource:
         samples = empty_samples(lengths, any(index.reader.has_spans for index in self.indexes))
         samples.keys[:, 1] = np.repeat(epochs, np.diff(row_starts))
         for index, slots, numbers in shares:
-            index.reader.fill(samples, slots, numbers)
             samples.keys[slots, 0] = numbers
             samples.keys[slots, 2] = index.random_key
+            samples.language_ids[slots] = index.language_id
+            index.reader.fill(samples, slots, numbers)
         return samples, row_starts
 
     def examples(self, rows: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:

@@ -35,6 +35,8 @@ class SourcePart:
     """Path without .bin/.idx."""
     documents: tuple[int, int] | None = None
     """First document, and the one after the last; None means all."""
+    language: str | None = None
+    """Token of the language of its rows."""
 
     @property
     def is_empty(self) -> bool:

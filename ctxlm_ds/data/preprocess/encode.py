@@ -56,7 +56,7 @@ class ChunkEncoder:
         self._tokenizer = tokenizer
         self._encode_flat = flat_encoder(tokenizer)
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._end_id = tokenizer.sep_id if config.append_eod else None
+        self._end_id = tokenizer.eod_id if config.append_eod else None
         self._sentence_prefix = encoded_prefix(config, tokenizer)
 
     def __call__(self, chunk: Chunk) -> EncodedChunk:

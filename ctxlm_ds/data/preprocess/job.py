@@ -235,7 +235,7 @@ class _Job:
             "tokenizer_path": str(self.tokenizer_path.resolve()),
             "tokenizer_kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
-            "eod_id": tokenizer.sep_id,
+            "eod_id": tokenizer.eod_id,
             "sentence_prefix": encoded_prefix(config, tokenizer),
             "split_sentences": config.split_sentences,
             "sentence_splitter": SPLITTER_VERSION if config.split_sentences else None,

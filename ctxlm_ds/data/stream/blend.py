@@ -67,6 +67,33 @@ class RowOrder:
         return position // self.num_rows
 
 
+class LaneOrder:
+    """Rows in lanes: position s·L + r, row r of step s, continues row r of step s - 1.
+
+    An epoch of W rows and L lanes has W // L steps. Lane r reads rows r·(W // L), r·(W // L) + 1, ... of the epoch; the
+    last W mod L rows, others in each epoch, are left out. The next epoch's rows follow in the same lanes. Raises
+    DataError if an epoch has fewer rows than lanes.
+    """
+
+    def __init__(self, num_rows: int, lanes: int) -> None:
+        self.lanes = lanes
+        self.steps_per_epoch = num_rows // lanes
+        if self.steps_per_epoch == 0:
+            raise DataError(
+                f"data.train gives {num_rows} rows, fewer than the {lanes} lanes of a batch; lower "
+                "training.global_batch_size or data.seq_length, or train on more text"
+            )
+
+    def at(self, positions: NDArray[np.int64]) -> PlannedRows:
+        """Return the rows at positions (any shape), and the epoch in which each is read."""
+        steps, lanes = np.divmod(positions, self.lanes)
+        epochs, places = np.divmod(steps, self.steps_per_epoch)
+        return PlannedRows(lanes * self.steps_per_epoch + places, epochs)
+
+    def epoch_of(self, position: int) -> int:
+        return position // (self.lanes * self.steps_per_epoch)
+
+
 def _permuted(
     positions: NDArray[np.int64], size: int, seed: int, purpose: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -248,13 +275,15 @@ class BlendedRows:
         return position // self.epoch_rows
 
 
-RowStream = RowOrder | BlendedRows
+RowStream = RowOrder | LaneOrder | BlendedRows
 
 
 def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
     """Return the stream of a run over the rows of data.train, one index for each."""
     data, seed = config.data, config.training.seed
     counts = [len(index) for index in rows.indexes]
+    if data.in_lanes:
+        return LaneOrder(sum(counts), config.training.global_batch_size)
     epochs = [source.epochs or 1.0 for source in data.train]
     if data.blend == "concatenate" and all(number == 1.0 for number in epochs):
         return RowOrder(sum(counts), seed)

@@ -26,7 +26,7 @@ from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, RowStream, train_stream
+from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.process.launcher import die_with_launcher
@@ -276,24 +276,33 @@ class EvalLoader:
         if config.evaluation.mask_prob is not None:
             objective = objective.for_evaluation(config.evaluation.mask_prob)
         self._builder = BatchBuilder(rows, objective, config, HELD_OUT_SEED, HELD_OUT_MASKS)
-        micro = config.training.micro_batch_size
-        self._plan = BatchPlan(micro * data_parallel_size, micro, data_parallel_rank, data_parallel_size)
-        self._order = RowOrder(len(rows), HELD_OUT_SEED)
+        micro, ranks = config.training.micro_batch_size, (data_parallel_rank, data_parallel_size)
         self._device = device
         self._num_rows = min(config.evaluation.max_rows, len(rows))
+        self._plan = BatchPlan(micro * data_parallel_size, micro, *ranks)
+        self._order: RowOrder | LaneOrder = RowOrder(len(rows), HELD_OUT_SEED)
+        if config.data.in_lanes:
+            lanes = config.training.global_batch_size
+            self._plan = BatchPlan(lanes, micro, *ranks)
+            self._order = LaneOrder(-(-self._num_rows // lanes) * lanes, lanes)
 
     def __len__(self) -> int:
         """Return the number of micro-batches; all ranks have the same number."""
-        return -(-self._num_rows // self._plan.global_batch_size)
+        return -(-self._num_rows // self._plan.global_batch_size) * self._plan.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield this rank's micro-batches; empty rows follow the last row."""
-        for number in range(len(self)):
-            positions = number * self._plan.global_batch_size + self._plan.offsets()[0]
-            planned = self._order.at(positions % self._order.num_rows)
-            rows = np.where(positions < self._num_rows, planned.rows, -1)
-            array = self._builder(PlannedRows(rows, planned.epochs))
-            yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._device)
+        """Yield this rank's micro-batches; empty rows follow the last row, or in lanes that of the last lanes."""
+        for first in range(0, self._num_rows, self._plan.global_batch_size):
+            for offsets in self._plan.offsets():
+                array = self._builder(self._planned(first + offsets))
+                yield from to_batches(array, self._builder.fields, self._plan.micro_batch_size, self._device)
+
+    def _planned(self, positions: NDArray[np.int64]) -> PlannedRows:
+        if isinstance(self._order, LaneOrder):
+            planned = self._order.at(positions)
+            return PlannedRows(np.where(planned.rows < self._num_rows, planned.rows, -1), planned.epochs)
+        planned = self._order.at(positions % self._order.num_rows)
+        return PlannedRows(np.where(positions < self._num_rows, planned.rows, -1), planned.epochs)
 
 
 class _WorkerSide:

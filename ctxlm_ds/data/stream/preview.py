@@ -13,7 +13,7 @@ import numpy as np
 
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder, train_stream
+from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import source_names
@@ -88,7 +88,10 @@ def preview_rows(
     Rows of other sources than data.train's (a single dataset to look at) have the order of a run on them alone.
     """
     is_blend = len(rows.indexes) == len(config.data.train)
-    stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
+    if config.data.in_lanes:  # an excerpt may have too few rows
+        stream: RowStream = LaneOrder(len(rows), min(len(rows), config.training.global_batch_size))
+    else:
+        stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
     planned = stream.at(np.arange(min(count, len(rows)), dtype=np.int64))
     yield from preview_planned(rows, objective, tokenizer, config, planned, [f"row {row}" for row in planned.rows])
 

@@ -50,6 +50,14 @@ def fill_tokens(
 
 
 @compiled
+def fill_values(examples: Examples, row_starts: Starts, values: NDArray[np.int32], field: FieldArray) -> None:
+    """Write a value [t] of each token at its place."""
+    for row in range(len(row_starts) - 1):
+        begin, end = examples.starts[row_starts[row]], examples.starts[row_starts[row + 1]]
+        field[row, : end - begin] = values[begin:end]
+
+
+@compiled
 def fill_token_types(examples: Examples, row_starts: Starts, token_type_ids: FieldArray) -> None:
     """Write 0 before and 1 from the second segment on."""
     for row in range(len(row_starts) - 1):

@@ -20,6 +20,7 @@ from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import TrainSource, ValidationSource
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
 
 if TYPE_CHECKING:
@@ -99,17 +100,17 @@ def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[i
 
 def train_parts(config: RunConfig) -> list[SourcePart]:
     """Return the documents of each of data.train, or raise a DataError if a split leaves one none."""
-    return [_part(source.path, "train", config) for source in config.data.train]
+    return [_part(source, "train", config) for source in config.data.train]
 
 
 def held_out_parts(config: RunConfig) -> dict[str, SourcePart]:
     """Return the held-out documents by name: data.validation, or each training source's valid part of a split."""
     data = config.data
     if data.validation or data.split is None:
-        return {source.name: _part(source.path, source.part, config) for source in data.validation}
+        return {source.name: _part(source, source.part, config) for source in data.validation}
     parts = {}
     for name, source in zip(source_names(config), data.train, strict=True):
-        parts[name] = _part(source.path, "valid", config, may_be_empty=True)
+        parts[name] = _part(source, "valid", config, may_be_empty=True)
         if parts[name].is_empty:
             logger.info("data.split %s holds out no document of %s", data.split, source.path)
     return {name: part for name, part in parts.items() if not part.is_empty}
@@ -154,13 +155,17 @@ def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
     return bool(here["fingerprint"] == there["fingerprint"] and first < last)
 
 
-def _part(path: str, part: str, config: RunConfig, may_be_empty: bool = False) -> SourcePart:
+def _part(
+    source: TrainSource | ValidationSource, part: str, config: RunConfig, may_be_empty: bool = False
+) -> SourcePart:
+    path = source.path
     if part == "all" or config.data.split is None:
-        return SourcePart(path)
+        return SourcePart(path, language=source.language)
     idx_path = dataset_file(path, "idx")
     # The .idx alone; the dataset is checked when its samples are opened.
     num_documents = (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
-    chosen = SourcePart(path, split_documents(num_documents, split_shares(config.data.split))[PARTS.index(part)])
+    documents = split_documents(num_documents, split_shares(config.data.split))[PARTS.index(part)]
+    chosen = SourcePart(path, documents, source.language)
     if chosen.is_empty and not may_be_empty:
         raise DataError(
             f"{path}: data.split {config.data.split} gives its {part} part none of its {num_documents} documents; "

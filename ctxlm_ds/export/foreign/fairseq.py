@@ -1,9 +1,11 @@
-"""RoBERTa of fairseq as our parameters (fairseq/models/roberta/model.py; checkpoints of 2019 and later)."""
+"""RoBERTa and BART of fairseq as our parameters (fairseq/models/{roberta,bart}/model.py; checkpoints since 2019)."""
 
 from __future__ import annotations
 
 import re
 from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +20,46 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
 MODEL_FILE = "model.pt"
-LAYER = r"encoder\.sentence_encoder\.layers\.(\d+)\."
+ROBERTA_LAYER = r"encoder\.sentence_encoder\.layers\.(\d+)\."
 LEAF = r"\.(weight|bias)"
-NAMES: tuple[tuple[str, str], ...] = (
+Names = tuple[tuple[str, str], ...]
+"""Pattern of a name of theirs -> ours, with {} for each group."""
+ROBERTA_NAMES: Names = (
     (r"encoder\.sentence_encoder\.embed_tokens\.weight", "word_embeddings.weight"),
     (r"encoder\.sentence_encoder\.embed_positions\.weight", "embeddings.position_embeddings.weight"),
     (r"encoder\.sentence_encoder\.(?:emb_layer_norm|layernorm_embedding)" + LEAF, "embeddings.layer_norm.{}"),
-    (LAYER + r"self_attn\.in_proj_(weight|bias)", "encoder.{}.attention.qkv.{}"),
-    (LAYER + r"self_attn\.out_proj" + LEAF, "encoder.{}.attention.output.{}"),
-    (LAYER + "self_attn_layer_norm" + LEAF, "encoder.{}.attention_layer_norm.{}"),
-    (LAYER + "fc1" + LEAF, "encoder.{}.mlp.up.{}"),
-    (LAYER + "fc2" + LEAF, "encoder.{}.mlp.down.{}"),
-    (LAYER + "final_layer_norm" + LEAF, "encoder.{}.mlp_layer_norm.{}"),
+    (ROBERTA_LAYER + r"self_attn\.in_proj_(weight|bias)", "encoder.{}.attention.qkv.{}"),
+    (ROBERTA_LAYER + r"self_attn\.out_proj" + LEAF, "encoder.{}.attention.output.{}"),
+    (ROBERTA_LAYER + "self_attn_layer_norm" + LEAF, "encoder.{}.attention_layer_norm.{}"),
+    (ROBERTA_LAYER + "fc1" + LEAF, "encoder.{}.mlp.up.{}"),
+    (ROBERTA_LAYER + "fc2" + LEAF, "encoder.{}.mlp.down.{}"),
+    (ROBERTA_LAYER + "final_layer_norm" + LEAF, "encoder.{}.mlp_layer_norm.{}"),
     (r"encoder\.lm_head\.dense" + LEAF, "heads.mlm_transform.{}"),
     (r"encoder\.lm_head\.layer_norm" + LEAF, "heads.mlm_layer_norm.{}"),
     (r"encoder\.lm_head\.bias", "mlm_bias.bias"),
     (r"encoder\.lm_head\.weight", "word_embeddings.weight"),
 )
-UNUSED = re.compile(r"classification_heads\..*|encoder\.sentence_encoder\.(?:version|embed_positions\._float_tensor)")
-PART = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
+BART_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+BART_CROSS = r"decoder\.layers\.(\d+)\.encoder_attn"
+BART_NAMES: Names = (
+    (r"(?:encoder|decoder)\.(?:embed_tokens|output_projection)\.weight", "word_embeddings.weight"),
+    (r"encoder\.embed_positions\.weight", "embeddings.position_embeddings.weight"),
+    (r"encoder\.layernorm_embedding" + LEAF, "embeddings.layer_norm.{}"),
+    (r"decoder\.embed_positions\.weight", "decoder_embeddings.position_embeddings.weight"),
+    (r"decoder\.layernorm_embedding" + LEAF, "decoder_embeddings.layer_norm.{}"),
+    (BART_LAYER + r"self_attn\.in_proj_(weight|bias)", "{}.{}.attention.qkv.{}"),
+    (BART_LAYER + r"self_attn\.out_proj" + LEAF, "{}.{}.attention.output.{}"),
+    (BART_LAYER + "self_attn_layer_norm" + LEAF, "{}.{}.attention_layer_norm.{}"),
+    (BART_LAYER + "fc1" + LEAF, "{}.{}.mlp.up.{}"),
+    (BART_LAYER + "fc2" + LEAF, "{}.{}.mlp.down.{}"),
+    (BART_LAYER + "final_layer_norm" + LEAF, "{}.{}.mlp_layer_norm.{}"),
+    (BART_CROSS + r"\.(query|key_value)" + LEAF, "decoder.{}.cross_attention.{}.{}"),
+    (BART_CROSS + r"\.out_proj" + LEAF, "decoder.{}.cross_attention.output.{}"),
+    (BART_CROSS + "_layer_norm" + LEAF, "decoder.{}.cross_attention_layer_norm.{}"),
+    (r"(encoder|decoder)\.layer_norm" + LEAF, "{}_layer_norm.{}"),
+)
+PART = re.compile(r"(.*\.(?:self|encoder)_attn\.)([qkv])_proj\.(weight|bias)")
+CROSS_PART = re.compile(r"(.*\.encoder_attn\.)in_proj_(weight|bias)")
 TABLES = ("word_embeddings.weight", "mlm_bias.bias")
 POSITIONS = "embeddings.position_embeddings.weight"
 FIRST_IDS = {"cls": 0, "pad": 1, "sep": 2}
@@ -44,18 +67,39 @@ FIRST_IDS = {"cls": 0, "pad": 1, "sep": 2}
 ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_tanh", "relu": "relu"}
 """fairseq/modules/gelu.py: `gelu` is the exact form."""
 LAYER_NORM_EPS = 1e-5
-ONLY = {
-    "encoder_normalize_before": False,
-    "untie_weights_roberta": False,
-    "no_scale_embedding": True,
-    "layernorm_embedding": True,
-    "encoder_learned_pos": True,
-}
-"""Arguments that change the function, with the value that RoBERTa has."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model of fairseq."""
+
+    title: str
+    names: Names
+    unused: str
+    """Pattern of tensors that our model has no place for."""
+    only: Mapping[str, Any]
+    """Arguments that change the function, with the only value that the class of transformers computes."""
+
+
+ROBERTA = Kind(
+    "RoBERTa", ROBERTA_NAMES,
+    r"classification_heads\..*|encoder\.sentence_encoder\.(?:version|embed_positions\._float_tensor)",
+    {
+        "encoder_normalize_before": False, "untie_weights_roberta": False, "no_scale_embedding": True,
+        "layernorm_embedding": True, "encoder_learned_pos": True,
+    },
+)  # fmt: skip
+BART = Kind(
+    "BART", BART_NAMES, r"classification_heads\..*|(?:encoder|decoder)\.version",
+    {
+        "layernorm_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True,
+        "share_all_embeddings": True, "cross_self_attention": False,
+    },
+)  # fmt: skip
 
 
 def from_fairseq(checkpoint: Path, tokenizer_folder: Path, output: Path) -> Conversion:
-    """Write a RoBERTa of fairseq as a plain Hugging Face folder.
+    """Write a RoBERTa, BART or mBART of fairseq as a plain Hugging Face folder.
 
     Raises:
         ExportError: it is another model, computes what no plain class does, or the file is damaged.
@@ -72,7 +116,22 @@ def fairseq_weights(path: Path, tokenizer: Tokenizer) -> ForeignWeights:
     model = content.get("model")
     if not isinstance(model, dict):
         raise ExportError(f"{path}: holds no model of fairseq")
-    settings = _settings(content, path)
+    _check_dictionary(tokenizer)
+    tensors = flatten(model)
+    convert = _bart if any(".encoder_attn." in name for name in tensors) else _roberta
+    family, settings, tensors = convert(_arguments(content, path), tensors, path)
+    cut_vocabulary(tensors, TABLES, tokenizer.vocab_size, path)
+    settings |= {
+        "hidden_size": required(tensors, "word_embeddings.weight", path).shape[1],
+        "num_layers": _num_layers(tensors, "encoder"),
+        "intermediate_size": required(tensors, "encoder.0.mlp.up.weight", path).shape[0],
+        "max_position_embeddings": required(tensors, POSITIONS, path).shape[0] - 1 - FIRST_IDS["pad"],
+    }
+    return ForeignWeights(path, family, settings, tensors)
+
+
+def _check_dictionary(tokenizer: Tokenizer) -> None:
+    """Raise ExportError if the tokenizer does not begin as fairseq's dictionaries do."""
     wrong = [f"{role} {getattr(tokenizer, f'{role}_id')}, not {number}" for role, number in FIRST_IDS.items()
              if getattr(tokenizer, f"{role}_id") != number]  # fmt: skip
     if wrong:
@@ -80,30 +139,58 @@ def fairseq_weights(path: Path, tokenizer: Tokenizer) -> ForeignWeights:
             f"the tokenizer has {', '.join(wrong)}: fairseq's dictionary begins with <s>, <pad>, </s>, <unk>; give the "
             "tokenizer with the ids of the model's dict.txt"
         )
-    tensors = _our_tensors(_joined(_renamed(flatten(model)), path), path)
-    cut_vocabulary(tensors, TABLES, tokenizer.vocab_size, path)
+
+
+Converted = tuple[str, dict[str, Any], dict[str, torch.Tensor]]
+"""Family, settings that the arguments decide, and parameters under our names."""
+
+
+def _roberta(values: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path) -> Converted:
+    settings = _settings(values, ROBERTA, path)
+    # `decoder` was the name of the encoder in 2019.
+    tensors = {re.sub(r"^decoder\.", "encoder.", name): value for name, value in tensors.items()}
+    return "roberta", settings, _our_tensors(_joined(tensors, path), ROBERTA, path)
+
+
+def _bart(values: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path) -> Converted:
+    settings = _settings(values, BART, path)
+    for setting, default in (("attention_heads", None), ("normalize_before", False)):
+        encoder, decoder = (values.get(f"{stack}_{setting}", default) for stack in ("encoder", "decoder"))
+        if encoder != decoder:
+            raise ExportError(f"{path}: encoder_{setting} {encoder} and decoder_{setting} {decoder} are not the same")
+    found = _our_tensors(_split_cross(_joined(tensors, path)), BART, path)
+    inner_dropout = values.get("activation_dropout") or values.get("relu_dropout") or 0.0
     settings |= {
-        "hidden_size": required(tensors, "word_embeddings.weight", path).shape[1],
-        "num_layers": len({name.split(".")[1] for name in tensors if name.startswith("encoder.")}),
-        "intermediate_size": required(tensors, "encoder.0.mlp.up.weight", path).shape[0],
-        "max_position_embeddings": required(tensors, POSITIONS, path).shape[0] - 1 - FIRST_IDS["pad"],
+        "num_decoder_layers": _num_layers(found, "decoder"),
+        "activation_dropout": as_number(inner_dropout, "activation_dropout", path),
+        # mbart_large and mbart_base scale by default.
+        "scale_embedding": not values.get("no_scale_embedding", not str(values.get("arch", "")).startswith("mbart")),
     }
-    return ForeignWeights(path, "roberta", settings, tensors)
+    return "mbart" if values.get("encoder_normalize_before") else "bart", settings, found
 
 
-def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return our settings of the arguments, which are in `args` until 2020 and in `cfg` after that."""
+def _num_layers(tensors: dict[str, torch.Tensor], stack: str) -> int:
+    return len({name.split(".")[1] for name in tensors if name.startswith(f"{stack}.")})
+
+
+def _arguments(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the model's arguments, which are in `args` until 2020 and in `cfg` after that."""
     arguments = content.get("args")
     if arguments is None and isinstance(content.get("cfg"), dict):
         arguments = content["cfg"].get("model")
     if not isinstance(arguments, Namespace):
         kind = "an object of omegaconf" if isinstance(content.get("cfg"), Opaque) else "missing"
         raise ExportError(f"{path}: the model's arguments (args, or model in cfg) are {kind}; only a Namespace is read")
-    values = vars(arguments)
-    for name, only in ONLY.items():
+    return vars(arguments)
+
+
+def _settings(values: dict[str, Any], kind: Kind, path: Path) -> dict[str, Any]:
+    """Return our settings of the arguments that all models have."""
+    for name, only in kind.only.items():
         if values.get(name, only) != only:
             raise ExportError(
-                f"{path}: the model was trained with {name} {values[name]}, which RobertaForMaskedLM cannot compute"
+                f"{path}: the model was trained with {name} {values[name]}, which {kind.title}'s class of transformers "
+                "cannot compute"
             )
     activation = values.get("activation_fn", "gelu")
     if activation not in ACTIVATIONS:
@@ -121,11 +208,6 @@ def _settings(content: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Name the tensors as fairseq does today: `decoder` was the name of the encoder in 2019."""
-    return {re.sub(r"^decoder\.", "encoder.", name): value for name, value in tensors.items()}
-
-
 def _joined(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
     """Join the separate projections of queries, keys and values of checkpoints since late 2019."""
     joined: dict[str, torch.Tensor] = {}
@@ -139,17 +221,34 @@ def _joined(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Ten
     return joined
 
 
-def _our_tensors(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+def _split_cross(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Split the joined projections of cross-attention into those of queries, and of keys and values."""
+    split: dict[str, torch.Tensor] = {}
+    for name, value in tensors.items():
+        match = CROSS_PART.fullmatch(name)
+        if match is None:
+            split[name] = value
+        else:
+            width = value.shape[0] // 3
+            split[f"{match[1]}query.{match[2]}"] = value[:width]
+            split[f"{match[1]}key_value.{match[2]}"] = value[width:]
+    return split
+
+
+def _our_tensors(tensors: dict[str, torch.Tensor], kind: Kind, path: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
-    unused = [name for name in tensors if UNUSED.fullmatch(name)]
+    unused = [name for name in tensors if re.fullmatch(kind.unused, name)]
     if unused:
-        logger.info("not part of RobertaForMaskedLM: %s", ", ".join(unused))
+        logger.info("not part of %s's class of transformers: %s", kind.title, ", ".join(unused))
     for name in tensors.keys() - set(unused):
-        ours = next((ours.format(*match.groups()) for pattern, ours in NAMES
+        ours = next((ours.format(*match.groups()) for pattern, ours in kind.names
                      if (match := re.fullmatch(pattern, name))), None)  # fmt: skip
         if ours is None:
-            raise ExportError(f"{path}: the tensor {name} is not part of fairseq's RoBERTa")
+            raise ExportError(f"{path}: the tensor {name} is not part of fairseq's {kind.title}")
         value = tensors[name].float()
         if not torch.equal(found.setdefault(ours, value), value):
-            raise ExportError(f"{path}: {name} differs from the word embeddings, which RobertaForMaskedLM cannot have")
+            raise ExportError(
+                f"{path}: {name} differs from the word embeddings, which {kind.title}'s class of transformers "
+                "cannot have"
+            )
     return found

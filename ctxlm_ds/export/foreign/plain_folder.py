@@ -40,8 +40,9 @@ class ForeignWeights:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Return the outputs whose heads are among the tensors."""
-        if FAMILIES.get(self.family).outputs == {"logits"}:
-            return ("logits",)
+        possible = FAMILIES.get(self.family).outputs
+        if len(possible) == 1:
+            return tuple(possible)
         with_sentences = "heads.nsp_classifier.weight" in self.tensors
         return ("predicted_logits", "sentence_logits") if with_sentences else ("predicted_logits",)
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.families.base import Family, fitting_sizes, split_problems
+from ctxlm_ds.families.base import Family, inner_dropout_problems
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveFraction, Probability, SmallInt, Width
-
-LANES = 4
-"""Elements of a feed-forward layer whose dropout is drawn together."""
 
 
 class T5Section(ModelSection):
@@ -85,16 +82,7 @@ class T5Section(ModelSection):
             yield Problem("model.relative_reach", text, ("model.relative_buckets",))
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        lanes = LANES if self.hidden_dropout > 0.0 else 1
-        yield from split_problems(self, size, lanes=lanes)
-        own = self.intermediate_size // size
-        if self.intermediate_size % size == 0 and own % lanes:
-            fitting = fitting_sizes(self.num_attention_heads, self.intermediate_size, lanes)
-            text = (
-                f"{size} gives each rank {own} of model.intermediate_size {self.intermediate_size}, and dropout is "
-                f"drawn for {LANES} of them together; {fitting} would do, or model.hidden_dropout 0"
-            )
-            yield Problem("parallel.tensor_parallel_size", text, ("model.intermediate_size", "model.hidden_dropout"))
+        yield from inner_dropout_problems(self, size, "hidden_dropout")
 
 
 def _tiny() -> dict[str, Any]:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds
+from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.t5.config import T5Section
-from ctxlm_ds.tokenizers.base import Tokenizer
 
 WORDS, HEAD = "shared.weight", "lm_head.weight"
 SELF, CROSS, MLP = "SelfAttention", "EncDecAttention", "DenseReluDense"
@@ -48,7 +47,7 @@ CROSS_ROWS = (
 )
 
 
-class T5Export(FamilyExport):
+class T5Export(EncoderDecoderExport):
     """T5 and T5 1.1."""
 
     section = T5Section
@@ -74,7 +73,6 @@ class T5Export(FamilyExport):
     plain_settings = {"is_encoder_decoder": True}
     kept_settings = ("classifier_dropout",)
     next_token_output = "decoder_logits"
-    encoder_decoder = True
 
     def key_map(self, model: T5Section, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
@@ -124,27 +122,6 @@ class T5Export(FamilyExport):
             "tied_head": bool(scaled),
             "attention_dropout": config.dropout_rate,
         }
-
-    def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
-        """Encode each pair as one text with the end-of-text token."""
-        if (loaded.pad_token_id, loaded.eos_token_id) != (tokenizer.pad_id, tokenizer.sep_id):
-            raise ExportError(
-                f"the exported tokenizer has pad {loaded.pad_token_id} and end {loaded.eos_token_id}, the model was "
-                f"trained with {tokenizer.pad_id} and {tokenizer.sep_id}"
-            )
-        rows = [[*ids, tokenizer.sep_id] for ids in tokenizer.encode_batch([" ".join(pair) for pair in pairs])]
-        return Rows(rows, [[0] * len(row) for row in rows])
-
-    def their_inputs(self, fields: Fields) -> Fields:
-        return super().their_inputs(fields) | {"decoder_input_ids": fields["decoder_input_ids"]}
-
-    def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        """Return the logits of all positions of the decoder [b, t, v]."""
-        return {"decoder_logits": result.logits}
-
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return the labels, from which transformers also makes the decoder's inputs."""
-        return {"labels": fields["decoder_labels"]}
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         usage = (

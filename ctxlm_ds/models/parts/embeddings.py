@@ -98,11 +98,21 @@ class VocabularyBias(VocabParallelBias):
         return self.bias.clone() if scores is None else self.add(scores)
 
 
-def input_embeddings(model: TransformerShape, build: ModelBuild, **settings: Any) -> LayerDescription:
-    """Describe the layer that adds positions to the words; `settings` are further arguments of InputEmbeddings."""
+def input_embeddings(
+    model: TransformerShape, build: ModelBuild, stack: str = "", **settings: Any
+) -> LayerDescription:
+    """Describe the layer that adds positions to the words.
+
+    Args:
+        model: the recipe's section.
+        build: kernels and this rank's share.
+        stack: `decoder_` for the layer of a decoder that reads an encoder.
+        settings: further arguments of InputEmbeddings.
+    """
     types = ("token_type_ids",) if settings.get("num_token_types") else ()
     kwargs = {"model": model, "build": build, **settings}
-    return LayerDescription("embeddings", InputEmbeddings, ("hidden", "position_ids", *types), ("hidden",), kwargs)
+    reads = ("hidden", f"{stack}position_ids", *types)
+    return LayerDescription(f"{stack}embeddings", InputEmbeddings, reads, ("hidden",), kwargs)
 
 
 class InputEmbeddings(nn.Module):
@@ -117,6 +127,7 @@ class InputEmbeddings(nn.Module):
         num_token_types: int = 0,
         layer_norm: bool = False,
         width: int | None = None,
+        word_factor: float = 1.0,
     ) -> None:
         """Make the tables.
 
@@ -128,10 +139,12 @@ class InputEmbeddings(nn.Module):
             num_token_types: rows of the token-type table; 0 for no table.
             layer_norm: True for a LayerNorm before the dropout.
             width: width of the tables; None for that of the blocks.
+            word_factor: factor of the words' vectors.
         """
         super().__init__()
         width, kernels, parallel = width or model.hidden_size, build.kernels, build.parallel
         self.position_offset = position_offset
+        self.word_factor = word_factor
         rows = model.max_position_embeddings + position_offset
         positions = initial_weights(model, position_range)
         self.position_embeddings = SharedEmbedding(rows, width, positions, parallel, "position table")
@@ -143,6 +156,8 @@ class InputEmbeddings(nn.Module):
 
     def forward(self, hidden: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Map words' vectors, position_ids and token_type_ids [b, s] to hidden states."""
+        if self.word_factor != 1.0:
+            hidden = hidden * self.word_factor
         if self.token_type_embeddings is not None:
             hidden = hidden + self.token_type_embeddings(token_type_ids)
         hidden = hidden + self.position_embeddings(position_ids + self.position_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from ctxlm_ds.models.build import ModelBuild
@@ -39,10 +40,12 @@ def encoder_layers(
     sentence_classes: int = 0,
     embedding_size: int | None = None,
     embedding_norm: bool = True,
+    ranked: bool = False,
 ) -> list[LayerDescription]:
     """List the layers that write predicted_logits [b, p, v] and, with classes, sentence_logits [b, m, classes].
 
-    They write boundary_logits [b, p, v] if the objective needs them.
+    They write boundary_logits [b, p, v] if the objective needs them, and `ranked` ranked_logits instead of
+    predicted_logits.
 
     Args:
         model: the recipe's section.
@@ -52,6 +55,7 @@ def encoder_layers(
         sentence_classes: classes of a pooler and classifier over each sequence's first position; 0 for no classifier.
         embedding_size: width of the tables; None for the width of the blocks. A matrix maps one to the other.
         embedding_norm: LayerNorm after the embeddings.
+        ranked: positions see none of a higher rank (a field `ranks` [b, s]).
     """
     settings = block_settings(model, build, model.pre_layer_norm)
     width = embedding_size or model.hidden_size
@@ -63,11 +67,12 @@ def encoder_layers(
     cls, classes = (("cls_positions",), ("sentence_logits",)) if sentence_classes else ((), ())
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)
     bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
+    logits = "ranked_logits" if ranked else "predicted_logits"
     layers = [
-        *encoder_trunk(model, build, token_types, position_offset, embedding_size, embedding_norm),
+        *encoder_trunk(model, build, token_types, position_offset, embedding_size, embedding_norm, ranked),
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
         table.decode("predicted_hidden", "predicted_scores"),
-        LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), ("predicted_logits",), bias),
+        LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), (logits,), bias),
     ]
     return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
 
@@ -79,9 +84,11 @@ def encoder_trunk(
     position_offset: int = 0,
     embedding_size: int | None = None,
     embedding_norm: bool = True,
+    ranked: bool = False,
 ) -> list[LayerDescription]:
     """List the layers of an encoder without heads; the arguments are those of encoder_layers."""
     settings = block_settings(model, build, model.pre_layer_norm)
+    settings = replace(settings, attention=replace(settings.attention, ranked=ranked))
     width = embedding_size or model.hidden_size
     return [
         word_table(model, build, width).look_up(),

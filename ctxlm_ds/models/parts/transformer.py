@@ -158,10 +158,11 @@ def transformer_block(
 ) -> LayerDescription:
     """Describe one layer, which rewrites `hidden`; `scores` names the tensor for its attention scores, if any."""
     positions = ("position_ids",) if settings.rotary is not None else ()
+    ranks = ("ranks",) if settings.attention.ranked else ()
     return LayerDescription(
         name,
-        TransformerLayer,
-        ("hidden", "sequence_ids", "sequence_starts", *positions),
+        RankedLayer if ranks else TransformerLayer,
+        ("hidden", "sequence_ids", "sequence_starts", *positions, *ranks),
         ("hidden", scores) if scores else ("hidden",),
         {"settings": settings, "build": build},
         call_kwargs={"with_scores": True} if scores else {},
@@ -171,10 +172,12 @@ def transformer_block(
     )
 
 
-def final_layer_norm(settings: BlockSettings, build: ModelBuild) -> list[LayerDescription]:
-    """Describe the norm after the last layer, which only a pre-LN model has."""
+def final_layer_norm(
+    settings: BlockSettings, build: ModelBuild, name: str = "final_layer_norm"
+) -> list[LayerDescription]:
+    """Describe the norm `name` after the last layer, which only a pre-LN model has."""
     norm, kwargs = _norm(settings, build)
-    layer = LayerDescription("final_layer_norm", norm, ("hidden",), ("hidden",), kwargs)
+    layer = LayerDescription(name, norm, ("hidden",), ("hidden",), kwargs)
     return [layer] if settings.pre_layer_norm else []
 
 
@@ -258,14 +261,15 @@ class SelfAttention(Attention):
         position_ids: Tensor | None = None,
         with_scores: bool = False,
         bias: Tensor | None = None,
+        ranks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Map hidden to the same shape, and `with_scores` to the scores [b, n, s, s] of this rank's heads, else None.
 
-        sequence_ids [b, s], sequence_starts [b, m + 1], position_ids [b, s] for rotary positions, bias [n, s, s] if the
-        spec has one.
+        sequence_ids [b, s], sequence_starts [b, m + 1], position_ids [b, s] for rotary positions, bias [n, s, s] and
+        ranks [b, s] if the spec has them.
         """
         query, key, value = self._heads(hidden, sequence_ids, position_ids)
-        context = self.attend(query, key, value, Sequences(sequence_ids, sequence_starts), bias)
+        context = self.attend(query, key, value, Sequences(sequence_ids, sequence_starts, ranks=ranks), bias)
         return self.output(context.flatten(2)), self._scores(query, key) if with_scores else None
 
     def _heads(self, hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, ...]:
@@ -367,3 +371,17 @@ class TransformerLayer(nn.Module):
         if self.pre_layer_norm:
             return hidden + self.mlp_dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
         return self.mlp_layer_norm(hidden + self.mlp_dropout(self.mlp(hidden), MLP_OUTPUT))
+
+
+class RankedLayer(TransformerLayer):
+    """A transformer layer whose positions see none of a higher rank."""
+
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, ranks: Tensor, with_scores: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Map hidden to the same shape, `with_scores` also to the scores; ranks [b, s], others as of SelfAttention."""
+        hidden, scores = self.attend_to_self(
+            hidden, sequence_ids, sequence_starts, with_scores=with_scores, ranks=ranks
+        )
+        hidden = self.feed_forward(hidden)
+        return (hidden, scores) if with_scores else hidden

@@ -1,9 +1,10 @@
-"""Choosing runs of words to predict: SpanBERT's spans and ALBERT's n-grams, compiled.
+"""Choosing runs of words to predict: SpanBERT's spans, ALBERT's n-grams and UniLM's, compiled.
 
-Both take the candidates of a sample in their order (tokens, or words with `whole_word`), mark positions in
+All take the candidates of a sample in their order (tokens, or words with `whole_word`), mark positions in
 `scratch.chosen` and stop at `wanted` tokens. Draw j of a sample is word 1 + 2j of its stream: the upper half draws the
 place, the lower half the length. Sources: facebookresearch/SpanBERT fairseq/data/masking.py
-(PairWithSpanMaskingScheme), google-research/albert create_pretraining_data.py (create_masked_lm_predictions).
+(PairWithSpanMaskingScheme), google-research/albert create_pretraining_data.py (create_masked_lm_predictions),
+microsoft/unilm unilm-v1 loader_utils.py (get_masked_pos).
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ def ngram_shares(longest: int) -> NDArray[np.float64]:
     """Return the shares of n-grams of 1 to `longest` words: proportional to 1/n (Lan 2020, section 4.1)."""
     shares = 1.0 / np.arange(1, longest + 1)
     return np.asarray(shares / shares.sum(), dtype=np.float64)
+
+
+def skipgram_shares(p: float, longest: int) -> NDArray[np.float64]:
+    """Return the shares of single words and of runs of 2 to `longest`, together p (Dong 2019, section 2.4)."""
+    if longest == 1:
+        return np.ones(1)
+    return np.append(1.0 - p, np.full(longest - 1, p / (longest - 1)))
 
 
 @inlined
@@ -113,6 +121,42 @@ def choose_ngrams(
             if room == 0:
                 break
     if room == wanted and candidates > 0:
+        chosen[scratch.begins[order[0]] : scratch.begins[order[0]] + wanted] = True
+
+
+@compiled
+def choose_skipgrams(
+    candidates: int, wanted: int, state: np.uint64, shares: NDArray[np.float64], scratch: Scratch
+) -> None:
+    """Mark candidates in random order, some with those after them, until `wanted` tokens are marked (UniLM).
+
+    A candidate that is marked or does not fit is left out. The run that it begins ends before a special token, and
+    before one with which it would exceed `wanted` if none of its tokens were marked. If none fits, part of the first
+    candidate is marked.
+    """
+    order, chosen = scratch.order, scratch.chosen
+    for number in range(candidates):
+        order[number] = number
+    marked = 0
+    for turn in range(candidates):
+        word = word_at(state, 1 + 2 * turn)
+        drawn = turn + below(word, candidates - turn)
+        number, order[drawn] = order[drawn], order[turn]
+        order[turn] = number
+        first, end = scratch.begins[number], scratch.ends[number]
+        if marked + end - first > wanted or chosen[first:end].any():
+            continue
+        after = min(number + draw_length(word, shares, len(shares)), candidates)
+        for member in range(number + 1, after):
+            if scratch.begins[member] != end or marked + scratch.ends[member] - first > wanted:
+                break
+            end = scratch.ends[member]
+        for position in range(first, end):
+            marked += not chosen[position]
+            chosen[position] = True
+        if marked == wanted:
+            break
+    if marked == 0 and candidates > 0:
         chosen[scratch.begins[order[0]] : scratch.begins[order[0]] + wanted] = True
 
 

@@ -33,9 +33,11 @@ from ctxlm_ds.objectives.corruption.spans import (
     LOW_HALF,
     Scratch,
     choose_ngrams,
+    choose_skipgrams,
     choose_spans,
     geometric_shares,
     ngram_shares,
+    skipgram_shares,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 HALF_WORD = np.uint64(32)
 NEAREST, PROBABILISTIC, UP = range(3)
 ROUNDINGS = {"nearest": NEAREST, "probabilistic": PROBABILISTIC, "up": UP}
-SINGLE, SPANS, NGRAMS = range(3)
-RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS, "given": SINGLE}
+SINGLE, SPANS, NGRAMS, SKIPGRAMS = range(4)
+RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS, "skipgram": SKIPGRAMS, "given": SINGLE}
 
 
 class MaskingRules(NamedTuple):
@@ -89,11 +91,8 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
             f"objective.keep_prob {section.keep_prob} and objective.random_prob {section.random_prob} add up to more "
             "than 1; lower one of them (BERT: 0.1 and 0.1)"
         )
-    ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
-    if section.special_tokens != "bert":
-        ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
-    if len(ids) == 0:
-        raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
+    draws_all = section.special_tokens == "bert"
+    ids = np.arange(tokenizer.vocab_size, dtype=np.int32) if draws_all else text_ids(tokenizer)
     if section.random_tokens == "corpus":
         ids = ids[:0]  # corpus_tokens.py has them once the corpus is known
     is_special = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
@@ -117,10 +116,21 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
     )
 
 
+def text_ids(tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """Return the ids of a tokenizer that are not special, ascending. Raises ConfigError if there are none."""
+    ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
+    ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
+    if len(ids) == 0:
+        raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
+    return ids
+
+
 def length_shares(section: MaskingSection) -> NDArray[np.float64]:
     """Return the share of each length of a run of tokens or words, from 1; empty without runs."""
     if section.spans == "geometric":
         return geometric_shares(section.span_prob, section.max_span_length)
+    if section.spans == "skipgram":
+        return skipgram_shares(section.span_prob, section.max_span_length)
     return ngram_shares(section.max_span_length) if section.spans == "ngram" else np.empty(0)
 
 
@@ -167,6 +177,8 @@ def mask_samples(
             choose_spans(candidates, wanted, state, rules.length_shares, scratch)
         elif rules.runs == NGRAMS:
             choose_ngrams(candidates, wanted, state, rules.length_shares, scratch)
+        elif rules.runs == SKIPGRAMS:
+            choose_skipgrams(candidates, wanted, state, rules.length_shares, scratch)
         elif len(rules.weights):
             choose_weighted(original, candidates, wanted, state, rules.weights, scratch)
         else:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ctxlm_ds.benchmark.ngrams import compare_ngrams, trigram_probabilities
+from ctxlm_ds.benchmark.ngrams import compare_ngrams, marked_words, trigram_probabilities
+from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
-from tests.sample_data import DatasetWriter
+from tests.sample_data import DatasetWriter, write_dataset
 
 IDS = 6
 
@@ -71,3 +73,22 @@ def test_of_datasets(tmp_path: Path) -> None:
     assert float(trigram.split()[2]) < 0.05
     with pytest.raises(DataError, match="3 tokens"):
         trigram_probabilities(text[:2], text, 4)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_words_of_both_directions_have_their_ends(tmp_path: Path, backward: bool) -> None:
+    documents = [[[5, 9, 6], []], [[7], [8, 5]]]
+    dataset = IndexedDataset(write_dataset(tmp_path / "d", documents))
+    tokenizer = SimpleNamespace(output_size=9, unk_id=1, cls_id=2, sep_id=3)
+    words = marked_words(dataset, tokenizer, backward)  # type: ignore[arg-type]
+    assert words.tolist() == ([5, 8, 2, 7, 2, 6, 1, 5, 2] if backward else [5, 1, 6, 3, 7, 3, 8, 5, 3])
+
+
+def test_each_direction_is_compared(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sentences = [rng.integers(5, 12, size=rng.integers(1, 6)).tolist() for _ in range(60)]
+    prefix = write_dataset(tmp_path / "d", [sentences])
+    tokenizer = SimpleNamespace(output_size=9, unk_id=1, cls_id=2, sep_id=3)
+    sizes, *lines = compare_ngrams(prefix, prefix, tokenizer)  # type: ignore[arg-type]
+    assert sizes.startswith(f"{sum(map(len, sentences)) + 60} tokens")
+    assert [line.split()[0] for line in lines] == ["forward", "forward", "backward", "backward"]

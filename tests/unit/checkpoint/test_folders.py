@@ -21,11 +21,6 @@ from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.errors import CheckpointError
 
 
-@pytest.fixture(autouse=True)
-def _propagate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
-
-
 def _checkpoint(directory: Path, step: int) -> Path:
     folder = directory / step_name(step)
     folder.mkdir(parents=True)

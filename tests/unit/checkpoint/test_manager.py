@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import shutil
@@ -30,11 +29,6 @@ from tests.real_disks import memory_disk
 
 NUM_ELEMENTS = 70_000
 SIZE_BYTES = 2 * 4 * NUM_ELEMENTS + 1000
-
-
-@pytest.fixture(autouse=True)
-def _propagate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
 
 
 def make_manager(run_dir: Path, keep_last: int = 3, lock: RunLock | None = None) -> CheckpointManager:

@@ -38,6 +38,10 @@ def checkpoint(tmp_path: Path) -> Path:
             {"data.train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 2}]},
             ["data.train[1]: weight 3.0, epochs 1 -> weight 2.0, epochs 1"],
         ),
+        (
+            {"data.train": [{"path": "a", "weight": 1}, {"path": "b", "weight": 3, "language": "fr_XX"}]},
+            ["data.train[1]: weight 3.0, epochs 1 -> weight 3.0, epochs 1, language fr_XX"],
+        ),
         ({"data.train": [{"path": "a", "weight": 1}]}, ["data.train: 2 sources -> 1 source"]),
         ({"data.seq_length": 64, "training.seed": 5}, ["data.seq_length: 128", "training.seed: 1234 -> 5"]),
     ],

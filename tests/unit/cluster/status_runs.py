@@ -11,10 +11,10 @@ from typing import Any
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.cluster.status import RunStatus, read_statuses
+from ctxlm_ds.commands.run_status import details, table
 from ctxlm_ds.process.lock_record import this_process
 from ctxlm_ds.process.run_history import START, append_event
 from ctxlm_ds.process.run_lock import LOCK_NAME
-from tools.run_status import details, table
 
 ATTEMPT = "job-7-0-0"
 

@@ -42,6 +42,16 @@ def test_a_job_that_has_the_run_is_named(run_dir: Path, state: str) -> None:
         refuse_if_taken(context(run_dir), slurm(job_7=state))
 
 
+def test_a_job_that_ends_in_order_to_start_again_has_the_run(run_dir: Path, tmp_path: Path) -> None:
+    def show(job_id: str) -> Job:
+        return Job(job_id, {"JobState": "COMPLETING", "Restarts": "1"})
+
+    with pytest.raises(ConfigError, match="job 7, which is requeued"):
+        refuse_if_taken(context(run_dir), show)
+    start_records.begin(tmp_path / "for good", "job-7-1-0", "7", "7", "n1")
+    refuse_if_taken(context(tmp_path / "for good"), show)
+
+
 def test_a_successor_that_waits_has_the_run(run_dir: Path) -> None:
     (run_dir / "successor.json").write_text(json.dumps({"job_id": "8", "after": "7"}))
     refuse_if_taken(context(run_dir), slurm(job_7="COMPLETED", job_8="COMPLETED"))

@@ -13,6 +13,7 @@ import pytest
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.cluster.start_records import begin
+from ctxlm_ds.commands.run_status import checkpoint_cell, details, remarks, table
 from ctxlm_ds.process.run_history import (
     END,
     FAILURE,
@@ -28,7 +29,6 @@ from ctxlm_ds.process.run_history import (
 )
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, make_run, started, status
-from tools.run_status import checkpoint_cell, details, remarks, table
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from ctxlm_ds.cluster.rank_start import RankStart, prepare
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.start_records import CANCELLED, StartRecord, begin, finish
+from ctxlm_ds.commands.run_status import details, remarks
 from ctxlm_ds.process.run_history import END, FAILURE, append_event
 from tests.unit.cluster.status_runs import ATTEMPT, make_run, started, status
-from tools.run_status import details, remarks
 
 WHY = "stopped by signal SIGTERM"
 

@@ -33,7 +33,10 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
     with pytest.raises(ExportError, match=r"not a BertForMaskedLM; save it .* missing: bert.*and 23 more; unknown: e"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text('{"model_type": "mamba"}')
-    types = "bert, roberta, xlm-roberta, albert, electra, distilbert, modernbert, t5, megatron-bert, gpt2, openai-gpt"
+    types = (
+        "bert, roberta, xlm-roberta, albert, electra, distilbert, modernbert, t5, bart, mbart, xlnet, megatron-bert, "
+        "gpt2, openai-gpt"
+    )
     with pytest.raises(ExportError, match=f"model_type .mamba. cannot be imported; only {types} and"):
         from_hf(bare, tmp_path / "ours")
     (bare / "config.json").write_text("{")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -147,7 +146,6 @@ def test_nan_weights_are_refused_by_name(tmp_path: Path, wordpiece_folder: Path)
 def test_an_export_says_which_positions_were_not_trained(
     tmp_path: Path, wordpiece_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
     vocab_size = load_tokenizer(wordpiece_folder).vocab_size
     for settings, longest in (({}, 32), ({"initialize_from": "runs/phase1"}, 40)):
         config = make_config("bert", wordpiece_folder, vocab_size, **settings)

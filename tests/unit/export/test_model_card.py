@@ -14,6 +14,7 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.model_card import read_evaluation, write_model_card
 from ctxlm_ds.export.weights import CheckpointSource
 from ctxlm_ds.families.bert.export import EXPORT
+from ctxlm_ds.process.run_history import START, append_event
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
 from ctxlm_ds.recipe.sections import TrainSource
 from ctxlm_ds.registry import FAMILIES
@@ -64,6 +65,19 @@ def test_imported_weights_claim_no_training(tmp_path: Path) -> None:
     assert "learning_rate" not in card and "None were recorded" in card and "random weights" not in card
     card = card_of(config.model_copy(update={"initialize_from": "runs/phase1"}), tmp_path)
     assert "started from the weights of `runs/phase1`" in card and "random weights" not in card
+
+
+def test_changes_at_resumes_up_to_the_step_are_listed(tmp_path: Path) -> None:
+    config = make_config("bert", tmp_path, 60)
+    without = card_of(config, tmp_path)
+    append_event(tmp_path, START, step=0)
+    append_event(tmp_path, START, step=300, changed_settings=["optimizer.learning_rate 0.001 -> 0.005"])
+    for step, changes in ((400, "no list"), (1200, ["training.seed 1 -> 2"])):
+        append_event(tmp_path, START, step=step, changed_settings=changes)
+    card = card_of(config, tmp_path)
+    line = "- after step 300: `optimizer.learning_rate 0.001 -> 0.005`"
+    assert card.count("- after step") == 1 and f"\n{line}\n\n## Limits" in card
+    assert len(without) < len(card) and without.split("## Limits")[1] == card.split("## Limits")[1]
 
 
 def test_figures_are_the_last_at_or_before_the_step(tmp_path: Path) -> None:

@@ -92,9 +92,7 @@ def test_settings_of_the_losses_decide_nothing() -> None:
 def test_other_datasets_and_more_rows_are_named() -> None:
     fewer = [replace(PART, rows=5), replace(HELD_OUT, rows=1)]
     assert changed_parts(outputs(), fewer) == changed_parts(outputs(), [PART]) == []
-    assert changed_parts(outputs(), [replace(PART, rows=11)]) == [
-        "training.max_steps (data.train) 10 rows -> 11 rows"
-    ]
+    assert changed_parts(outputs(), [replace(PART, rows=11)]) == ["training.max_steps (data.train) 10 rows -> 11 rows"]
     changed = replace(PART, sources=[["key", [0, 5], 20, None, 3.0]])
     assert changed_parts(outputs(), [changed]) == ["data.train (other documents, weights, epochs or rows)"]
     assert changed_parts(outputs(), [replace(HELD_OUT, name="eval/news")]) == ["data.validation news none -> 3 rows"]

@@ -85,7 +85,7 @@ def test_a_login_node_without_torch_reads_the_teacher(teacher: Path, wordpiece_f
     recipe_file.write_text(dump_config(recipe(teacher, wordpiece_folder, None)), encoding="utf-8")
     command = (
         "import sys; sys.modules.update(torch=None, transformers=None, deepspeed=None)\n"
-        f"from ctxlm_ds.pretrain import main; main(['--config', {str(recipe_file)!r}, '--check'])"
+        f"from ctxlm_ds.pretrain import main; main(['--config', {str(recipe_file)!r}, '--check', '--print'])"
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

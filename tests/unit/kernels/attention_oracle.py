@@ -32,6 +32,9 @@ def layout(lengths: list[list[int]], row_length: int = SEQ_LENGTH) -> tuple[Tens
 def sequences_of(spec: AttentionSpec) -> Sequences:
     """Rows that a layer of this kind may meet: full, short, of one position and empty."""
     queries = layout(PACKED_LENGTHS if spec.shares_rows else SINGLE_LENGTHS)
+    if spec.ranked:
+        ranks = torch.randint(0, 5, queries[0].shape, generator=torch.Generator().manual_seed(2))
+        return Sequences(*queries, ranks=ranks)
     if not spec.cross:
         return Sequences(*queries)
     return Sequences(*queries, *layout(PACKED_KEY_LENGTHS if spec.shares_rows else SINGLE_KEY_LENGTHS, KEY_LENGTH))
@@ -64,6 +67,8 @@ class Oracle:
                 there = (key_ids[row] == sequence).nonzero()[:, 0]
                 for i, position in enumerate(here):
                     seen = there[self._seen_by(i, len(there))]
+                    if sequences.ranks is not None:
+                        seen = seen[sequences.ranks[row, seen] <= sequences.ranks[row, position]]
                     added = 0.0 if bias is None else (bias[row] if bias.ndim == 4 else bias)[:, position, seen]
                     output[row, position] = self._one(query[row, position], key[row, seen], value[row, seen], added)
         return output

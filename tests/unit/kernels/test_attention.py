@@ -42,15 +42,21 @@ def every_spec() -> list[AttentionSpec]:
     ]
 
 
+def ranked_specs() -> list[AttentionSpec]:
+    """Layers whose rows say what a position sees."""
+    settings = product([False, True], [False, True], [False, True])
+    return [AttentionSpec(HEAD_SIZE, ranked=True, shares_rows=s, bias=b, causal=c) for s, b, c in settings]
+
+
 def name_of(value: Any) -> str | None:
     """What a case is called: the settings that differ from the default."""
     if not isinstance(value, AttentionSpec):
         return None
-    settings = ("causal", "shares_rows", "window", "grouped", "bias", "cross", "scale")
+    settings = ("causal", "shares_rows", "window", "grouped", "bias", "cross", "scale", "ranked")
     return "-".join(name for name in settings if getattr(value, name)) or "plain"
 
 
-@pytest.mark.parametrize("spec", every_spec(), ids=name_of)
+@pytest.mark.parametrize("spec", [*every_spec(), *ranked_specs()], ids=name_of)
 def test_values_and_gradients_of_every_kind(spec: AttentionSpec) -> None:
     inputs, sequences = inputs_of(spec), sequences_of(spec)
     expected = values_and_gradients(Oracle(spec), inputs, sequences)
@@ -154,7 +160,7 @@ def test_sdpa_is_called_as_in_runs_that_exist(spec: AttentionSpec, spy: Spy) -> 
 @pytest.mark.parametrize("spec", every_spec()[:20], ids=name_of)
 @pytest.mark.parametrize("kind", BOTH)
 def test_rows_of_padding_alone_give_no_nan(kind: type, spec: AttentionSpec) -> None:
-    inputs, (ids, starts, key_ids, key_starts) = inputs_of(spec), sequences_of(spec)
+    inputs, (ids, starts, key_ids, key_starts, _) = inputs_of(spec), sequences_of(spec)
     empty, empty_starts = torch.zeros_like(ids), torch.full_like(starts, SEQ_LENGTH)
     cases = [Sequences(empty, empty_starts, key_ids, key_starts)]
     if key_ids is not None:

@@ -109,7 +109,7 @@ def test_keys_drop_differently_and_dropout_keeps_the_mean() -> None:
 
 @pytest.mark.parametrize("spec", SPECS[:10], ids=name_of)
 def test_rows_of_padding_alone_give_no_nan(spec: AttentionSpec) -> None:
-    inputs, (ids, starts, key_ids, key_starts) = inputs_of(spec), sequences_of(spec)
+    inputs, (ids, starts, key_ids, key_starts, _) = inputs_of(spec), sequences_of(spec)
     empty, empty_starts = torch.zeros_like(ids), torch.full_like(starts, SEQ_LENGTH)
     cases = [Sequences(empty, empty_starts, key_ids, key_starts)]
     if key_ids is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels import cpu_loops
-from ctxlm_ds.kernels.cpu_loops import array_of, in_threads
+from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, sum_loop
 from ctxlm_ds.kernels.dropout import loop_dropout
 
 
@@ -55,3 +55,12 @@ def test_arrays_share_the_memory_of_tensors() -> None:
         x = torch.zeros(4, dtype=dtype)
         array_of(x)[2] = 1
         assert x[2] != 0 and x.count_nonzero() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_are_those_of_torch_in_fp32(dtype: torch.dtype) -> None:
+    x, addend, out = torch.randn(1000).to(dtype), torch.randn(1000).bfloat16(), torch.zeros(1000)
+    sum_loop(array_of(out), array_of(x), array_of(addend), 3, 999)
+    assert torch.equal(out[3:999], (x.float() + addend.float())[3:999]) and not out[:3].any() and out[999] == 0
+    sum_loop(array_of(out), array_of(out), array_of(addend), 3, 999)
+    assert torch.equal(out[3:999], (x.float() + addend.float() + addend.float())[3:999])

@@ -32,3 +32,24 @@ def test_carried_tensors_are_those_of_the_last_kept_step() -> None:
     module.train()
     carried.load({"state.3": torch.ones(())})
     assert [step(0), step(3)] == [1, 2]
+
+
+def test_an_evaluation_carries_its_own_tensors() -> None:
+    description = layer("0", "x state", "y state", carries=frozenset({"state"}))
+    module, carried = description.build(), CarriedStates(["state"])
+
+    def step() -> float:
+        carried.begin(0)
+        tensors = {"x": torch.ones(())}
+        run_layer(description, module, tensors, 0, DropoutStreams(), carried)
+        return tensors["y"].item()
+
+    assert step() == 1
+    carried.end_step(keep=True)
+    for _ in range(2):
+        carried.begin_evaluation()
+        module.eval()
+        assert [step(), step(), step()] == [1, 3, 5] and carried.is_evaluating
+        carried.end_evaluation()
+        module.train()
+    assert float(carried.named()["state.0"]) == 2 and step() == 3

@@ -11,7 +11,7 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model, describe_model
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.parallel.parameters import Constant, Normal
+from ctxlm_ds.parallel.parameters import Constant, Normal, Uniform
 from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, tiny_model
@@ -134,3 +134,9 @@ def test_blocks_of_rows_have_separate_deviations() -> None:
     plain = initial_value("w", (6, 50), Normal(0.5), 1)
     scaled = initial_value("w", (6, 50), Normal(0.5, row_factors=(0.1, 1.0, 2.0)), 1)
     assert torch.equal(scaled, plain * torch.tensor([0.1, 0.1, 1.0, 1.0, 2.0, 2.0])[:, None])
+
+
+def test_a_uniform_distribution_has_its_limits() -> None:
+    value, again = (initial_value("characters.table.weight", (300, 400), Uniform(0.05), seed) for seed in (1, 1))
+    assert torch.equal(value, again) and value.abs().max() <= 0.05
+    assert value.std().item() == pytest.approx(0.1 / 12**0.5, rel=0.01) and value.mean().abs() < 1e-3

@@ -23,7 +23,9 @@ class ModeTokenizer(FakeTokenizer):
     def token_to_id(self, token: str) -> int | None:
         """Mode tokens, and two hundred sentinels: half of the tokens in spans of 3 make 127 spans."""
         number = token.removeprefix("<extra_id_").removesuffix(">")
-        return self.vocab_size - 1 - int(number) if number.isdigit() and int(number) < 200 else MODES.get(token)
+        if number.isdigit() and int(number) < 200:
+            return self.vocab_size - 1 - int(number)
+        return MODES.get(token, super().token_to_id(token))
 
 
 def test_samples_are_of_the_published_denoisers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ctxlm_ds.data.sample import TargetExamples, starts_of
 from ctxlm_ds.data.stream.collate import split_fields
 from ctxlm_ds.objectives.span_corruption import SpanCorruption, SpanCorruptionSection
 from ctxlm_ds.recipe.sections import DataSection
+from tests.sample_data import FakeTokenizer
 
 
 class TwoInARow(DataSection):
@@ -21,9 +23,12 @@ class TwoInARow(DataSection):
         return 2
 
 
-def fill(inputs: list[list[int]], targets: list[list[int]], row_starts: list[int]) -> tuple[int, SimpleNamespace]:
-    objective = SpanCorruption(SpanCorruptionSection(), None)
-    fields = objective.fields(TwoInARow(seq_length=32))
+def fill(
+    inputs: list[list[int]], targets: list[list[int]], row_starts: list[int], start: Literal["pad", "sep"] = "pad"
+) -> tuple[int, SimpleNamespace]:
+    tokenizer: Any = FakeTokenizer() if start == "sep" else None
+    objective = SpanCorruption(SpanCorruptionSection(decoder_start=start), tokenizer)
+    fields = SpanCorruption(SpanCorruptionSection()).fields(TwoInARow(seq_length=32))
     rows = len(row_starts) - 1
     arrays = split_fields(np.zeros(rows * sum(field.columns for field in fields), dtype=np.int32), fields)
     for field in fields:
@@ -44,6 +49,13 @@ def test_several_targets_of_a_row_each_begin_with_the_start_token() -> None:
     assert row.decoder_position_ids[0].tolist()[:5] == [0, 1, 0, 1, 0]
     assert row.decoder_sequence_ids[0].tolist()[:5] == [1, 1, 2, 2, 0]
     assert row.decoder_sequence_starts[0].tolist() == [0, 2, 4]
+
+
+def test_the_recipe_may_begin_targets_with_the_end_of_a_text() -> None:
+    end = FakeTokenizer().sep_id
+    result, row = fill([[5, 6, 7], [8, 9]], [[10, 11], [12, 13]], [0, 2], start="sep")
+    assert result == FITS and end != 0
+    assert row.decoder_input_ids[0].tolist()[:5] == [end, 10, end, 12, 0]
 
 
 def test_a_row_that_does_not_fit_is_named() -> None:

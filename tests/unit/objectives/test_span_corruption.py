@@ -68,6 +68,20 @@ def test_batches_hold_inputs_and_shifted_targets(tmp_path: Path) -> None:
             assert (fields["decoder_sequence_ids"][row] > 0).sum() == size
 
 
+def test_restored_tokens_are_the_text_of_the_targets(tmp_path: Path) -> None:
+    """Sentinels are left out although this vocabulary has them among its words, and so are ends and padding."""
+    tokenizer, config = FakeTokenizer(), config_of()
+    prefix = write_dataset(tmp_path / "data", random_documents(30, vocab_size=800), split_sentences=False)
+    objective = build_objective(config.objective, tokenizer)
+    rows = build_rows([prefix], tokenizer, config, objective)
+    for batch in next(iter(TrainLoader(rows, objective, config))).micro_batches:
+        fields = {name: value.numpy() for name, value in batch.fields.items()}
+        labels = fields["decoder_labels"]
+        text = (labels > tokenizer.sep_id) & (labels < 800)
+        assert np.array_equal(objective.restored(fields), text)  # type: ignore[attr-defined]
+        assert 0 < text.sum() < (labels != IGNORE_LABEL).sum()
+
+
 @pytest.mark.parametrize("name", ["span_corruption", "prefix_lm"])
 def test_figures_are_the_published_ones(name: str, tmp_path: Path) -> None:
     check_figures(config_of(128, objective={"name": name}), FakeTokenizer(), tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ctxlm_ds.commands.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.build import excerpt
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.objectives.build import build_objective
@@ -18,7 +19,6 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.objective_statistics import MOST_ERRORS, lines, statistics
-from tools.extract_docstrings import extract_docstrings
 
 PHRASE = re.compile(r"\b(?:the|a|an|of) (?:\w+ )?\w+\b")
 """Spans to be given: some noun phrases."""

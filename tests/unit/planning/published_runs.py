@@ -6,6 +6,7 @@ Sources and known reasons for differences are in docs/planning.md. Rows per GPU 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ctxlm_ds.planning.hardware import Cluster, find_gpu
@@ -22,7 +23,7 @@ OVERLAPPED: JsonByStage = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class PublishedRun:
     """A run, the GPUs it ran on, and the published value."""
 
@@ -44,6 +45,7 @@ class PublishedRun:
         per_node = min(self.gpus_per_node, self.layout.world_size)
         return Cluster(find_gpu(self.gpu), self.layout.world_size // per_node, per_node)
 
+    @cache  # noqa: B019 (runs are made once)
     def plan(self) -> Plan:
         """Return the plan of the run's layout."""
         return Planner(self.config, self.cluster, OVERLAPPED, BEFORE_FLASH_ATTENTION).weigh(self.layout)
@@ -109,6 +111,7 @@ def _megatron_2021() -> list[PublishedRun]:
     ]  # fmt: skip
 
 
+@cache
 def published_runs() -> list[PublishedRun]:
     """List all runs."""
     reprinted, deepspeed, shoeybi = "reprinted 2019, origin unchecked", "DeepSpeed 2020, BERT record", "Shoeybi 2019"

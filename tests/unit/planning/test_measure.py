@@ -29,9 +29,11 @@ VOCAB, ROWS = 500, 4
 def config_of(family: str = "bert", **changes: Any) -> RunConfig:
     """Change settings of the model, or whole sections."""
     sections: dict[str, Any] = FAMILIES.get(family).tiny()
+    fields = FAMILIES.get(family).section.model_fields
+    plain = {"attention_dropout": 0.0} if "attention_dropout" in fields else {}
     for name in ("data", "kernels", "training"):
         sections[name] = sections.get(name, {}) | changes.pop(name, {})
-    sections["model"] = sections["model"] | {"vocab_size": VOCAB, "attention_dropout": 0.0} | changes
+    sections["model"] = sections["model"] | {"vocab_size": VOCAB} | plain | changes
     sections["training"] = {"precision": "fp32", "global_batch_size": ROWS} | sections["training"]
     return RunConfig.model_validate(sections)
 

@@ -144,7 +144,20 @@ def test_a_signal_asks_to_stop(stop: StopSignal, number: signal.Signals, capfd: 
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.name == number.name
     said = capfd.readouterr().err
-    assert said.count("saving a checkpoint and stopping") == 1 and said.startswith(number.name)
+    begin = "" if number == signal.SIGINT else f"{number.name}: "
+    again = "; Ctrl-C again ends it immediately" if number == signal.SIGINT else ""
+    assert said == f"{begin}stopping: saving a checkpoint{again}\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "what"), [(0, "stopping: no step is done, nothing to save"), (24, "stopping: saving step 24")]
+)
+def test_an_interrupt_names_the_step(
+    stop: StopSignal, step: int, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop.step = step
+    os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == f"{what}; Ctrl-C again ends it immediately\n"
 
 
 def test_a_second_interrupt_stops_at_once(stop: StopSignal) -> None:
@@ -169,7 +182,7 @@ def test_only_known_noise_is_dropped(capsys: pytest.CaptureFixture[str]) -> None
         warnings.warn("something new is deprecated", FutureWarning, stacklevel=1)
     assert [str(warning.message) for warning in seen] == ["something new is deprecated"]
     with without_known_prints():
-        print("begin bf16_optimizer")
+        print("SEED_LAYERS=False BASE_SEED=1234")
         print("something else")
         print("unfinished", end="")
     assert capsys.readouterr().out == "something else\nunfinished"

@@ -18,7 +18,7 @@ from typing import Any
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import check_config, unused_settings
-from ctxlm_ds.recipe.deepspeed import CHECKOUT_CONFIG_DIR, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import SHIPPED_CONFIG_DIR, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys, rules
 from ctxlm_ds.recipe.describe import all_settings
 from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config, load_saved_config, shipped_recipes
@@ -116,7 +116,7 @@ def check_deepspeed(seed: int, folder: Path) -> None:
     """
     draw = random.Random(seed)
     path = folder / "deepspeed.json"
-    text = draw.choice(sorted(CHECKOUT_CONFIG_DIR.glob("*.json"))).read_text(encoding="utf-8")
+    text = draw.choice(sorted(SHIPPED_CONFIG_DIR.glob("*.json"))).read_text(encoding="utf-8")
     if draw.random() < 0.2:
         path.write_bytes(mutate_text(text, draw).encode(errors="surrogatepass"))
     else:

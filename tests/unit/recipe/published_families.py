@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.recipe.published_settings import BERT, Values
 
+# Sanh 2019 = arXiv:1910.01108; code = transformers' research projects, distillation/.
 DISTILBERT: Values = {
     "model.family": "distilbert",
     "model.vocab_size": 30_522,  # training_configs/distilbert-base-uncased.json, as the other settings of the model
@@ -172,6 +173,64 @@ T5_LAPTOP: Values = {  # ours
     "schedule.warmup_shape": "linear", "schedule.warmup_steps": None, "schedule.warmup_fraction": 0.06,
     "schedule.final_learning_rate": 1e-4, "training.global_batch_size": 32, "training.max_steps": 2500,
 }  # fmt: skip
+# Lewis 2020 = arXiv:1910.13461; Liu 2020 = arXiv:2001.08210; code = facebookresearch/fairseq, its issue 1899.
+BART: Values = {
+    "model.family": "bart",
+    "model.vocab_size": 50_265,  # config.json of the released models
+    "model.hidden_size": 768,  # models/bart/model.py: bart_base
+    "model.num_layers": 6,  # section 2.1
+    "model.num_decoder_layers": 6,  # section 2.1
+    "model.num_attention_heads": 12,  # models/bart/model.py: bart_base
+    "model.intermediate_size": 3072,  # models/bart/model.py: bart_base
+    "model.max_position_embeddings": 1024,  # models/bart/model.py: max_source_positions
+    "model.hidden_activation": "gelu",  # section 2.1
+    "model.layer_norm_eps": 1e-5,  # torch's LayerNorm
+    "model.hidden_dropout": 0.1,  # config.json of the released models
+    "model.attention_dropout": 0.1,  # config.json of the released models
+    "model.activation_dropout": 0.1,  # config.json of the released models
+    "model.scale_embedding": False,  # models/bart/model.py: no_scale_embedding
+    "data.seq_length": 512,  # tasks/denoising.py: tokens_per_sample
+    "data.sample_format": "doc_sentences",  # tasks/denoising.py: complete_doc
+    "data.separate_sentences": False,  # tasks/denoising.py: StripTokenDataset
+    "objective.name": "text_infilling",  # section 5.1
+    "objective.mask_ratio": 0.3,  # section 5.1
+    "objective.span_lambda": 3.0,  # section 2.2
+    "objective.whole_word": True,  # denoising_dataset.py: mask_whole_words
+    "objective.replace_length": 1,  # section 2.2
+    "objective.random_ratio": 0.1,  # issue 1899: --mask-random
+    "objective.permute_ratio": 1.0,  # section 5.1
+    "objective.sentence_end": ".",  # denoising_dataset.py: full_stop_index
+    "optimizer.name": "adamw",  # issue 1899
+    "optimizer.learning_rate": 4e-4,  # issue 1899
+    "optimizer.betas": (0.9, 0.98),  # as Liu 2019
+    "optimizer.eps": 1e-6,  # as Liu 2019
+    "optimizer.weight_decay": 0.01,  # issue 1899
+    "optimizer.decay_biases": True,  # fairseq's Adam
+    "optimizer.gradient_clipping": 0.1,  # issue 1899: --clip-norm
+    "schedule.name": "linear",  # issue 1899: polynomial_decay
+    "schedule.warmup_steps": 10_000,  # issue 1899
+    "training.global_batch_size": 8000,  # section 5.1
+    "training.max_steps": 500_000,  # section 5.1
+}
+BART_LARGE: Values = {  # section 5.1; models/bart/model.py: bart_large
+    "model.num_layers": 12, "model.num_decoder_layers": 12, "model.hidden_size": 1024,
+    "model.num_attention_heads": 16, "model.intermediate_size": 4096,
+}  # fmt: skip
+MBART: Values = {
+    "model.family": "mbart",
+    "model.vocab_size": 250_027,  # config.json of facebook/mbart-large-cc25
+    "model.attention_dropout": 0.0,  # config.json of facebook/mbart-large-cc25
+    "model.activation_dropout": 0.0,  # config.json of facebook/mbart-large-cc25
+    "model.scale_embedding": True,  # models/bart/model.py: mbart_large
+    "data.separate_sentences": True,  # Liu 2020, section 2.2
+    "data.blend": "temperature",  # Liu 2020, section 2.1
+    "data.temperature": 1 / 0.7,  # Liu 2020, section 2.1: alpha
+    "objective.mask_ratio": 0.35,  # Liu 2020, section 2.2
+    "objective.span_lambda": 3.5,  # Liu 2020, section 2.2
+    "objective.sentence_end": None,  # denoising_dataset.py: eos without GPT-2's vocabulary
+    "objective.language_tokens": True,  # Liu 2020, section 2.2
+}
+BART_LAPTOP: Values = T5_LAPTOP | {"model.max_position_embeddings": 128, "optimizer.decay_biases": False}  # ours
 # Warner 2024 = arXiv:2412.13663; code and yamls = AnswerDotAI/ModernBERT, branch pretraining_documentation.
 MODERNBERT: Values = {
     "model.family": "modernbert",
@@ -243,3 +302,80 @@ MODERNBERT_LARGE_PHASE_2: Values = MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART |
     # modernbert-large-context-extension.yaml
     "training.global_batch_size": 616, "training.max_steps": 49_542,
 }  # fmt: skip
+# Yang 2019 = arXiv:1906.08237; code = zihangdai/xlnet.
+XLNET: Values = {
+    "model.family": "xlnet",
+    "model.vocab_size": 32_000,  # data_utils.py: VOCAB_SIZE
+    "model.hidden_activation": "gelu_tanh",  # modeling.py: gelu
+    "model.layer_norm_eps": 1e-12,  # tf.contrib.layers.layer_norm
+    "model.hidden_dropout": 0.1,  # appendix, hyperparameters of pretraining
+    "model.attention_dropout": 0.1,  # appendix, hyperparameters of pretraining
+    "model.initializer_range": 0.02,  # train.py: init_std
+    "model.mem_len": 384,  # README
+    "data.seq_length": 512,  # README; appendix
+    "data.sample_format": "text_and_pair",  # data_utils.py: create_tfrecords
+    "data.both_directions": True,  # README: bi_data
+    "data.num_duplicates": 20,  # README: num_passes
+    "objective.name": "permutation_lm",
+    "objective.num_predictions": 85,  # README: num_predict
+    "objective.context_tokens": 6,  # README: mask_alpha
+    "objective.predicted_tokens": 1,  # README: mask_beta
+    "objective.max_span_length": 5,  # data_utils.py: max_gram
+    "objective.perm_size": 256,  # README
+    "optimizer.name": "adamw",  # model_utils.py: AdamWeightDecayOptimizer
+    "optimizer.learning_rate": 4e-4,  # appendix
+    "optimizer.betas": (0.9, 0.999),  # model_utils.py
+    "optimizer.eps": 1e-6,  # appendix
+    "optimizer.weight_decay": 0.01,  # appendix
+    "optimizer.decay_biases": False,  # model_utils.py: exclude_from_weight_decay
+    "optimizer.gradient_clipping": 1.0,  # train.py: clip
+    "schedule.name": "linear",  # appendix
+    "schedule.warmup_steps": 40_000,  # appendix
+    "schedule.warmup_fraction": None,
+    "schedule.total_steps": None,
+    "schedule.final_learning_rate": 4e-7,  # train.py: min_lr_ratio 0.001
+    "schedule.decay_from": "warmup",  # model_utils.py: global_step - warmup_steps
+    "training.global_batch_size": 8192,  # appendix
+    "training.max_steps": 500_000,  # appendix
+}
+XLNET_LAPTOP: Values = {  # ours
+    "model.mem_len": 96, "data.num_duplicates": 1, "objective.num_predictions": None, "objective.perm_size": None,
+    "schedule.final_learning_rate": 0.0, "training.max_steps": 4000,
+}  # fmt: skip
+# Peters 2018 = arXiv:1802.05365; code = github.com/allenai/bilm-tf; options = bin/train_elmo.py.
+ELMO: Values = {
+    "model.family": "elmo",
+    "model.vocab_size": 793_471,  # README, with <S>, </S> and <UNK>
+    "model.inputs": "characters",  # section 3.4, as the sizes
+    "model.projection_size": 512,
+    "model.cell_size": 4096,
+    "model.num_layers": 2,
+    "model.cell_clip": 3.0,  # options, to model.filters
+    "model.projection_clip": 3.0,
+    "model.residual": True,
+    "model.dropout": 0.1,
+    "model.num_sampled": 8192,
+    "model.character_size": 16,
+    "model.max_characters": 50,
+    "model.filters": [(1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)],
+    "model.num_highways": 2,
+    "data.seq_length": 20,  # options: unroll_steps
+    "data.sample_format": "bidirectional_lanes",  # data.py: BidirectionalLMDataset
+    "objective.name": "bidirectional_lm",
+    "objective.inputs": "characters",
+    "objective.max_characters": 50,
+    "optimizer.name": "adagrad",  # training.py
+    "optimizer.learning_rate": 0.2,
+    "optimizer.eps": 1e-12,  # ours: TensorFlow's has none
+    "optimizer.weight_decay": 0.0,
+    "optimizer.initial_accumulator": 1 / 20**2,  # training.py: 1, of 20 times the loss
+    "optimizer.gradient_clipping": 10 / 20,  # options: 10, of 20 times the loss
+    "schedule.name": "constant",
+    "training.global_batch_size": 3 * 128,  # options
+    "training.max_steps": 10 * (768_648_884 // (3 * 128 * 20)),  # options and training.py
+}
+ELMO_SMALL: Values = {  # the name of the release, elmo_2x1024_128_2048cnn_1xhighway
+    "model.projection_size": 128,
+    "model.cell_size": 1024,
+    "model.num_highways": 1,
+}

@@ -1,4 +1,4 @@
-"""Published settings of BERT, LAMB, RoBERTa, SpanBERT, ALBERT and GPT, each with its source."""
+"""Published settings of BERT, LAMB, MosaicBERT, RoBERTa, SpanBERT, ALBERT and GPT, each with its source."""
 
 from __future__ import annotations
 
@@ -283,4 +283,30 @@ ALBERT: Values = BERT | {
     "training.global_batch_size": 4096,  # section 4.1
     "training.max_steps": 125_000,  # section 4.1
 }
-# Sanh 2019 = arXiv:1910.01108; code = transformers' research projects, distillation/.
+# Portes 2023 = arXiv:2312.17482; code and yaml = mosaicml/examples, examples/benchmarks/bert.
+MOSAIC: Values = {
+    "model.attention_dropout": 0.0,  # yaml: attention_probs_dropout_prob
+    "model.initializer": "normal",  # transformers: BertPreTrainedModel
+    "data.sample_format": "doc_sentences",  # src/text_data.py: a document in a row
+    "data.separate_sentences": False,  # src/text_data.py: one separator at the end
+    "data.packing": True,  # ours: the original cuts documents at the end of a row
+    "data.num_duplicates": 1,  # text_data.py: masks of each batch
+    "objective.name": "masked_lm",  # src/mosaic_bert.py: BertForMaskedLM
+    "objective.mask_prob": 0.3,  # yaml: mlm_probability
+    "objective.masking": "dynamic",  # text_data.py: DataCollatorForLanguageModeling
+    "objective.count_rounding": "probabilistic",  # ours: the original masks every token with this probability
+    "objective.max_predictions": None,
+    "optimizer.learning_rate": 5e-4,  # yaml: lr
+    "optimizer.betas": (0.9, 0.98),  # yaml: betas
+    "optimizer.weight_decay": 0.02,  # yaml: weight_decay / lr
+    "optimizer.decay_biases": True,  # main.py: model.parameters()
+    "optimizer.gradient_clipping": 0.0,  # yaml: no such algorithm
+    "schedule.warmup_steps": None,
+    "schedule.warmup_fraction": 0.06,  # yaml: t_warmup
+    "schedule.total_steps": None,
+    "schedule.final_learning_rate": 1e-5,  # yaml: alpha_f x lr
+    "schedule.decay_from": "warmup",  # Composer: LinearWithWarmupScheduler
+    "training.global_batch_size": 4096,  # yaml: global_train_batch_size
+    "training.max_steps": 70_000,  # yaml: max_duration / global_train_batch_size
+}
+MOSAIC_BASE: Values = {k: v for k, v in BERT_PHASE_1.items() if k != "data.short_seq_prob"} | MOSAIC

@@ -82,6 +82,21 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"evaluation": {"mask_prob": 0.2}}, "evaluation.mask_prob", ["0.2", "at most objective.mask_prob 0.15"]),
     ({"evaluation": {"mask_prob": 0.0}}, "evaluation.mask_prob", ["above 0"]),
     (
+        {"evaluation": {"downstream": [{"task": "cola", "data": "a", "every_steps": 1500}]}},
+        "evaluation.downstream[0].every_steps",
+        ["1500", "checkpoint.interval_steps 1000"],
+    ),
+    (
+        {"evaluation": {"downstream": [{"task": f"{at}/a.yaml", "data": "a", "every_steps": 1000} for at in "xy"]}},
+        "evaluation.downstream[1].task",
+        ["a is named twice"],
+    ),
+    (
+        {"evaluation": {"downstream": [{"task": "x/hf.yaml", "data": "a", "every_steps": 1000}]}},
+        "evaluation.downstream[0].task",
+        ["hf is the name of another folder", "rename"],
+    ),
+    (
         {
             "model": {"family": "gpt2"},
             "objective": {"name": "causal_lm"},

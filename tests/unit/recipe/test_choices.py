@@ -88,8 +88,8 @@ def test_errors_of_python_values_have_their_exact_place() -> None:
 
 
 MASKED = (
-    "a setting of masked_lm, masked_lm_nsp, masked_lm_sop, replaced_tokens, distillation and tinybert; objective.name "
-    "is causal_lm"
+    "a setting of masked_lm, masked_lm_nsp, masked_lm_sop, unified_lm, replaced_tokens, distillation and tinybert; "
+    "objective.name is causal_lm"
 )
 
 
@@ -97,7 +97,8 @@ MASKED = (
     ("text", "path", "words"),
     [
         ("model: {family: gpt2, type_vocab_size: 2}", "model.type_vocab_size",
-         "(value 2): it is a setting of bert, albert, electra, tinybert and megatron_bert; model.family is gpt2"),
+         "(value 2): it is a setting of bert, albert, electra, tinybert, unilm and megatron_bert; "
+         "model.family is gpt2"),
         ("objective: {name: causal_lm, mask_prob: 0.2}", "objective.mask_prob", f"it is {MASKED}"),
         ("data: {reset_at_documents: true}", "data.reset_at_documents",
          "it is a setting of blocks; data.sample_format is segment_pair"),
@@ -108,7 +109,7 @@ MASKED = (
         ("data: {short_seq_prb: 0.2}", "data.short_seq_prb", "did you mean data.short_seq_prob?  ["),
         ("model: {family: brt, num_layers: x}", "model.family",
          '"brt": expected one of bert, roberta, xlm_roberta, albert, electra, distilbert, tinybert, modernbert, t5, '
-         "megatron_bert, gpt2, gpt1, llama; did you mean bert?"),
+         "bart, mbart, xlnet, unilm, megatron_bert, gpt2, gpt1, llama, elmo; did you mean bert?"),
         ("objective: {name: 3}", "objective.name", "3: expected one of masked_lm,"),
         ("data: {sample_format: block}", "data.sample_format", "did you mean blocks?"),
         ("data: {sample_format: null}", "data.sample_format", "null: expected one of"),

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
+from ctxlm_ds.recipe.schema import RunConfig
 from tests.deepspeed_source import READ_BY_INITIALIZE, installed_keys, read_keys
 
 
@@ -111,3 +114,20 @@ def test_every_key_that_deepspeed_reads_is_on_the_page() -> None:
     expected = set(keys.top_level) | {path[-1] for path in keys.removed} | set(keys.nested[("zero_optimization",)])
     assert len(expected) > 100
     assert expected - named == set()
+
+
+@pytest.mark.parametrize(
+    ("section", "remedy"),
+    [
+        ("tensorboard", "set logging.trackers: [tensorboard] in the recipe"),
+        ("wandb", "set logging.trackers: [wandb] in the recipe"),
+        ("csv_monitor", "RUN/metrics.jsonl has all figures"),
+        ("comet", "set logging.trackers in the recipe"),
+    ],
+)
+def test_monitors_are_refused_with_what_to_use_instead(section: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_deepspeed_config(RunConfig(), {"zero_optimization": {"stage": 1}, section: {"enabled": True}}, 1)
+    assert f"{section}.enabled: true" in str(refused.value) and remedy in str(refused.value)
+    off = {"zero_optimization": {"stage": 1}, section: {"enabled": False}}
+    assert section in build_deepspeed_config(RunConfig(), off, 1)

@@ -10,8 +10,14 @@ import pytest
 
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from tests.unit.recipe.published_families import (
+    BART,
+    BART_LAPTOP,
+    BART_LARGE,
     DISTILBERT,
     ELECTRA,
+    ELMO,
+    ELMO_SMALL,
+    MBART,
     MODERNBERT,
     MODERNBERT_LARGE,
     MODERNBERT_LARGE_PHASE_2,
@@ -24,6 +30,8 @@ from tests.unit.recipe.published_families import (
     T5_LAPTOP,
     TINYBERT,
     TINYBERT_4,
+    XLNET,
+    XLNET_LAPTOP,
 )
 from tests.unit.recipe.published_settings import (
     ALBERT,
@@ -36,11 +44,14 @@ from tests.unit.recipe.published_settings import (
     LAMB_PHASE_2,
     LLAMA_1B,
     LLAMA_125M,
+    MOSAIC_BASE,
     ROBERTA,
     SPANBERT,
     Values,
 )  # fmt: skip
+from tests.unit.recipe.published_unilm import UNILM, UNILM_LAPTOP
 
+POSITION_TABLE = "model.max_position_embeddings"
 # Devlin 2018 = arXiv:1810.04805; code = google-research/bert.
 NO_DROPOUT: Values = {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}  # Lan 2020, section 4.9
 ROBERTA_LARGE: Values = {"optimizer.learning_rate": 4e-4, "schedule.warmup_steps": 30_000}  # table 9
@@ -146,33 +157,6 @@ XLMR: Values = {
     "data.temperature": 1 / 0.3,  # section 3.1: alpha 0.3
     "training.max_steps": 1_500_000,  # section 3.2
 }
-# Portes 2023 = arXiv:2312.17482; code and yaml = mosaicml/examples, examples/benchmarks/bert.
-MOSAIC: Values = {
-    "model.attention_dropout": 0.0,  # yaml: attention_probs_dropout_prob
-    "model.initializer": "normal",  # transformers: BertPreTrainedModel
-    "data.sample_format": "doc_sentences",  # src/text_data.py: a document in a row
-    "data.separate_sentences": False,  # src/text_data.py: one separator at the end
-    "data.packing": True,  # ours: the original cuts documents at the end of a row
-    "data.num_duplicates": 1,  # text_data.py: masks of each batch
-    "objective.name": "masked_lm",  # src/mosaic_bert.py: BertForMaskedLM
-    "objective.mask_prob": 0.3,  # yaml: mlm_probability
-    "objective.masking": "dynamic",  # text_data.py: DataCollatorForLanguageModeling
-    "objective.count_rounding": "probabilistic",  # ours: the original masks every token with this probability
-    "objective.max_predictions": None,
-    "optimizer.learning_rate": 5e-4,  # yaml: lr
-    "optimizer.betas": (0.9, 0.98),  # yaml: betas
-    "optimizer.weight_decay": 0.02,  # yaml: weight_decay / lr
-    "optimizer.decay_biases": True,  # main.py: model.parameters()
-    "optimizer.gradient_clipping": 0.0,  # yaml: no such algorithm
-    "schedule.warmup_steps": None,
-    "schedule.warmup_fraction": 0.06,  # yaml: t_warmup
-    "schedule.total_steps": None,
-    "schedule.final_learning_rate": 1e-5,  # yaml: alpha_f x lr
-    "schedule.decay_from": "warmup",  # Composer: LinearWithWarmupScheduler
-    "training.global_batch_size": 4096,  # yaml: global_train_batch_size
-    "training.max_steps": 70_000,  # yaml: max_duration / global_train_batch_size
-}
-MOSAIC_BASE: Values = {k: v for k, v in BERT_PHASE_1.items() if k != "data.short_seq_prob"} | MOSAIC
 WHOLE_WORD: Values = {"objective.whole_word": True}  # README of google-research/bert, May 31st, 2019
 PUBLISHED: dict[str, Values] = {
     **{f"bert-{size}": BERT_PHASE_1 | values for size, values in SIZES.items()},
@@ -266,15 +250,40 @@ PUBLISHED: dict[str, Values] = {
         "schedule.total_steps": None, "schedule.final_learning_rate": 1e-4, "training.global_batch_size": 32,
         "training.max_steps": 2500,
     },
+    "xlnet-base": XLNET | BASE,
+    "xlnet-laptop": {k: v for k, v in (XLNET | LAPTOP | XLNET_LAPTOP).items() if k != POSITION_TABLE},
+    "unilm-base": UNILM | BASE,
+    "unilm-laptop": UNILM | LAPTOP | UNILM_LAPTOP,
     "t5-small": T5,
     "t5-base": T5 | T5_BASE,
     "t5-v1_1-base": T5 | T5_BASE | T5_1_1,
     "t5-laptop": T5 | T5_LAPTOP,
     "t5-v1_1-laptop": T5 | T5_LAPTOP | T5_1_1 | {"model.intermediate_size": 684},
     "t5-docstrings": {key: value for key, value in DOCSTRINGS.items() if key not in ENCODER_ONLY} | T5_1_1 | {
-        "model.family": "t5", "model.num_decoder_layers": 2, "model.head_size": 64, "model.intermediate_size": 344,
-        "data.sample_format": "chunks", "objective.name": "span_corruption",
+        "model.family": "t5", "model.num_decoder_layers": 2, "model.head_size": 32, "model.intermediate_size": 344,
+        "model.num_attention_heads": 4, "model.initializer_factor": 0.1, "data.sample_format": "chunks",
+        "objective.name": "span_corruption", "objective.noise_density": 0.25, "objective.mean_span_length": 1.0,
+        "optimizer.matrix_learning_rate": 0.008, "training.global_batch_size": 64, "training.max_steps": 3000,
     },
+    "bart-docstrings": {key: value for key, value in DOCSTRINGS.items() if key not in MASKS_AND_PACKING} | {
+        "model.family": "bart", "model.num_decoder_layers": 2, "model.activation_dropout": 0.0,  # ours
+        "data.packing": False, "data.separate_sentences": False,  # Lewis 2020: a text in a row
+        "objective.name": "text_infilling", "objective.permute_ratio": 0.0,  # Lewis 2020, table 1
+    },
+    "elmo-original": ELMO,
+    "elmo-small": ELMO | ELMO_SMALL,
+    "elmo-laptop": ELMO | {  # ours
+        "model.vocab_size": None, "model.projection_size": 128, "model.cell_size": 256, "model.num_sampled": 1024,
+        "model.state_dropout": 0.1,
+        "model.filters": [(1, 16), (2, 32), (3, 64), (4, 64)], "model.num_highways": 1,
+        "training.global_batch_size": 64, "training.max_steps": 3000,
+    },
+    "bart-base": BART,
+    "bart-large": BART | BART_LARGE,
+    "bart-laptop": BART | BART_LAPTOP,
+    "mbart-base": BART | MBART,
+    "mbart-large": BART | BART_LARGE | MBART,
+    "mbart-laptop": BART | MBART | BART_LAPTOP,
     "bert-docstrings": DOCSTRINGS,
     "modernbert-docstrings": DOCSTRINGS | {
         "model.family": "modernbert", "model.intermediate_size": 256,
@@ -321,14 +330,30 @@ def flatten(values: Values) -> Values:
     return values | {f"{name}.{key}": value for name, settings in inside.items() for key, value in settings.items()}
 
 
+ELMO_MILLIONS = {"elmo-original": 93.6, "elmo-small": 13.6}
+"""allennlp.org/elmo, which counts no softmax."""
+
+
+@pytest.mark.parametrize("name", ELMO_MILLIONS)
+def test_an_elmo_has_the_published_number_of_parameters_before_the_softmax(name: str) -> None:
+    from ctxlm_ds.planning.measure import describe
+
+    config = load_config(name)
+    model, count = config.model.model_dump(), describe(config)[1].num_parameters
+    count -= model["vocab_size"] * (model["projection_size"] + 1)
+    assert round(count / 1e6, 1) == ELMO_MILLIONS[name]
+    assert config.training.global_batch_size * config.data.seq_length == 7680
+
+
 PARAMETERS = {
     "bert-base": 110, "bert-large": 336, "gpt2-small-h200": 124, "gpt2-medium-h100x8": 355, "mbert-base": 179,
     "xlm-roberta-base": 278, "llama-125m": 125, "llama-1b": 1236, "t5-small": 61, "t5-base": 223,
-    "t5-v1_1-base": 248,
+    "t5-v1_1-base": 248, "bart-base": 139, "bart-large": 406, "mbart-large": 611,
 }  # fmt: skip
 """Millions with all heads, as the files of bert-base-uncased, bert-large-uncased, gpt2, gpt2-medium,
 bert-base-multilingual-cased, xlm-roberta-base (XLM-R's paper: 270), facebook/MobileLLM-125M,
-meta-llama/Llama-3.2-1B, google-t5/t5-small, t5-base and google/t5-v1_1-base have."""
+meta-llama/Llama-3.2-1B, google-t5/t5-small, t5-base, google/t5-v1_1-base, facebook/bart-base, bart-large and
+mbart-large-cc25 have."""
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
+from ctxlm_ds.data.hygiene.cleaning import RULES, clean
+from ctxlm_ds.tokenizers.gpt1 import read_words
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.unit.tokenizers.conftest import TEXTS
@@ -64,3 +69,58 @@ def test_gpt1_tokenizer_of_transformers_loads_and_saves(tmp_path: Path) -> None:
     assert tokenizer.encode_batch(TEXTS[:20]) == expected
     assert [again(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:20]] == expected
     assert (tokenizer.sep_id, tokenizer.unk_id, again.eos_token_id) == (1, 0, 1)
+
+
+PUBLISHED_RULES = ("fix_text", "gpt_standard", "gpt_words")
+
+
+def released_ids(folder: Path, words: list[str]) -> list[int]:
+    """Encode words as the released code does: the pair of the lowest rank is merged until none is left."""
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")[1:-1]
+    ranks = {tuple(line.split(" ")): rank for rank, line in enumerate(lines)}
+    ids = []
+    for word in words:
+        symbols = [*word[:-1], word[-1] + "</w>"]
+        while pairs := [pair for pair in zip(symbols, symbols[1:], strict=False) if pair in ranks]:
+            best, merged = min(pairs, key=ranks.__getitem__), []
+            while symbols:
+                size = 2 if tuple(symbols[:2]) == best else 1
+                merged.append("".join(symbols[:size]))
+                symbols = symbols[size:]
+            symbols = merged
+        ids += [vocab.get(symbol, 0) for symbol in symbols]
+    return ids
+
+
+def test_texts_of_words_have_the_ids_of_the_released_code(tmp_path: Path) -> None:
+    """`n't` is a word, and so is the line end, which has the id that ends documents."""
+    from transformers import AutoTokenizer
+
+    texts = ["we do n't know it 's the harbour 's \n quiet #1", *(text.lower() for text in TEXTS)]
+    folder = tmp_path / "words"
+    tokenizer = train_tokenizer("gpt1-words", texts, 600, folder)
+    assert (tokenizer.kind, tokenizer.id_to_token(tokenizer.sep_id)) == ("character_bpe", "\n</w>")
+    assert sorted(tokenizer.backend.get_vocab().values()) == list(range(tokenizer.vocab_size))
+    plain = train_tokenizer("gpt1", texts, 600, tmp_path / "gpt1")
+    for vocabulary in (tokenizer, read_words(plain)):
+        vocabulary.save(tmp_path / "saved")
+        loaded = load_tokenizer(tmp_path / "saved")
+        ids = loaded.encode_batch(texts)
+        assert ids == [released_ids(tmp_path / "saved", re.findall(r"\n|\S+", text)) for text in texts]
+        assert ids[0].count(loaded.sep_id) == 1
+        assert AutoTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == ids
+        assert loaded.fingerprint == vocabulary.fingerprint
+    assert plain.encode_batch(texts[:1]) != ids[:1]
+
+
+def test_published_words_come_from_ftfy_and_spacy(tmp_path: Path) -> None:
+    spacy = pytest.importorskip("spacy")
+    ftfy = pytest.importorskip("ftfy")
+    texts = ["She canâ€™t—won’t!\n\nMr. Smith's U.K. “dogs”…\tCAN’T (he said): 3.5km/h;  Σίσυφος", *TEXTS, *MIXED]
+    cleaned = [clean(text, PUBLISHED_RULES)[0] for text in texts]
+    assert cleaned[0].startswith("she ca n't - wo n't ! \n mr. smith 's u.k.")
+    tokenizer = train_tokenizer("gpt1-words", cleaned, 600, tmp_path / "words")
+    words = [[word.text for word in spacy.blank("en")(RULES["gpt_standard"](ftfy.fix_text(text)))] for text in texts]
+    expected = [released_ids(tmp_path / "words", [word.strip(" ").lower() for word in found]) for found in words]
+    assert tokenizer.encode_batch(cleaned) == expected

@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "mbart": ("unigram", 600, {"language_codes": MBART_CODES, "normalization": "whitespace"}, "MBartTokenizer"),
     "codes": ("unigram", 600, {"language_codes": ["en_XX", "de_DE"]}, "TokenizersBackend"),
     "albert": ("albert", 600, {"normalization": "nmt_nfkc_cf"}, "TokenizersBackend"),
+    "xlnet": ("xlnet", 600, {}, "TokenizersBackend"),
     "bpe": ("sentencepiece-bpe", 700, {"normalization": "identity"}, "TokenizersBackend"),
     "bytes": (
         "sentencepiece-bpe", 900, {"byte_fallback": True, "character_coverage": 0.98, "extra_ids": 5},
@@ -110,6 +111,13 @@ def test_transformers_loads_the_folder_with_the_same_ids(trained: tuple[str, Pat
         types = loaded("harbour", "bridge", return_token_type_ids=True)["token_type_ids"]
         assert types == [0] * (len(first) + 2) + [1] * (len(second) + 1)
         assert loaded.mask_token_id == tokenizer.mask_id == 4
+    elif name == "xlnet":
+        names = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>", ".", "(", ")", '"']
+        assert [tokenizer.id_to_token(number) for number in range(13)] == names
+        assert pair == [*first, 4, *second, 4, 3] and not tokenizer.double_separator
+        types = loaded("harbour", "bridge", return_token_type_ids=True)["token_type_ids"]
+        assert types == [0] * (len(first) + 1) + [1] * (len(second) + 1) + [2]
+        assert loaded.mask_token_id == tokenizer.mask_id == 6 and tokenizer.eod_id == 7
     else:
         assert pair == [0, *first, 2, 2, *second, 2] and tokenizer.double_separator
         assert loaded.mask_token_id == tokenizer.mask_id == tokenizer.vocab_size - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -136,7 +135,6 @@ def test_impossible_settings(tmp_path: Path) -> None:
 def test_many_unknown_tokens_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, vocab_size: int, warns: bool
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
     train_tokenizer("wordpiece", TEXTS, vocab_size, tmp_path / "t")
     rate = json.loads((tmp_path / "t" / "ctxlm_tokenizer.json").read_text())["report"]["all"]["unknown_rate"]
     assert (rate > MOST_UNKNOWN) == warns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections import Counter
@@ -27,7 +26,6 @@ def test_long_words_are_cut_for_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Each of these takes minutes if the trainer sees it complete."""
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
     rng = random.Random(0)
     longs = ["".join(rng.choices("acgt1", k=300_000)), "0123456789" * 30_000, "-=*+" * 75_000, " \t" * 150_000]
     start_s = time.monotonic()

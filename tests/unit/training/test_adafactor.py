@@ -41,9 +41,7 @@ def gradient(name: str, step: int) -> torch.Tensor:
 def ours(weight_decay: float = 0.0) -> dict[str, torch.Tensor]:
     config = OptimizerConfig(name="adafactor", learning_rate=RATE, weight_decay=weight_decay)
     named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
-    facts = {
-        name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name, _ in named
-    }
+    facts = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name, _ in named}
     optimizer = Adafactor(parameter_groups(named, facts, config), lr=RATE)
     holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
     optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, facts))

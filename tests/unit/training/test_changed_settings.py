@@ -14,8 +14,7 @@ SAVED = {"training": {"max_steps": 300, "global_batch_size": 64}, "optimizer": {
 
 
 @pytest.fixture
-def report(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
+def report(caplog: pytest.LogCaptureFixture) -> Any:
 
     def run(changes: dict[str, Any], environment: list[str] | None = None) -> tuple[list[str], list[tuple[int, str]]]:
         caplog.clear()
@@ -39,10 +38,10 @@ def report(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_changed_curve_is_a_warning(report: Any, changes: dict[str, Any], words: list[str]) -> None:
     found, lines = report(changes, ["world_size 1 -> 2"])
-    (level, warning), (_, rounding) = lines
+    (level, warning), (_, setting), (_, rounding) = lines
     assert level == logging.WARNING and "its curve is not that of an uninterrupted run" in warning
-    assert found == [words[0]]
-    for word in words:
+    assert found == [words[0]] and setting == f"  {words[0]}"
+    for word in words[1:]:
         assert word in warning
     assert rounding == "resuming with other rounding: world_size 1 -> 2"
 
@@ -53,7 +52,8 @@ def test_a_longer_run_of_a_fixed_schedule_keeps_its_curve(report: Any) -> None:
     assert report_resume(fixed, longer, 100, []) == ["training.max_steps 300 -> 500"]
     _, lines = report({"logging.interval_steps": 1})
     assert lines == [
-        (20, "settings changed since the checkpoint, without effect on the curve: logging.interval_steps 10 -> 1")
+        (20, "settings changed since the checkpoint, without effect on the curve:"),
+        (20, "  logging.interval_steps 10 -> 1"),
     ]
 
 

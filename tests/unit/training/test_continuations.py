@@ -112,5 +112,3 @@ def test_only_models_of_next_tokens_continue() -> None:
     (problem,) = [found for found in find_problems(masked) if found.path.startswith("evaluation")]
     assert problem.path == "evaluation.prompts" and "predicts no next tokens" in problem.text
     assert not [found for found in find_problems(config(continuations=1)) if found.path.startswith("evaluation")]
-
-

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def start(step: int, last_step: int = 100) -> RunStart:
 
 def end(step: int, completed: bool = True) -> RunEnd:
     return RunEnd("done", step, 100 * step, 0.5 * step, completed)
+
+
+def await_next_second() -> None:
+    """Wait until files of events get a later name: TensorBoard reads a folder in the order of names, which hold whole
+    seconds first and then a counter without leading zeros (10 sorts before 9)."""
+    second = int(time.time())
+    while int(time.time()) == second:
+        time.sleep(0.02)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -206,6 +215,7 @@ def test_tensorboard_is_one_curve_after_a_resume(tmp_path: Path) -> None:
     first.on_evaluation(4, {"eval/wiki/loss": 4.0})
     first.on_evaluation(8, {"eval/wiki/loss": 8.0})
     first.on_run_end(end(8))
+    await_next_second()
     second = TensorBoardWriter(tmp_path, 1)
     second.on_run_start(start(5))
     for step in range(6, 11):
@@ -227,6 +237,32 @@ def test_tensorboard_is_one_curve_after_going_back(tmp_path: Path) -> None:
     writer.on_step_end(metrics_of(5, loss=205.0))
     writer.on_run_end(end(5))
     assert _points(tmp_path)["train/loss"] == [(s, 100.0 + s) for s in range(1, 5)] + [(5, 205.0)]
+
+
+def test_tensorboard_over_tokens_and_with_the_recipe(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path, 2)
+    first.on_run_start(start(0))
+    for step in range(1, 9):
+        first.on_step_end(metrics_of(step, loss=100.0 + step))
+    first.on_evaluation(8, {"eval/wiki/loss": 8.0})
+    first.on_rollback(5)
+    first.on_step_end(metrics_of(6, loss=106.5))
+    first.on_run_end(end(6))
+    await_next_second()
+    second = TensorBoardWriter(tmp_path, 2)
+    second.on_run_start(RunStart(5, 100, RunConfig(), tokens=500))
+    for step in range(6, 9):
+        second.on_step_end(metrics_of(step, loss=200.0 + step))
+    second.on_evaluation(8, {"eval/wiki/loss": 80.0})
+    second.on_run_end(end(8))
+    points = _points(tmp_path / "by_token")
+    assert points["by_token/loss"] == [(100, 101.0), (200, 102.0), (400, 104.0), (600, 206.0), (800, 208.0)]
+    assert points["by_token/eval/wiki/loss"] == [(800, 80.0)]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    shown = events.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "    optimizer:\n" in shown and "      learning_rate: 0.0001" in shown
+    assert b"optimizer.learning_rate" in events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
 
 
 def test_tensorboard_interval(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.hooks import RunEnd, RunStart, build_hooks
-from ctxlm_ds.training.status import StatusHook, TimeLeft, figures_line
+from ctxlm_ds.training.status import Forecast, StatusHook, TimeLeft, figures_line, rough_duration, rough_moment
 from tests.unit.training.test_metrics import end, metrics_of, start
 
 
@@ -61,6 +62,22 @@ def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
     text = log.getvalue()
     assert "57 steps (17 since this start)" in text and "to resume: the same command again" in text
     assert "to-hf --checkpoint runs/bert --output runs/bert/hf" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "restart", "resumes"),
+    [("stopped by signal SIGUSR1", "auto", True), ("stopped by signal SIGINT", "auto", False), ("late", "off", False)],
+)
+def test_a_job_that_continues_by_itself_asks_for_no_command(
+    reason: str, restart: str, resumes: bool, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-1")
+    monkeypatch.setenv("CTXLM_RESTART", restart)
+    hook = StatusHook("runs/bert")
+    hook.on_run_start(start(40))
+    hook.on_run_end(RunEnd(reason, 57, 5700, 28.5, completed=False))
+    assert ("resumes the run" in log.getvalue()) is resumes
+    assert ("the same command again" in log.getvalue()) is not resumes
 
 
 TERMINAL_RUN = """
@@ -155,3 +172,33 @@ def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_of_several_sources() -> None:
     figures = {"eval/wiki/loss": 1.0, "eval/books/old/loss": 2.0, "eval/wiki/masked_lm_accuracy": 0.25}
     assert figures_line(figures) == "wiki loss 1.0000, masked_lm_accuracy 0.2500; books/old loss 2.0000"
+
+
+def test_a_long_first_step_forecasts_the_run(log: io.StringIO) -> None:
+    hook = StatusHook("runs/bert")
+    hook.on_run_start(start(0, 28_800))
+    hook.on_first_micro_batch(64, 1024, 9.0 / 16)
+    hook.on_step_end(metrics_of(1, step_seconds=9.0))
+    first, second = log.getvalue().splitlines()
+    pattern = r"first step: row 64 of 1,024, about 9 s a step, 3 days in all, done about \w+ \d\d:\d\d"
+    assert re.fullmatch(pattern, first)
+    assert second.startswith("step 1/28800 | ")
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.5, 1), (0.0001, 0)])
+def test_short_steps_are_forecast_after_the_first(seconds: float, lines: int) -> None:
+    forecast = Forecast(start(24, 300))
+    assert forecast.in_step(64, 128, seconds) is None
+    said = [forecast.after_step(seconds, 275 * seconds) for _ in range(2)]
+    assert [line is not None for line in said] == [lines == 1, False]
+    if lines:
+        assert re.fullmatch(r"step 25: about 0.5 s a step, 2 minutes left, done about (\w+ )?\d\d:\d\d", str(said[0]))
+
+
+def test_moments_to_come() -> None:
+    noon = time.mktime((2026, 3, 2, 12, 0, 0, 0, 0, -1))  # a Monday
+    moments = [rough_moment(hours * 3600, noon) for hours in (2, 26, 24 * 10)]
+    assert moments == ["14:00", "Tuesday 14:00", "12 March 2026"]
+    assert [rough_duration(seconds) for seconds in (40, 1500, 18_000, 260_000)] == [
+        "40 s", "25 minutes", "5 hours", "3 days",
+    ]  # fmt: skip

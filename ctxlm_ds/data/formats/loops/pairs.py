@@ -44,6 +44,8 @@ class PairSettings(NamedTuple):
     """Key of the draws: numba_random.stream_key of the seed and the format."""
     duplicate: int
     """Number of the pass."""
+    random_next_prob: float = 0.5
+    """Probability of a random next segment if the document continues."""
 
 
 def make_pairs(
@@ -94,9 +96,9 @@ def choose_segments(
     """Choose pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
 
     For each document the target length is drawn once (with short_seq_prob from 2..room); sentences are gathered until
-    it is reached; A is the first 1..n-1 of them; B is the rest, or with probability 0.5 (always if the document has
+    it is reached; A is the first 1..n-1 of them; B is the rest, or with random_next_prob (always if the document has
     only one sentence left) a run of sentences from another document, and then the unused sentences are put back.
-    If a pair `exchanges` its segments, they are exchanged with probability 0.5 instead.
+    If a pair `exchanges` its segments, they are exchanged instead.
 
     Returns:
         How many pairs there are (at most one per sentence), and how many of them have a random next segment.
@@ -118,7 +120,7 @@ def choose_segments(
                 drawn += 1
             is_random, exchanged = last == sentence, False
             if not is_random:
-                coin = uniform(word_at(state, drawn)) < 0.5
+                coin = uniform(word_at(state, drawn)) < settings.random_next_prob
                 drawn += 1
                 is_random, exchanged = coin and not exchanges, coin and exchanges
             a_end, b_end = end_of(table, a_last, document), end_of(table, last, document)
@@ -144,7 +146,7 @@ def choose_sentence_pairs(
 ) -> tuple[int, int]:
     """Choose pairs of single sentences, as choose_segment_pairs does.
 
-    B is the sentence after A, or with probability 0.5 (always after a document's last) one from another document, and
+    B is the sentence after A, or with random_next_prob (always after a document's last) one from another document, and
     then the sentence after A begins the next pair.
     """
     count = num_random = 0
@@ -154,7 +156,7 @@ def choose_sentence_pairs(
         while sentence < end:
             is_random = sentence == end - 1
             if not is_random:
-                is_random = uniform(word_at(state, drawn)) < 0.5
+                is_random = uniform(word_at(state, drawn)) < settings.random_next_prob
                 drawn += 1
             start, a_end = start_of(table, sentence), end_of(table, sentence, document)
             a_sentences[count] = sentence

@@ -41,3 +41,15 @@ def test_every_pass_draws_other_pairs(tmp_path: Path) -> None:
         assert passes[0] == ids_of(one)
         shared = {tuple(ids) for ids in passes[0]} & {tuple(ids) for ids in passes[1]}
         assert len(shared) < 0.6 * len(one.records)
+
+
+@pytest.mark.parametrize("share", [0.0, 1 / 6, 1.0])
+def test_the_share_of_random_next_segments(tmp_path: Path, share: float) -> None:
+    """A document's last sentence alone has a random one in any case."""
+    prefix = write_dataset(tmp_path / "d", random_documents(400))
+    plain = build_sample_index(prefix, BERT, config_of("segment_pair"))
+    index = build_sample_index(prefix, BERT, config_of("segment_pair", random_next_prob=share))
+    assert "random_next_prob" not in plain.meta["settings"]  # indexes that exist keep their names
+    lone = build_sample_index(prefix, BERT, config_of("segment_pair", random_next_prob=0.0)).records["is_random"].mean()
+    found, wanted = index.records["is_random"].mean(), lone + (1 - lone) * share
+    assert abs(found - wanted) < 0.05 and (share < 1.0 or found == 1.0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from ctxlm_ds.commands.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
@@ -26,7 +27,6 @@ from tests.sample_data import (
     write_dataset,
 )
 from tests.unit.data.formats import fairseq_reference as fairseq
-from tools.extract_docstrings import extract_docstrings
 
 NUM_TEXTS = 200
 MODES = {"full_sentences": "complete", "doc_sentences": "complete_doc"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxlm_ds.data.hygiene.cleaning import RULES, clean
+from ctxlm_ds.data.hygiene.cleaning import PACKAGES, RULES, clean
 from ctxlm_ds.data.hygiene.corpora import CleaningRule
 
 
@@ -38,6 +39,7 @@ from ctxlm_ds.data.hygiene.corpora import CleaningRule
         ),
         ("gutenberg", "No marks here.", "No marks here."),
         ("gpt_standard", " “No”—she said…\n\n (why?!)\tC:\\x --", "“No” - she said... \n ( why ? ! ) C:\\x --"),
+        ("fix_text", "â€œNoâ€\x9d â€” itâ€™s &lt;3", '"No" — it\'s <3'),
         ("join_lines", "A wrapped\nline of text.\n\nNew\nparagraph.", "A wrapped line of text.\nNew paragraph."),
     ],
 )
@@ -57,5 +59,5 @@ def test_characters_taken_are_counted_by_rule() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_can_be_cleaned(text: str) -> None:
-    cleaned, removed = clean(text, list(RULES))
+    cleaned, removed = clean(text, [rule for rule in RULES if rule not in PACKAGES or find_spec(PACKAGES[rule])])
     assert len(text) - len(cleaned) == sum(removed)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.commands.prepare_corpus import add_filter_flags, corpora_lines, with_filter_flags
 from ctxlm_ds.data.hygiene.corpora import blend_text, input_corpus, load_corpus, shipped_corpora
 from ctxlm_ds.data.sources.reading import find_sources
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
-from tools.prepare_corpus import add_filter_flags, corpora_lines, with_filter_flags
 
 NAMES = [name.replace("-LANG", "-de") for name in shipped_corpora()]
 

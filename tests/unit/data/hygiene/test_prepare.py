@@ -18,6 +18,7 @@ import pytest
 from pyarrow import parquet
 
 from ctxlm_ds import atomic
+from ctxlm_ds.data.hygiene.cleaning import PACKAGES
 from ctxlm_ds.data.hygiene.corpora import CorpusRecipe
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
 from ctxlm_ds.data.hygiene.report import cleaning_record
@@ -163,6 +164,17 @@ def test_a_missing_library_is_named_before_anything_is_read(
     monkeypatch.setitem(sys.modules, name, None)
     recipe = recipe_of(source_of("part", write_lines(tmp_path / "in.jsonl", ["text"])), **filters)
     with pytest.raises(DataError, match=f"needs the package {name}.*pip install {name}"):
+        prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("rule", "name"), PACKAGES.items())
+def test_a_missing_library_of_a_cleaning_rule_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    recipe = recipe_of(source_of("part", write_lines(tmp_path / "in.jsonl", ["text"]), clean=[rule]))
+    with pytest.raises(DataError, match=f"the cleaning rule {rule} needs the package {name}.*pip install {name}"):
         prepare_corpus(recipe, tmp_path / "out", PrepareOptions())
     assert not (tmp_path / "out").exists()
 

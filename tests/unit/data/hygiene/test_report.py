@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.commands.prepare_corpus import empty_warnings
 from ctxlm_ds.data.hygiene.corpora import Expectation
 from ctxlm_ds.data.hygiene.prepare import PrepareOptions, prepare_corpus
 from tests.text import make_documents
 from tests.unit.data.hygiene.conftest import recipe_of, source_of, write_lines
-from tools.prepare_corpus import empty_warnings
 
 
 @pytest.mark.parametrize(("count", "tolerance", "met"), [(10, 0.0, True), (11, 0.1, True), (12, 0.1, False)])

@@ -188,9 +188,7 @@ def test_small_micro_batches_are_made_together_and_nothing_changes(
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_micro_batches_are_sent_to_a_gpu_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
-) -> None:
+def test_micro_batches_are_sent_to_a_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
     """One int32 array in one copy for each piece of work; the loaders' own device decides, not the machine's."""
     made = setup(tmp_path, data={"num_workers": 1})
     steps, held_out = steps_of(made, 3), list(EvalLoader(*made))

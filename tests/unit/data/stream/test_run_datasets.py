@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,6 @@ def test_a_part_without_documents_is_told(folder: Path) -> None:
 def test_a_copy_under_another_name_is_still_the_same_documents(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
     for end in ("bin", "idx", "json"):
         shutil.copy(folder / f"one.{end}", folder / f"copy.{end}")
     copy = {"name": "copy", "path": str(folder / "copy")}

@@ -69,5 +69,3 @@ def test_what_is_and_is_not_there() -> None:
     assert shapes["decoder.0.mlp.up.weight"] == (96, 32)
     tied = describe_model(LlamaSection(**SHAPE, tie_word_embeddings=True), OUTPUTS).shapes
     assert shapes.keys() - tied.keys() == {"lm_head.weight"}
-
-

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, MOST_BOUNDARY_TARGETS
-from ctxlm_ds.data.numba_random import stream_key
+from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
@@ -25,6 +25,7 @@ SPANBERT = {
     "name": "masked_lm", "whole_word": True, "spans": "geometric", "replace_spans": True, "count_rounding": "up",
 }  # fmt: skip
 ALBERT = {"name": "masked_lm", "whole_word": True, "spans": "ngram", "max_span_length": 3, "special_tokens": "bert"}
+UNILM = {"name": "masked_lm", "spans": "skipgram", "max_span_length": 3}
 BUDGET = 10_000
 
 
@@ -136,7 +137,7 @@ def test_the_budget_is_that_of_the_published_rule(
     assert abs(got.mean() - wanted.mean()) <= 4 * math.hypot(got.std(), wanted.std()) / math.sqrt(len(samples))
 
 
-@pytest.mark.parametrize(("spans", "longest"), [("geometric", 10), ("ngram", 3)])
+@pytest.mark.parametrize(("spans", "longest"), [("geometric", 10), ("ngram", 3), ("skipgram", 3)])
 def test_lengths_have_the_published_shares(spans: str, longest: int) -> None:
     """In long texts with few predictions, runs rarely meet."""
     size, per_text = 20_000, 20
@@ -149,6 +150,8 @@ def test_lengths_have_the_published_shares(spans: str, longest: int) -> None:
         found.update(last - first + 1 for first, last in runs_of(example.prediction_positions.tolist()))
     if spans == "ngram":
         shares = {n: (1 / n) / sum(1 / m for m in range(1, 4)) for n in range(1, 4)}
+    elif spans == "skipgram":
+        shares = {1: 0.8, 2: 0.1, 3: 0.1}
     else:
         weights = {n: 0.2 * 0.8 ** (n - 1) for n in range(1, 11)}
         shares = {n: weight / sum(weights.values()) for n, weight in weights.items()}
@@ -172,6 +175,43 @@ def expected_runs(shares: dict[int, float], budget: int, count: int) -> dict[int
             found[length] += 1
             room -= length
     return {length: found[length] / sum(found.values()) for length in shares}
+
+
+def unilm_positions(sample: Sample, number: int, wanted: int, p: float) -> set[int]:
+    """loader_utils.py, get_masked_pos of tokens: shuffled candidates, each alone or with one or two after it."""
+    state = np.uint64(stream(stream_key(1, "mask"), number, 0, 0))
+    special = {place for place in range(len(sample.input_ids)) if sample.special_mask[place]}
+    candidates = [place for place in range(len(sample.input_ids)) if place not in special]
+    masked: set[int] = set()
+    for turn in range(len(candidates)):
+        if len(masked) >= wanted:
+            break
+        word = np.uint64(word_at(state, 1 + 2 * turn))
+        drawn = turn + int(below(word, len(candidates) - turn))
+        candidates[turn], candidates[drawn] = candidates[drawn], candidates[turn]
+        place = candidates[turn]
+        if place in masked:
+            continue
+        share, size = (int(word) % 2**32) / 2**32, 1
+        if share >= 1.0 - p:
+            size = min(2 if share < 1.0 - p / 2 else 3, len(sample.input_ids) - place)
+        span = 1
+        for n in range(2, size + 1):
+            if place + n - 1 in special or len(masked) + n > wanted:
+                break
+            span = n
+        masked |= set(range(place, place + span))
+    return masked
+
+
+@pytest.mark.parametrize("p", [0.2, 0.9])
+def test_skipgrams_are_those_of_the_published_code_with_the_same_draws(p: float) -> None:
+    rng = np.random.default_rng(8)
+    samples = [pair_sample(text(rng, int(rng.integers(1, 40))), text(rng, 30)) for _ in range(400)]
+    examples = corrupt(samples, span_prob=p, mask_prob=0.4, **UNILM)
+    for number, (sample, example) in enumerate(zip(samples, examples, strict=True)):
+        wanted = max(1, round(0.4 * len(sample.input_ids)))
+        assert set(example.prediction_positions.tolist()) == unilm_positions(sample, number, wanted, p)
 
 
 def test_one_draw_replaces_a_run() -> None:

@@ -12,6 +12,7 @@ from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.corruption.tokens import text_ids
 from ctxlm_ds.recipe.sections import ObjectiveSection
 from tests.ragged import each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
@@ -278,3 +279,16 @@ def test_impossible_settings_are_refused() -> None:
         build_objective(objective_section(keep_prob=0.6, random_prob=0.5), TOKENIZER)
     with pytest.raises(ConfigError, match="all special"):
         build_objective(objective_section(), FakeTokenizer(vocab_size=5))
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "masked_seq2seq", "text_infilling"])
+def test_objectives_refuse_a_tokenizer_of_special_tokens(name: str) -> None:
+    section = objective_section(name=name, **{"sentence_end": None} if name == "text_infilling" else {})
+    with pytest.raises(ConfigError, match="the tokenizer's 5 tokens are all special; train it on more text"):
+        build_objective(section, FakeTokenizer(vocab_size=5))
+
+
+def test_text_is_what_is_not_special() -> None:
+    tokenizer = FakeTokenizer(vocab_size=9, special_ids=frozenset({0, 1, 2, 3, 4, 7}))
+    ids = text_ids(tokenizer)  # type: ignore[arg-type]
+    assert ids.tolist() == [5, 6, 8] and ids.dtype == np.int32

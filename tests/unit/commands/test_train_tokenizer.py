@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.commands.train_tokenizer import build_parser, main
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
 from tests.unit.tokenizers.test_report import TEXTS
-from tools.train_tokenizer import build_parser, main
 
 TOOLS = Path(__file__).parents[3] / "tools"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.commands.convert_checkpoint import loading_call
 from ctxlm_ds.export.huggingface import Conversion
-from tools.convert_checkpoint import loading_call
 
 
 @pytest.mark.parametrize(("pipeline", "call"), [

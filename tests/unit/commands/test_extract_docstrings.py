@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.commands import extract_docstrings as docstrings
+from ctxlm_ds.commands.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 from ctxlm_ds.errors import DataError
 from tests.integration.test_preprocess_data import run_tool
-from tools import extract_docstrings as docstrings
-from tools.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 
 SAMPLE = """
 Return the mean of the given values, which

@@ -1,0 +1,168 @@
+"""Target tokens of an encoder-decoder on held-out rows: what a model predicts, next to their unigram distribution.
+
+Sentinels and end tokens are counted like words: the distribution is that of the targets of training rows, add-one. That
+of restored tokens, which the inputs lack (EncoderDecoder.restored), counts these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
+from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, LABELS, EncoderDecoder
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import OBJECTIVES
+from ctxlm_ds.run_builder import resolve
+
+Shares = NDArray[np.float64]
+COUNTED_ROWS = 8192
+"""Training rows whose targets are counted."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of some target tokens."""
+
+    loss: float
+    """Mean cross entropy in nats."""
+    accuracy: float
+    """Share of the tokens that are the most probable ones."""
+
+
+@dataclass
+class Targets:
+    """The rows of a run whose objective has targets.
+
+    Raises ConfigError for another objective, and if the recipe names no held-out data.
+    """
+
+    config: RunConfig
+    objective: EncoderDecoder
+    rows: RunRows
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Targets:
+        """Open the rows of a recipe that names tokenizer and data."""
+        config, tokenizer = resolve(config)
+        if not issubclass(OBJECTIVES.get(config.objective.name), EncoderDecoder):
+            raise ConfigError(f"objective.name {config.objective.name} has no targets; name one of an encoder-decoder")
+        objective = build_objective(config.objective, tokenizer)
+        assert isinstance(objective, EncoderDecoder)
+        rows = build_run_rows(config, tokenizer, objective)
+        if not rows.validation:
+            raise ConfigError("data.validation is empty: name held-out datasets, as in training")
+        return cls(config, objective, rows)
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield the micro-batches on which a run evaluates, of all held-out sources."""
+        for rows in self.rows.validation.values():
+            yield from EvalLoader(rows, self.objective, self.config)
+
+    def unigrams(self) -> tuple[Shares, Shares]:
+        """Return [v]: shares in the targets of the first training rows, add-one, of all tokens and of restored ones."""
+        config = self.config.model_copy(update={"data": self.config.data.model_copy(update={"num_workers": 0})})
+        every, inside = (np.ones(config.model.vocab_size or 0) for _ in range(2))
+        num_steps = -(-min(COUNTED_ROWS, len(self.rows.train)) // config.training.global_batch_size)
+        for step in islice(TrainLoader(self.rows.train, self.objective, config), num_steps):
+            for batch in step.micro_batches:
+                labels = _labels(batch)
+                every += np.bincount(labels, minlength=len(every))
+                inside += np.bincount(labels[self._restored(batch)], minlength=len(inside))
+        return every / every.sum(), inside / inside.sum()
+
+    def unigram_figures(self) -> tuple[Figures, Figures]:
+        """Return the unigram distributions' figures of all target tokens, and of restored ones."""
+        every, inside = self.unigrams()
+        labels = np.concatenate([_labels(batch) for batch in self.held_out()])
+        restored = np.concatenate([self._restored(batch) for batch in self.held_out()])
+        return _unigram(every, labels), _unigram(inside, labels[restored])
+
+    def model_figures(self, folder: Path, shift: int = 0) -> tuple[Figures, Figures]:
+        """Return the figures of an exported model, computed by transformers, on the same tokens.
+
+        With `shift` each row has the input of another row of its micro-batch, so many places before it.
+
+        Raises ConfigError if a row may hold several texts.
+        """
+        if self.config.data.shares_rows:
+            raise ConfigError("data.packing: transformers takes rows of one text; set it to false")
+        import transformers
+
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        losses, hits, restored = [], [], []
+        for batch in self.held_out():
+            labels = batch.fields[LABELS].long()
+            kept = labels != IGNORE_LABEL
+            logits = _logits(model, batch, shift)[kept]
+            losses.append(functional.cross_entropy(logits, labels[kept], reduction="none"))
+            hits.append(logits.argmax(-1) == labels[kept])
+            restored.append(self._restored(batch))
+        loss, hit = torch.cat(losses).double().numpy(), torch.cat(hits).numpy()
+        every, inside = ((loss[chosen], hit[chosen]) for chosen in (slice(None), np.concatenate(restored)))
+        return _means(*every), _means(*inside)
+
+    def _restored(self, batch: Batch) -> NDArray[np.bool_]:
+        """Return [t]: True for restored ones of the labels of a batch."""
+        fields = {name: field.numpy() for name, field in batch.fields.items()}
+        found: NDArray[np.bool_] = self.objective.restored(fields)[fields[LABELS] != IGNORE_LABEL]
+        return found
+
+
+def _labels(batch: Batch) -> NDArray[np.int64]:
+    """Return the target tokens [t] of a batch."""
+    labels = batch.fields[LABELS].numpy()
+    return labels[labels != IGNORE_LABEL].astype(np.int64)
+
+
+def _unigram(shares: Shares, labels: NDArray[np.int64]) -> Figures:
+    return Figures(float(-np.log(shares)[labels].mean()), float((labels == shares.argmax()).mean()))
+
+
+def _means(loss: NDArray[np.float64], hit: NDArray[np.bool_]) -> Figures:
+    return Figures(float(loss.mean()), float(hit.mean()))
+
+
+@torch.no_grad()
+def _logits(model: Any, batch: Batch, shift: int = 0) -> torch.Tensor:
+    """Return logits [b, t, v] of transformers' model."""
+    fields = batch.fields
+    ids, _, sequences, _ = DECODER_FIELDS
+    inputs, mask = (fields[name].roll(shift, 0) for name in ("input_ids", "sequence_ids"))
+    logits: torch.Tensor = model(
+        input_ids=inputs.long(), attention_mask=(mask > 0).long(),
+        decoder_input_ids=fields[ids].long(), decoder_attention_mask=(fields[sequences] > 0).long(),
+    ).logits  # fmt: skip
+    return logits.float()
+
+
+def compare_targets(config: RunConfig, folder: Path) -> list[str]:
+    """Return lines with loss, perplexity and accuracy of unigrams and of an exported model on a run's held-out rows.
+
+    What the model gains by its inputs is the difference from its figures on rows with those of others.
+    """
+    targets = Targets.of(config)
+    sides = {
+        "unigram (add one)": targets.unigram_figures(), "model": targets.model_figures(folder),
+        "model with another row's input": targets.model_figures(folder, shift=1),
+    }  # fmt: skip
+    lines = []
+    for number, title in enumerate(("all target tokens", "restored tokens")):
+        for name, figures in sides.items():
+            found = figures[number]
+            loss = f"{found.loss:.4f} nats, perplexity {np.exp(found.loss):.1f}"
+            lines.append(f"{title}, {name}: {loss}, accuracy {found.accuracy:.1%}")
+    return lines

@@ -1,0 +1,1 @@
+"""The subcommands of `ctxlm`, a module each; `main.py` has the table."""

@@ -1,0 +1,125 @@
+"""Convert checkpoints: to and from Hugging Face folders, from other systems, to and from DeepSpeed's format.
+
+    ctxlm convert to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16]
+    ctxlm convert from-hf --model DIR --output DIR
+    ctxlm convert from-megatron --checkpoint DIR  --tokenizer DIR --output DIR
+    ctxlm convert from-fairseq  --checkpoint FILE --tokenizer DIR --output DIR
+    ctxlm convert to-universal   --checkpoint RUN_OR_STEP --output DIR
+    ctxlm convert from-universal --checkpoint DIR --output DIR --config RECIPE
+
+The same to-hf again does nothing; a folder made of another checkpoint or with other options needs --overwrite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.console import setup_logging
+
+if TYPE_CHECKING:
+    from ctxlm_ds.export.huggingface import Conversion
+
+CHECKPOINT_HELP = "a run (its newest checkpoint) or a checkpoint"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_hf = add_command(commands, "to-hf", "a checkpoint as a plain Hugging Face folder", CHECKPOINT_HELP)
+    to_hf.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="data type of the weights")
+    to_hf.add_argument("--max-shard-size", default="5GB", help="largest weight file, such as 500MB or 5GB")
+    to_hf.add_argument("--overwrite", action="store_true", help="replace an earlier export")
+    from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
+    from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
+    text = "BERT or GPT of Megatron-LM or Megatron-DeepSpeed as a Hugging Face folder"
+    megatron = add_command(commands, "from-megatron", text, "a run (its newest checkpoint), or one checkpoint")
+    text = "RoBERTa, BART or mBART of fairseq as a Hugging Face folder"
+    fairseq = add_command(commands, "from-fairseq", text, "the .pt file, or the folder with model.pt")
+    for foreign in (megatron, fairseq):
+        foreign.add_argument("--tokenizer", required=True, type=Path, help="folder of the model's tokenizer")
+    to_universal = add_command(commands, "to-universal", "a checkpoint in DeepSpeed's format", CHECKPOINT_HELP)
+    text = "how the optimizer that will load it counts: torch.optim's in a tensor, DeepSpeed's in an int"
+    to_universal.add_argument("--step-form", choices=("auto", "tensor", "int"), default="auto", help=text)
+    from_universal = add_command(commands, "from-universal", "such a checkpoint as a run", "its folder")
+    from_universal.add_argument("--config", required=True, help="recipe of its model, with the tokenizer's path")
+    return parser.parse_args()
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, checkpoint: str | None = None
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text)
+    if checkpoint:
+        command.add_argument("--checkpoint", required=True, type=Path, help=checkpoint)
+    command.add_argument("--output", required=True, type=Path, help="folder to write")
+    return command
+
+
+def convert_foreign(arguments: argparse.Namespace) -> Conversion:
+    from ctxlm_ds.export.foreign.fairseq import from_fairseq
+    from ctxlm_ds.export.foreign.megatron_weights import from_megatron
+
+    convert = from_megatron if arguments.command == "from-megatron" else from_fairseq
+    return convert(arguments.checkpoint, arguments.tokenizer, arguments.output)
+
+
+def loading_call(done: Conversion) -> str:
+    """Return Python that loads a converted model."""
+    if done.loading is not None:
+        return done.loading.format(folder=done.output)
+    if done.pipeline is None:
+        return f'transformers.{done.hf_class}.from_pretrained("{done.output}")'
+    return f'transformers.pipeline("{done.pipeline}", model="{done.output}")'
+
+
+def convert_hf(arguments: argparse.Namespace) -> list[str]:
+    from ctxlm_ds.export.huggingface import from_hf, is_exported, to_hf
+    from ctxlm_ds.export.safetensors_files import parse_size
+
+    out = arguments.output
+    if arguments.command == "to-hf":
+        how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
+        if not arguments.overwrite and is_exported(*how):
+            return [f"{out}: complete already, nothing to do"]
+        done = to_hf(*how)
+        next_step = loading_call(done)
+    elif arguments.command == "from-hf":
+        done = from_hf(arguments.model, out)
+        next_step = f"--set initialize_from={out} with the model section of its config.yaml"
+    else:
+        done = convert_foreign(arguments)
+        next_step = f"{loading_call(done)}, or --set initialize_from={out}"
+    largest = max(comparison.relative for comparison in done.comparisons)
+    compared, whose = ("logits:", "the logits'") if done.loading is None else ("weights, read back:", "their")
+    return [
+        f"{done.hf_class}, {done.num_parameters:,} parameters, from {done.source}",
+        compared,
+        *(f"  {comparison}" for comparison in done.comparisons),
+        f"largest difference: {largest:.2e} of {whose} scale",
+        f"wrote {done.output}",
+        f"next: {next_step}",
+    ]
+
+
+def convert_universal(arguments: argparse.Namespace) -> list[str]:
+    from ctxlm_ds.checkpoint.universal import from_universal, to_universal
+
+    source, out = arguments.checkpoint, arguments.output
+    if arguments.command == "to-universal":
+        to_universal(source, out, arguments.step_form)
+        next_step = f'engine.load_checkpoint("{out}") with "checkpoint": {{"load_universal": true}} in its JSON'
+    elif from_universal(source, out, arguments.config):
+        next_step = f"--set run_dir={out}"
+    else:
+        next_step = f"--set initialize_from={out} (its place in the data is unknown, so it is not resumed)"
+    return [f"wrote {out}", f"next: {next_step}"]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    setup_logging()
+    convert = convert_universal if arguments.command.endswith("-universal") else convert_hf
+    sys.stdout.write("\n".join(convert(arguments)) + "\n")

@@ -1,0 +1,158 @@
+"""Run the default downstream job (`make downstream`): raw text to a table of scores, in minutes on a CPU.
+
+The model of `make pretrain` is fine-tuned on two tasks made of the same corpus: the package that a sentence documents,
+and whether a sentence follows another. Development sentences come from modules that were held out of pretraining. The
+same model with random weights shows what pretraining is worth. Steps whose result exists are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from ctxlm_ds.atomic import output_folder, write_text
+from ctxlm_ds.console import aligned, at_least, setup_logging
+from ctxlm_ds.data.preprocess.sentences import split_sentences
+from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.installed import checkout
+from ctxlm_ds.recipe.yaml_source import write_yaml
+
+PACKAGES = 6
+WORDS = range(6, 30)
+"""Words of a sentence."""
+SIZES = {"train": 3000, "dev": 600}
+CORPUS = {"train": "train.jsonl", "dev": "heldout.jsonl"}
+SEED = 1
+RATE = 5e-4
+"""Learning rate of small models; published ones take 2e-5 to 5e-5."""
+Row = tuple[str, ...]
+
+
+def main() -> None:
+    """Parse the command line and run every step."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--family", help="as of make pretrain")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="default: runs/default[-FAMILY]")
+    parser.add_argument("--seeds", type=at_least(1), default=3, help="runs of each model and task")
+    parser.add_argument("--epochs", type=at_least(1), default=3)
+    arguments = parser.parse_args()
+    setup_logging()
+    family = [] if arguments.family is None else ["--family", arguments.family]
+    root = checkout()
+    source = (arguments.folder or (root or Path.cwd()) / "runs" / "-".join(["default", *family[1:]])).absolute()
+    if not (source / "hf" / "config.json").is_file():
+        command = ["-m", "ctxlm_ds.commands.main", "demo"] if root is None else [root / "tools" / "pretrain_default.py"]
+        run(*command, *family, "--output-dir", source)
+    folder = source / "downstream"
+    write_tasks(source / "corpus", folder / "tasks")
+    rows = [["task", "pretrained, accuracy", "random weights"]]
+    for task in sorted((folder / "tasks").glob("*.yaml")):
+        scores = [fine_tune(task, source / "hf", folder, arguments, start) for start in ("pretrained", "random")]
+        rows.append([task.stem, *scores])
+    print("\n".join(["", *aligned(rows), "", f"reports: {folder}/TASK/*/report.html"]))
+
+
+def run(*words: object) -> None:
+    """Print and run a Python command.
+
+    Raises:
+        CtxlmError: it failed; its error message is above.
+    """
+    command = [str(word) for word in words]
+    print("$ python " + " ".join(command), flush=True)
+    if subprocess.run([sys.executable, *command], cwd=checkout(), check=False).returncode != 0:
+        raise CtxlmError("the step above failed; fix it and run the same command again")
+
+
+def fine_tune(task: Path, model: Path, folder: Path, arguments: argparse.Namespace, start: str) -> str:
+    """Fine-tune and return median and spread of the accuracy on the development file."""
+    output = folder / task.stem / start
+    run("-m", "ctxlm_ds.finetune", "--task", task, "--model", model, "--data", task.with_suffix(""), "--output", output,
+        "--seeds", *range(1, arguments.seeds + 1), "--learning-rates", RATE, "--epochs", arguments.epochs,
+        *(["--random"] if start == "random" else []))  # fmt: skip
+    summary = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
+    figures = summary["chosen"]["dev"][summary["metric"]]
+    return f"{figures['median']:.3f} ({figures['lowest']:.3f} to {figures['highest']:.3f})"
+
+
+def write_tasks(corpus: Path, folder: Path) -> None:
+    """Write descriptions and files of both tasks, unless they exist."""
+    if folder.exists():
+        return
+    documents = {part: list(read_documents(corpus / name)) for part, name in CORPUS.items()}
+    names = largest_packages(documents["train"])
+    parts = {
+        "package": {part: package_rows(documents[part], names) for part in SIZES},
+        "follows": {part: following_rows(documents[part]) for part in SIZES},
+    }
+    titles = {"package": "the package that a sentence documents", "follows": "whether a sentence follows another"}
+    with output_folder(folder) as partial:
+        for task, rows_of in parts.items():
+            for part, size in SIZES.items():
+                rows = rows_of[part]
+                random.Random(SEED).shuffle(rows)
+                lines = ["\t".join(("text", "pair", "label")), *map("\t".join, rows[:size])]
+                write_text(partial / task / f"{part}.tsv", "\n".join(lines) + "\n")
+            columns = {"text": "text", "label": "label"} | ({"pair": "pair"} if task == "follows" else {})
+            write_text(partial / f"{task}.yaml", write_yaml({
+                "title": titles[task], "kind": "classification", "train": "train.tsv", "dev": "dev.tsv",
+                "format": "tsv", "columns": columns, "metrics": ["accuracy"], "max_length": 64,
+            }))  # fmt: skip
+
+
+def read_documents(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield package and sentences of each module of the corpus."""
+    if not path.is_file():
+        raise DataError(f"{path}: the corpus of make pretrain is missing; remove {path.parent.parent} and start again")
+    for line in path.read_text(encoding="utf-8").splitlines():
+        document = json.loads(line)
+        lines = [part for paragraph in document["text"].split("\n") for part in split_sentences(paragraph)]
+        sentences = [" ".join(sentence.split()) for sentence in lines if len(sentence.split()) in WORDS]
+        if "title" not in document:
+            raise DataError(f"{path}: no package names; the tasks need the corpus of make pretrain")
+        yield document["title"].split(".")[0], sentences
+
+
+def largest_packages(documents: Sequence[tuple[str, list[str]]]) -> list[str]:
+    """Return the packages with most sentences."""
+    counts: dict[str, int] = {}
+    for package, sentences in documents:
+        counts[package] = counts.get(package, 0) + len(sentences)
+    return sorted(counts, key=lambda name: (-counts[name], name))[:PACKAGES]
+
+
+def package_rows(documents: Sequence[tuple[str, list[str]]], names: Sequence[str]) -> list[Row]:
+    """Return (sentence, empty, package), as many of each package."""
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    for package, sentences in documents:
+        if package in found:
+            # The name of a package would give it away.
+            found[package] += [(one, "", package) for one in sentences if package not in one.lower()]
+    generator = random.Random(SEED)
+    least = min(map(len, found.values()))
+    return [row for rows in found.values() for row in generator.sample(rows, least)]
+
+
+def following_rows(documents: Sequence[tuple[str, list[str]]]) -> list[Row]:
+    """Return (sentence, another, label): the next one of the module, or one of another module of the same package."""
+    generator = random.Random(SEED)
+    modules: dict[str, list[list[str]]] = {}
+    for package, sentences in documents:
+        if sentences:
+            modules.setdefault(package, []).append(sentences)
+    rows: list[Row] = []
+    for several in modules.values():
+        for at, sentences in enumerate(several):
+            others = several[:at] + several[at + 1 :]
+            for first, second in pairwise(sentences):
+                if generator.random() < 0.5:
+                    rows.append((first, second, "follows"))
+                elif others:
+                    rows.append((first, generator.choice(generator.choice(others)), "another"))
+    return rows

@@ -1,0 +1,188 @@
+"""Write a recipe for this machine, or for the arguments of Megatron's or transformers' scripts.
+
+The recipe extends a shipped one, has a comment for each setting, and is loaded before it is written. On a terminal,
+what is not given is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctxlm_ds.console import at_least, run_command
+from ctxlm_ds.errors import ConfigError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(prog="ctxlm init", description=__doc__)
+    add = parser.add_argument
+    add("--family", metavar="NAME", help="family of the model (default: bert)")
+    add("--size", choices=("laptop", "small", "base"), help="shipped recipe to start from (default: laptop)")
+    add("--text", metavar="FILE", help="text to train on; the commands that prepare it are printed")
+    add("--data", metavar="PREFIX", help="dataset to train on (of preprocess, or Megatron's)")
+    add("--tokenizer", metavar="DIR", help="tokenizer of the dataset")
+    add("--gpus", "--ranks", dest="ranks", type=at_least(1), metavar="N", help="ranks (default: every GPU, or one)")
+    add("--hours", type=float, metavar="H", help="time of the run; the steps follow from the estimated speed")
+    add("--output", type=Path, metavar="FILE", help="recipe to write (default: FAMILY.yaml)")
+    source = parser.add_mutually_exclusive_group()
+    add = source.add_argument
+    add("--from-megatron", metavar="ARGS|FILE", help="command or script of pretrain_bert.py or pretrain_gpt.py")
+    add("--from-run-mlm", metavar="ARGS|FILE", help="command or script of run_mlm.py or run_clm.py")
+    add("--slurm", type=Path, metavar="DIR", help="copy the Slurm scripts to a folder, and write no recipe")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = build_parser()
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(arguments)
+    if args.slurm is not None:
+        _copy_slurm(args.slurm)
+    elif args.from_megatron is not None:
+        _migrate("megatron", args.from_megatron, args)
+    elif args.from_run_mlm is not None:
+        _migrate("run_mlm", args.from_run_mlm, args)
+    else:
+        if not arguments:
+            if not sys.stdin.isatty():
+                parser.error("give --family, and --data or --text; questions need a terminal")
+            _ask(args)
+        _start(args)
+
+
+def _copy_slurm(folder: Path) -> None:
+    source = Path(__file__).resolve().parent.parent / "slurm"
+    if not (source / "pretrain.sbatch").is_file():
+        raise ConfigError(f"{source}: not there; the Slurm scripts are in the source checkout")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; give a new folder")
+    shutil.copytree(source, folder)
+    print(f"{folder}: {sum(path.is_file() for path in folder.rglob('*'))} files")
+    print(f"next: edit {folder / 'env.sh'} for your cluster")
+    print(f"next: sbatch {folder / 'pretrain.sbatch'} --config RECIPE.yaml")
+
+
+def _ask(args: argparse.Namespace) -> None:
+    """Ask for what a recipe needs; Enter takes the default."""
+    from ctxlm_ds.new_recipe.start import SIZES, families, shipped_recipe
+
+    print(f"Families: {', '.join(families())}")
+    args.family = _answer("Family", "bert")
+    args.size = _answer(f"Size ({', '.join(SIZES)})", "laptop")
+    shipped_recipe(args.family, args.size)
+    given = _answer("Dataset prefix, or text file", "")
+    if Path(f"{given}.idx").is_file():
+        args.data = given
+    else:
+        args.text = given or None
+    args.tokenizer = _answer("Tokenizer folder (empty: train one)", "") or None
+    args.ranks = _number("GPUs or CPU processes (empty: all GPUs, or one process)", int)
+    args.hours = _number("Hours (empty: steps of the shipped recipe)", float)
+    args.output = Path(_answer("Write to", f"{args.family}.yaml"))
+
+
+def _answer(question: str, default: str) -> str:
+    return input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
+
+
+def _number(question: str, kind: type) -> int | float | None:
+    while True:
+        text = _answer(question, "")
+        try:
+            value = kind(text) if text else None
+        except ValueError:
+            value = -1
+        if value is None or value > 0:
+            return value
+        print(f"{text}: expected a number above 0, or nothing")
+
+
+def _start(args: argparse.Namespace) -> None:
+    from ctxlm_ds.new_recipe.start import Answers, new_settings, shipped_recipe
+    from ctxlm_ds.new_recipe.text import recipe_text, write_recipe
+
+    if args.data is not None and args.text is not None:
+        raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
+    if args.hours is not None and not args.hours > 0:
+        raise ConfigError(f"--hours {args.hours:g}: expected a number above 0")
+    answers = Answers(
+        args.family or "bert", args.size or "laptop", args.data, args.text, args.tokenizer, args.hours
+    )
+    base = shipped_recipe(answers.family, answers.size)
+    output = args.output or Path(f"{answers.family}.yaml")
+    _check_output(output)
+    from ctxlm_ds.new_recipe.machine import find_machine
+
+    machine = find_machine(args.ranks)
+    settings = new_settings(answers, machine, output.stem)
+    head = [f"{base}, for {machine}. Written by `ctxlm init`."]
+    write_recipe(output, recipe_text(head, settings))
+    print(f"{output}: {base} for {machine}, {settings['training.max_steps'].value:,} steps")
+    for line in [*_preparation(answers, base), _launch(output, machine.ranks)]:
+        print(f"next: {line}")
+
+
+def _preparation(answers: object, base: str) -> list[str]:
+    """Return the commands that make tokenizer and dataset, if they are not given."""
+    from ctxlm_ds.new_recipe.start import Answers, dataset_prefix, needs_sentences
+    from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.registry import FAMILIES
+
+    assert isinstance(answers, Answers)
+    config = load_config(base)
+    text, lines = shlex.quote(answers.text or "TEXT"), []
+    tokenizer = answers.tokenizer or "tokenizer"
+    if answers.tokenizer is None:
+        kind = FAMILIES.get(config.model.family).tokenizer
+        lines.append(f"ctxlm tokenizer --input {text} --type {kind} --output-dir {tokenizer}")
+    if answers.data is None:
+        options = " --split-sentences" if needs_sentences(config) else ""
+        options += " --append-eod" if config.data.ends_documents else ""
+        prefix = dataset_prefix(config).rpartition("_text_")[0]
+        lines.append(
+            f"ctxlm preprocess --input {text} --tokenizer {shlex.quote(tokenizer)}{options} --output-prefix {prefix}"
+        )
+    return lines
+
+
+def _launch(output: Path, ranks: int) -> str:
+    start = "ctxlm pretrain" if ranks == 1 else f"torchrun --standalone --nproc-per-node {ranks} -m ctxlm_ds.pretrain"
+    return f"{start} --config {shlex.quote(str(output))}"
+
+
+def _check_output(output: Path) -> None:
+    if output.exists():
+        raise ConfigError(f"{output} exists; give another --output, or remove it")
+
+
+def _migrate(original: str, text: str, args: argparse.Namespace) -> None:
+    from ctxlm_ds.new_recipe.arguments import read_command
+    from ctxlm_ds.new_recipe.text import recipe_text, write_recipe
+    from ctxlm_ds.new_recipe.translate import load_table, translate
+
+    command = read_command(text, list(load_table(original)["scripts"]))
+    result = translate(original, command, args.ranks, args.data, args.tokenizer)
+    if args.tokenizer is not None:
+        result.set("tokenizer.path", args.tokenizer, "--tokenizer")
+    output = args.output or Path(f"{Path(command.script).stem}.yaml")
+    _check_output(output)
+    head = [f"Written by `ctxlm init` from the arguments of {command.script}; each comment is the argument."]
+    write_recipe(output, recipe_text(head, result.settings))
+    print(f"{output}: {len(result.settings)} settings from {len(command.given)} arguments of {command.script}")
+    for why, names in result.without.items():
+        print(f"no setting: {', '.join(names)}: {why}")
+    for name, near in result.unknown.items():
+        print(f"unknown: {name}{f'; did you mean {near}?' if near else ''}")
+    for note in result.notes:
+        print(f"note: {note}")
+    print(f"next: {_launch(output, result.ranks)}")
+
+
+if __name__ == "__main__":
+    run_command(main)

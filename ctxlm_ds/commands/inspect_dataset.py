@@ -1,0 +1,76 @@
+"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is complete."""
+
+from __future__ import annotations
+
+import argparse
+
+from ctxlm_ds.console import at_least, setup_logging
+
+ROWS_SHOWN = 5
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prefix", metavar="PREFIX", help="path of the dataset without .bin/.idx")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every byte and check sizes, offsets, ids, checksums, tokenizer and text",
+    )
+    parser.add_argument(
+        "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
+    )
+    parser.add_argument("--show", type=at_least(0), default=0, metavar="N", help="print the beginnings of N documents")
+    parser.add_argument("--first", type=at_least(0), default=0, metavar="I", help="first document to print (0)")
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
+    parser.add_argument(
+        "--objective", action="store_true", help="show N rows as the model will see them under --config instead"
+    )
+    parser.add_argument("--config", metavar="RECIPE", help="recipe for --objective: a path, or a shipped one's name")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
+    return parser
+
+
+def show_objective(args: argparse.Namespace) -> None:
+    """Print rows of this dataset as training makes them, without leaving files."""
+    from rich.console import Console
+
+    from ctxlm_ds.data.dataset.inspection import open_tokenizer
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.index.build import excerpt
+    from ctxlm_ds.data.stream.preview import preview_rows
+    from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.recipe.load import load_config
+
+    if args.config is None:
+        raise ConfigError("--objective needs a recipe: --config RECIPE.yaml")
+    config = load_config(args.config, args.set)
+    tokenizer = open_tokenizer(IndexedDataset(args.prefix), args.tokenizer or config.tokenizer.path)
+    if tokenizer is None:
+        raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
+    objective = build_objective(config.objective, tokenizer)
+    console, count = Console(soft_wrap=True), args.show or ROWS_SHOWN
+    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, source):
+        print(source)
+        for text in preview_rows(rows, objective, tokenizer, config, count):
+            console.print(text)
+
+
+def main() -> None:
+    args = build_parser().parse_args()
+    setup_logging()
+    from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents, verify_dataset
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+
+    dataset = IndexedDataset(args.prefix)
+    for line in describe(dataset):
+        print(line)
+    if args.verify or args.write_manifest:
+        for proof in verify_dataset(dataset, args.tokenizer, args.write_manifest):
+            print(f"verified      {proof}")
+    if args.objective:
+        show_objective(args)
+    elif args.show:
+        for line in show_documents(dataset, open_tokenizer(dataset, args.tokenizer), args.show, args.first):
+            print(line)

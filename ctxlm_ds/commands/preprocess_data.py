@@ -1,0 +1,122 @@
+"""Turn documents into Megatron's indexed dataset (.bin/.idx) with a tokenizer's ids.
+
+Writes OUTPUT_PREFIX_KEY_{sentence,document}.{bin,idx,json,sha256}, complete or not at all. An interrupted run leaves
+OUTPUT_PREFIX_KEY_….partial/, from which the same command resumes. Only hf:// data sets are downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.console import at_least, counted, format_duration, other_command, setup_logging
+from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.preprocess.job import PreprocessResult
+
+INPUT_HELP = (
+    "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
+    "parquet, globs, or hf://NAME"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_argument_group("input")
+    add = source.add_argument
+    add("--input", nargs="+", required=True, metavar="FILE", help=INPUT_HELP)
+    keys_help = "keys or columns; each gives a dataset (default: text)"
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys_help)
+    join_help = "one dataset, whose documents have the text of each key as a sequence (pairs: given_pairs)"
+    add("--join-keys", action="store_true", help=join_help)
+    spans_help = "key of [[first, after the last], ...]: characters of the text that are masked as units (jsonl)"
+    add("--spans-key", default="", metavar="KEY", help=spans_help)
+    add("--input-format", choices=INPUT_FORMATS, default="auto", help="default: by file name")
+    add("--shard", default="0/1", metavar="I/N", help="only part I (from 0) of N, for an array of jobs")
+    skipped_help = "skip up to N damaged records (default: 0)"
+    add("--max-bad-records", type=at_least(0), default=0, metavar="N", help=skipped_help)
+    add("--split-sentences", action="store_true", help="a sequence is a sentence instead of a document")
+    add("--keep-newlines", action="store_true", help="with --split-sentences: keep line ends")
+    space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
+    add("--leading-space", action="store_true", help=space_help)
+    add = parser.add_argument_group("tokenizer").add_argument
+    tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer"
+    add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
+    eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
+    add("--append-eod", action="store_true", help=eod_help)
+    split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
+    add("--split-special-tokens", action="store_true", help=split_help)
+    add = parser.add_argument_group("output").add_argument
+    add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
+    add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
+    add(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
+    return parser
+
+
+def _show(result: PreprocessResult) -> None:
+    facts = result.metadata
+    skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
+    size = f"{counted(facts['sequences'], 'sequence')}, {counted(facts['tokens'], 'token')}"
+    print(f"{result.prefix}: {counted(facts['documents'], 'document')} ({skipped}), {size}")
+    for reason, count in facts["bad_record_reasons"].items():
+        print(f"  skipped {count:,}: {reason} (the first in {result.prefix}.errors.jsonl)")
+
+
+def _speed_line(characters: int, seconds: float) -> str:
+    amount = f"{characters / 1e6:,.1f} M" if characters >= 1e6 else f"{characters:,}"
+    rate = characters / max(seconds, 1e-9)
+    speed = f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
+    return f"{amount} characters in {format_duration(seconds)} ({speed})"
+
+
+def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
+    if num_shards == 1:
+        inspect = other_command("inspect", "inspect_dataset")
+        return [f"next: {inspect} {shlex.quote(results[0].prefix)} --show 1"]
+    joined = [shlex.quote(result.prefix.rpartition("_shard")[0]) for result in results]
+    return [
+        f"next, when all {num_shards} shards are there: {other_command('merge', 'merge_datasets')} "
+        f"--input {prefix}_shard*-of-{num_shards:05d}.idx --output-prefix {prefix}"
+        for prefix in joined
+    ]
+
+
+def main() -> None:
+    args = build_parser().parse_args()
+    setup_logging()
+    from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+
+    config = PreprocessConfig(
+        json_keys=tuple(args.json_keys),
+        join_keys=args.join_keys,
+        spans_key=args.spans_key,
+        split_sentences=args.split_sentences,
+        keep_newlines=args.keep_newlines,
+        leading_space=args.leading_space,
+        append_eod=args.append_eod,
+        split_special_tokens=args.split_special_tokens,
+        workers=args.workers,
+        max_bad_records=args.max_bad_records,
+        input_format=args.input_format,
+        shard=InputShard.parse(args.shard),
+        overwrite=args.overwrite,
+    )
+    start_s = time.monotonic()
+    results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
+    for result in results:
+        _show(result)
+    if results[0].was_complete:
+        print("complete already, nothing to do")
+    else:
+        print(_speed_line(results[0].metadata["characters"], time.monotonic() - start_s))
+    print("\n".join(_next_lines(results, config.shard.count)))

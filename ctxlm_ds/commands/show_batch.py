@@ -1,0 +1,96 @@
+"""Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.console import at_least, setup_logging
+
+ROWS_SHOWN = 8
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog="Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
+    )
+    parser.add_argument("run_dir", metavar="RUN", help="run directory")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=at_least(1), metavar="N", help="show the recorded bad batch of this step")
+    which.add_argument("--first-row", type=at_least(0), metavar="P", help="show rows from this place of the stream")
+    parser.add_argument("--count", type=at_least(1), metavar="C", help=f"rows (default: all; {ROWS_SHOWN} from P)")
+    return parser
+
+
+def check_run(run_dir: Path) -> None:
+    """Refuse a folder that is no run. Raises DataError."""
+    from ctxlm_ds.cluster.run_files import CONFIG_NAME, is_run
+    from ctxlm_ds.errors import DataError
+
+    if not run_dir.is_dir():
+        raise DataError(f"{run_dir}: no such folder; give a run's directory, such as runs/NAME")
+    if not is_run(run_dir) and not (run_dir / CONFIG_NAME).is_file():
+        raise DataError(f"{run_dir} is no run: it has neither a {CONFIG_NAME} nor a history; give a run's directory")
+
+
+def list_batches(run_dir: Path, events: list[dict[str, Any]]) -> None:
+    """Print a line for each bad batch."""
+    for event in events:
+        first, last = event["rows"]["first"], event["rows"]["first"] + event["rows"]["count"] - 1
+        print(f"{event['event']} step {event['step']}, rows {first} to {last}: {event['why']}")
+    if not events:
+        print(f"no bad batch is on record in {run_dir}")
+
+
+def find_stretch(args: argparse.Namespace, events: list[dict[str, Any]]) -> tuple[int, int]:
+    """Return the first place and the number of the requested rows."""
+    from ctxlm_ds.errors import DataError
+
+    if args.first_row is not None:
+        return args.first_row, args.count or ROWS_SHOWN
+    found = [event["rows"] for event in events if event["step"] == args.step]
+    if not found:
+        steps = ", ".join(dict.fromkeys(str(event["step"]) for event in events))
+        others = f"recorded steps: {steps}" if steps else "no other step has one either"
+        raise DataError(f"{args.run_dir}/history.jsonl: no bad batch of step {args.step}; {others}")
+    first, count = found[-1]["first"], found[-1]["count"]
+    return first, min(count, args.count or count)
+
+
+def show(run_dir: Path, first: int, count: int) -> None:
+    """Print the rows, from the run's recipe and tokenizer."""
+    from rich.console import Console
+
+    from ctxlm_ds.data.stream.preview import BatchRows, preview_planned
+    from ctxlm_ds.data.stream.run_datasets import build_run_rows
+    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.recipe.load import load_saved_config
+    from ctxlm_ds.tokenizers.load import load_tokenizer
+
+    config = load_saved_config(run_dir / "config.yaml")
+    tokenizer = load_tokenizer(run_dir / "tokenizer")
+    objective = build_objective(config.objective, tokenizer)
+    rows = build_run_rows(config, tokenizer, objective).train
+    batch = BatchRows(rows, config)
+    console = Console(soft_wrap=True)
+    planned, titles = batch.plan(first, count), batch.titles(first, count)
+    for text in preview_planned(rows, objective, tokenizer, config, planned, titles):
+        console.print(text)
+
+
+def main() -> None:
+    parser = build_parser()
+    args = parser.parse_args()
+    if args.count is not None and args.step is None and args.first_row is None:
+        parser.error("--count goes with --step or --first-row")
+    setup_logging()
+    from ctxlm_ds.process.run_history import read_history
+
+    run_dir = Path(args.run_dir)
+    check_run(run_dir)
+    events = [event for event in read_history(run_dir) if "rows" in event]
+    if args.step is None and args.first_row is None:
+        list_batches(run_dir, events)
+        return
+    show(run_dir, *find_stretch(args, events))

@@ -1,0 +1,145 @@
+"""Train a tokenizer from text; writes a folder that transformers loads too (elmo: its word ids).
+
+The same command again ends immediately. A folder that was made with other settings or of other texts is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.console import other_command, setup_logging
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.sources.corpus import Corpus
+
+_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def byte_count(text: str) -> int:
+    """Return a number of bytes: `500M` -> 500,000,000."""
+    unit = _UNITS.get(text[-1:].upper(), 1)
+    try:
+        return int(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: a number such as 500M or 10G is needed") from error
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME (docs/preprocessing.md)")
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)")
+    add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not show it (default: auto)")
+    add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
+    add("--output-dir", required=True, metavar="DIR", help="folder to write")
+    add(
+        "--type",
+        metavar="TYPE",
+        required=True,
+        help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), gpt1 (lower-cased characters), "
+        "gpt1-words (for texts of the cleaning rule gpt_words), unigram or sentencepiece-bpe (mBART, XLM-R), t5, "
+        "albert and xlnet (unigram), elmo (words and their characters)",
+    )
+    add("--vocab-size", type=int, metavar="N", help="every id; default: the published model's of the type")
+    add(
+        "--max-sample-bytes",
+        type=byte_count,
+        metavar="N",
+        help="train on a sample of complete documents of at most N bytes (500M, 10G), the same for the same seed",
+    )
+    add("--sample-seed", type=int, metavar="N", help="seed of the sample (default: 0)")
+    add(
+        "--language-exponent",
+        type=float,
+        metavar="S",
+        help="sample languages by their share of the text to the power S (mBERT 0.7, XLM-R 0.3); with --language-key",
+    )
+    add("--language-key", metavar="KEY", help="key or column of a document's language")
+    add("--special-tokens", nargs="+", metavar="NAME", help="further tokens, each with an id")
+    add("--min-frequency", type=int, metavar="N", help="least occurrences of a merged pair; elmo: of a word")
+    add("--merge-score", choices=["frequency", "likelihood"], help="wordpiece: what ranks the pairs (frequency)")
+    add("--cased", dest="lowercase", action="store_false", default=None, help="wordpiece: keep case and accents")
+    add("--limit-alphabet", type=int, metavar="N", help="wordpiece, gpt1: largest alphabet (1000); the rest is unknown")
+    add("--add-prefix-space", action="store_true", default=None, help="bpe, gpt2: a space before each text")
+    add("--normalization", metavar="RULE", help="bpe, gpt2: none, nfc, nfkc ...; sentencepiece: nmt_nfkc, identity ...")
+    add("--extra-ids", type=int, metavar="N", help="sentencepiece: T5's layout with N sentinels <extra_id_i> (T5: 100)")
+    add("--language-codes", nargs="+", metavar="CODE", help="sentencepiece: mBART's layout (en_XX de_DE ...)")
+    add("--character-coverage", type=float, metavar="X", help="sentencepiece: share of characters kept (0.9995)")
+    add("--byte-fallback", action="store_true", default=None, help="sentencepiece: spell unknown text in bytes")
+    add("--words", choices=["punctuation", "whitespace"], help="elmo: what separates words (punctuation)")
+    add("--input-words", type=int, metavar="N", help="elmo: up to N further words that are only input, by characters")
+    return parser
+
+
+_SETTINGS = (
+    "special_tokens", "min_frequency", "merge_score", "lowercase", "limit_alphabet", "add_prefix_space",
+    "normalization", "extra_ids", "language_codes", "character_coverage", "byte_fallback", "words", "input_words",
+    "max_sample_bytes", "sample_seed",
+)  # fmt: skip
+
+
+def sample_languages(corpus: Corpus, args: argparse.Namespace) -> Iterable[str]:
+    """Return the texts of a LanguageSample, and show its shares."""
+    from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.tokenizers.sampling import LanguageSample
+
+    if not 0.0 <= args.language_exponent <= 1.0:
+        raise ConfigError(f"--language-exponent {args.language_exponent}: a number from 0 (even) to 1 (as they are)")
+
+    def documents() -> Iterator[tuple[str, str]]:
+        for document in corpus.documents():
+            language = document[args.language_key] or "(none)"
+            yield from ((language, document[key]) for key in args.json_keys)
+
+    sample = LanguageSample(documents, args.language_exponent, args.max_sample_bytes, args.sample_seed or 0)
+    print("\n".join(sample.lines()))
+    return sample
+
+
+def main() -> None:
+    parser = build_parser()
+    args = parser.parse_args()
+    setup_logging()
+    from ctxlm_ds.data.sources.corpus import Corpus
+    from ctxlm_ds.data.sources.reading import source_signature
+    from ctxlm_ds.tokenizers.report import report_lines
+    from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
+
+    if args.type not in TOKENIZER_TYPES:
+        parser.error(f"--type {args.type}: choose one of {', '.join(TOKENIZER_TYPES)}")
+    if (args.language_exponent is None) != (args.language_key is None):
+        parser.error("--language-exponent and --language-key go together")
+    keys = [*args.json_keys, *([args.language_key] if args.language_key else [])]
+    flags = "--json-keys and --language-key" if args.language_key else "--json-keys"
+    corpus = Corpus(args.input, keys, args.input_format, args.max_bad_records, flags)
+    settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
+    source = {"json_keys": args.json_keys, "input": source_signature(corpus.sources)}
+    texts: Iterable[str] = corpus
+    existed = Path(args.output_dir).exists()
+    if args.language_key:
+        names = ("language_key", "language_exponent", "max_sample_bytes")
+        source["languages"] = {name: getattr(args, name) for name in names}
+        settings.pop("max_sample_bytes", None)  # the sample of languages has this size
+        if not existed:
+            texts = sample_languages(corpus, args)
+    tokenizer = train_tokenizer(args.type, texts, args.vocab_size, args.output_dir, source=source, **settings)
+    if existed:
+        print(f"{args.output_dir}: complete already, nothing to do")
+        return
+    size = f"{tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint[:12]}"
+    print(f"{args.output_dir}: {tokenizer.kind}, {size}; on up to 2 MB of the text it was made of:")
+    record = tokenizer.facts.training
+    print("\n".join(report_lines({args.output_dir: {**record, "languages": record["report"]}})))
+    preprocess = other_command("preprocess", "preprocess_data").split()
+    words = [*preprocess, "--input", *args.input, "--tokenizer", args.output_dir]
+    if args.json_keys != ["text"]:
+        words += ["--json-keys", *args.json_keys]
+    if args.input_format != "auto":
+        words += ["--input-format", args.input_format]
+    form = "--append-eod" if args.type.startswith("gpt") else "--split-sentences"
+    words += ["--output-prefix", "PREFIX", form]
+    print(f"next: {shlex.join(words)}")

@@ -1,0 +1,114 @@
+"""Rows of half a row of text and two segments, for models that carry states from row to row (XLNet)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ctxlm_ds.data.formats.base import MOST_PASSES, MadeSamples, Making, SampleFormat
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.problems import Problem
+from ctxlm_ds.recipe.sections import DataSection, ModelSection
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.data.formats.base import Fill, Numbers, Records, SequenceTemplate
+
+LEAST_LENGTH = 10
+"""Shortest row with two tokens for A and B."""
+
+
+class TextAndPairSection(DataSection):
+    """Rows of half a row of text, then two segments with separators and the classification token (XLNet).
+
+    The first segment continues the text, and so does the same row of the next batch.
+    """
+
+    fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "num_duplicates", "both_directions")
+    by_sentence: ClassVar[bool] = True
+    ends_documents: ClassVar[bool] = True
+    in_lanes: ClassVar[bool] = True
+
+    sample_format: str = "text_and_pair"
+    both_directions: bool = False
+    """Read the text forward in half of the rows and backward in the others (XLNet's bi_data)."""
+    num_duplicates: Annotated[int, Field(ge=1, le=MOST_PASSES)] = 1
+    """Passes over the corpus with newly drawn segments in one epoch."""
+
+    @property
+    def passes(self) -> int:
+        return self.num_duplicates
+
+    def problems(self, model: ModelSection) -> Iterator[Problem]:
+        yield from super().problems(model)
+        if self.seq_length < LEAST_LENGTH:
+            text = f"{self.seq_length} leaves no room for two segments in half a row; set at least {LEAST_LENGTH}"
+            yield Problem("data.seq_length", text, ("data.sample_format",))
+
+
+class TextAndPair(SampleFormat):
+    """The rows of XLNet's create_tfrecords (loops/text_and_pair.py)."""
+
+    name = "text_and_pair"
+    section = TextAndPairSection
+    makes_pairs = True
+    lane_directions = 1
+    sequence_label = "direction"
+    sequence_labels = ("the text is read forward", "the text is read backward")
+
+    def own_settings(self, data: DataSection) -> dict[str, Any]:
+        return {"both_directions": data.both_directions}  # type: ignore[attr-defined]
+
+    def make(self, making: Making) -> MadeSamples:
+        import numpy as np
+
+        from ctxlm_ds.data.formats.loops.text_and_pair import SPECIALS
+        from ctxlm_ds.data.index.sentence_table import is_split
+
+        dataset, length = making.dataset, making.settings.seq_length
+        if not is_split(dataset):
+            raise DataError(
+                f"{dataset.prefix}: data.sample_format {self.name} needs sentences, but each sequence of this dataset "
+                "is a document; preprocess it again with --split-sentences"
+            )
+        bounds = dataset.document_indices[list(making.documents)]
+        first, after = (int(token) for token in dataset.first_tokens(bounds))
+        if after - first <= length - SPECIALS:
+            raise DataError(
+                f"{dataset.prefix}: {after - first} tokens of text are not more than a row of data.seq_length {length} "
+                "has; shorten the rows, or check what was preprocessed"
+            )
+        pieces = ((records, None) for records in self._records(making, first, after))
+        return MadeSamples(making.documents[1] - making.documents[0], int(np.diff(bounds)[0]), pieces)
+
+    def _records(self, making: Making, first: int, after: int) -> Iterator[Records]:
+        """Yield the records of tokens `first` to `after` - 1: those of all passes forward, then those backward."""
+        from ctxlm_ds.data.formats.loops.text_and_pair import SPECIALS, RowSettings, TextStream, rows_of
+        from ctxlm_ds.data.index.sentence_table import UNALIGNED
+        from ctxlm_ds.data.numba_random import stream_key
+
+        arrays, settings = making.dataset.arrays, making.settings
+        offsets = arrays.offsets.view(UNALIGNED).view()
+        offsets.flags.writeable = False
+        begin, end = (int(number) for number in making.dataset.document_indices[list(making.documents)])
+        half = settings.seq_length // 2
+        for backward in (False, True) if settings.own["both_directions"] else (False,):
+            text = TextStream(
+                offsets, arrays.token_offset.bit_length() - 1, begin, end - begin, first, after, backward
+            )
+            for duplicate in range(settings.num_duplicates):
+                key = stream_key(settings.seed, self.name)
+                yield from rows_of(text, RowSettings(half, settings.seq_length - half - SPECIALS, key, duplicate))
+
+    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
+        import numpy as np
+
+        from ctxlm_ds.data.formats.loops.text_and_pair import frame_rows
+
+        return partial(frame_rows, np.asarray(dataset.tokens), template)
+
+    def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
+        return lengths // 2 + records["a_end"][numbers] - records["a_start"][numbers] + 1

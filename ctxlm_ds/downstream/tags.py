@@ -1,0 +1,149 @@
+"""Tags of words: schemes for spans (IOB1, IOB2, BIOES), conversion, and the best legal sequence of predicted tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.problems import show_value
+
+OUTSIDE = "O"
+FORBIDDEN = -1e9
+PREFIXES = {"iob1": "BI", "iob2": "BI", "bioes": "BIES"}
+
+
+class Span(NamedTuple):
+    """Words `start` to `end` (exclusive) of one type."""
+
+    type: str
+    start: int
+    end: int
+
+
+def read_spans(tags: Sequence[str], scheme: str, origin: str = "") -> list[Span]:
+    """Return the spans that tags of a scheme describe.
+
+    IOB1: B only divides two adjacent spans of a type. IOB2: each span begins with B. BIOES: last word E, single word S.
+
+    Raises:
+        DataError: a tag is not one of the scheme, or a sequence is illegal in IOB2 or BIOES.
+    """
+    spans: list[Span] = []
+    start, type_ = 0, ""
+    for place, tag in enumerate([*tags, OUTSIDE]):
+        prefix, name = _parts(tag, scheme, origin)
+        continues = bool(type_) and name == type_ and prefix in "IE" and (prefix + name) != ""
+        if not continues and scheme != "iob1" and prefix in ("I", "E"):
+            before = tags[place - 1] if place else "the start"
+            raise DataError(f"{origin}: tag {tag} of word {place + 1} cannot follow {before} in {scheme}")
+        if type_ and not continues:
+            if scheme == "bioes" and _parts(tags[place - 1], scheme, origin)[0] in "BI":
+                raise DataError(f"{origin}: the span before word {place + 1} does not end with E in bioes")
+            spans.append(Span(type_, start, place))
+            type_ = ""
+        if prefix and not type_:
+            start, type_ = place, name
+        if type_ and prefix in ("E", "S"):
+            spans.append(Span(type_, start, place + 1))
+            type_ = ""
+    return spans
+
+
+def _parts(tag: str, scheme: str, origin: str) -> tuple[str, str]:
+    if tag == OUTSIDE:
+        return "", ""
+    prefix, dash, name = tag.partition("-")
+    if not dash or not name or prefix not in PREFIXES[scheme]:
+        expected = ", ".join(f"{letter}-TYPE" for letter in PREFIXES[scheme])
+        raise DataError(f"{origin}: the tag {show_value(tag)} is not one of {scheme}: O, {expected}")
+    return prefix, name
+
+
+def write_tags(spans: Sequence[Span], num_words: int, scheme: str = "iob2") -> list[str]:
+    """Return the tags of a scheme for spans in order."""
+    tags = [OUTSIDE] * num_words
+    for place, span in enumerate(spans):
+        before = spans[place - 1] if place else None
+        adjacent = before is not None and before.end == span.start and before.type == span.type
+        for word in range(span.start, span.end):
+            tags[word] = f"{_prefix(scheme, word, span, adjacent)}-{span.type}"
+    return tags
+
+
+def _prefix(scheme: str, word: int, span: Span, adjacent: bool) -> str:
+    first, last = word == span.start, word == span.end - 1
+    if scheme == "iob1":
+        return "B" if first and adjacent else "I"
+    if scheme == "iob2":
+        return "B" if first else "I"
+    return "S" if first and last else "B" if first else "E" if last else "I"
+
+
+def legal_transitions(labels: Sequence[str], scheme: str | None) -> NDArray[np.float64]:
+    """Return what following costs: [labels + 2, labels + 2], the last two are start and end of a sentence.
+
+    0 for a legal pair of tags, FORBIDDEN otherwise. `scheme` None allows all.
+    """
+    size = len(labels)
+    costs = np.zeros((size + 2, size + 2))
+    if scheme is None:
+        return costs
+    names = [*labels, OUTSIDE, OUTSIDE]
+    for before in range(size + 2):
+        for after in range(size + 2):
+            if not _may_follow(names[before], names[after], scheme):
+                costs[before, after] = FORBIDDEN
+    return costs
+
+
+def _may_follow(before: str, after: str, scheme: str) -> bool:
+    left, left_type = _parts(before, scheme, "labels")
+    right, right_type = _parts(after, scheme, "labels")
+    if scheme == "iob1":
+        return right != "B" or (left != "" and left_type == right_type)
+    inside = left in ("B", "I") if left else False
+    if right in ("I", "E"):
+        return inside and left_type == right_type
+    return scheme == "iob2" or not inside
+
+
+def best_sequence(scores: NDArray[np.floating], transitions: NDArray[np.float64]) -> list[int]:
+    """Return the legal sequence of labels with the largest sum of scores (Viterbi).
+
+    Args:
+        scores: log-probabilities [words, labels].
+        transitions: see `legal_transitions`.
+    """
+    num_words, size = scores.shape
+    best = scores[0] + transitions[size, :size]
+    origin = np.zeros((num_words, size), dtype=np.int64)
+    for word in range(1, num_words):
+        total = best[:, None] + transitions[:size, :size]
+        origin[word] = total.argmax(axis=0)
+        best = total.max(axis=0) + scores[word]
+    path = [int((best + transitions[:size, size + 1]).argmax())]
+    for word in range(num_words - 1, 0, -1):
+        path.append(int(origin[word, path[-1]]))
+    return path[::-1]
+
+
+def marginals(scores: NDArray[np.floating], transitions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probability of each label of each word under a linear chain (forward-backward).
+
+    Args:
+        scores: of each label [words, labels].
+        transitions: [labels + 2, labels + 2], see `legal_transitions`.
+    """
+    num_words, size = scores.shape
+    inner = transitions[:size, :size]
+    forward, backward = np.zeros((num_words, size)), np.zeros((num_words, size))
+    forward[0], backward[-1] = scores[0] + transitions[size, :size], transitions[:size, size + 1]
+    for word in range(1, num_words):
+        forward[word] = scores[word] + np.logaddexp.reduce(forward[word - 1][:, None] + inner, axis=0)
+        after = num_words - word
+        backward[after - 1] = np.logaddexp.reduce(inner + (scores[after] + backward[after])[None, :], axis=1)
+    return np.exp(forward + backward - np.logaddexp.reduce(forward[-1] + backward[-1]))

@@ -1,0 +1,213 @@
+"""Descriptions of downstream tasks: YAML files, shipped (`tasks/`) or a user's own. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.describe import dotted
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, explain_error, raise_problems
+from ctxlm_ds.recipe.sections import Probability, Section, SmallInt
+from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, read_yaml
+from ctxlm_ds.untrusted_json import read_text
+
+TASK_DIR = Path(__file__).resolve().parent / "tasks"
+KindName = Literal[
+    "classification", "regression", "multiple_choice", "tagging", "question_answering", "text_to_text",
+    "span_classification",
+]  # fmt: skip
+FileFormat = Literal["tsv", "csv", "jsonl", "conll", "squad"]
+Column = str | int
+"""Name of a column in the header (or key of a JSON object), or its number from 0."""
+
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
+"""A label; YAML reads `0` as a number."""
+
+ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "classification": (("text", "label"), ("pair",)),
+    "regression": (("text", "label"), ("pair",)),
+    "multiple_choice": (("text", "choices", "label"), ("pair",)),
+    "tagging": (("text", "label"), ()),
+    "question_answering": ((), ()),
+    "text_to_text": (("text", "label"), ("pair",)),
+    "span_classification": (("text", "label"), ()),
+}
+"""Columns of each kind of task: those that it needs, those that it may have."""
+
+FORMATS: dict[str, tuple[FileFormat, ...]] = {
+    "classification": ("tsv", "csv", "jsonl"),
+    "regression": ("tsv", "csv", "jsonl"),
+    "multiple_choice": ("tsv", "csv", "jsonl"),
+    "tagging": ("conll",),
+    "question_answering": ("squad",),
+    "text_to_text": ("tsv", "csv", "jsonl"),
+    "span_classification": ("jsonl", "conll"),
+}
+METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1", "macro_f1", "matthews"),
+    "regression": ("pearson", "spearman", "mse"),
+    "multiple_choice": ("accuracy",),
+    "tagging": ("f1", "precision", "recall", "accuracy"),
+    "question_answering": ("f1", "exact_match"),
+    "text_to_text": ("exact_match", "f1"),
+    "span_classification": ("f1", "precision", "recall"),
+}
+FIELD = re.compile(r"\{(\w*)\}")
+"""A field of a template: `{text}` or `{pair}`."""
+
+
+class TaskDescription(Section):
+    """One downstream task: its files, how they are read, and how predictions are judged."""
+
+    title: str = ""
+    """Name and publication, for people."""
+    kind: KindName
+    """What is predicted: a label, a number, a choice, tags, a span of a paragraph, a text, or labelled spans."""
+    train: str
+    """File of training examples, relative to --data; `.xz` and `.gz` files of that name are read too."""
+    dev: str | None = None
+    """File of held-out examples, which choose among runs."""
+    test: str | None = None
+    """File of further examples, which every run predicts, with or without labels."""
+    format: FileFormat
+    """Form of the files."""
+    header: bool = True
+    """Whether the first line of a tsv or csv file names its columns."""
+    quoted: bool | None = None
+    """Whether values may be in double quotes; null: in csv files they may, in tsv files a quote is a character."""
+    columns: dict[str, Column | list[Column]] = {}
+    """Column of each role: text, pair (second segment), label, choices (a list of columns, or one with a list)."""
+    labels: dict[str, Text] | list[Text] | None = None
+    """Labels in order, or value in the file -> name; null takes those of the training file, sorted."""
+    range: tuple[float, float] | None = None
+    """Lowest and highest value of a regression."""
+    scheme: Literal["iob1", "iob2", "bioes"] | None = None
+    """How the file writes spans of words as tags; null if tags describe single words (parts of speech)."""
+    unanswerable: bool = False
+    """Whether questions may have no answer (SQuAD 2.0)."""
+    no_answer_threshold: float = 0.0
+    """Lead of no answer over the best span, in logits, from which no answer is given."""
+    metrics: list[str] = []
+    """Metrics in the order of the report; the first chooses among runs. Empty takes all of the kind."""
+    positive: Text | None = None
+    """Label whose F1 the metric `f1` is; null takes the last."""
+    max_length: Annotated[int, Field(ge=8, le=2**20)] = 128
+    """Longest input in tokens, special ones included; a model with fewer positions shortens it."""
+    stride: SmallInt = 64
+    """Tokens by which two windows of a long paragraph or sentence overlap."""
+    max_question_length: SmallInt = 64
+    """Tokens of a question that are read; half of the input at most."""
+    max_answer_length: SmallInt = 30
+    """Longest answer in tokens."""
+    symmetric: bool = False
+    """Whether the texts of a pair may change places; causal models then read both orders."""
+    template: str | None = None
+    """Input of an encoder-decoder, with `{text}` and `{pair}` (of a question: paragraph and question)."""
+    label_words: dict[str, Text] = {}
+    """Label -> text that an encoder-decoder writes for it; a label that is missing here is written as it is."""
+    max_target_length: Annotated[int, Field(ge=2, le=2**14)] = 64
+    """Longest text that an encoder-decoder learns and writes, in tokens."""
+    max_span_words: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Longest span of words that a span classification can find."""
+    flat: bool = False
+    """Whether spans of a span classification exclude each other; of two that overlap the more probable one counts."""
+    skip_broken: bool = False
+    """Whether lines of a tsv or csv file with another number of columns are left out and counted."""
+    validation_share: Annotated[Probability, Field(lt=1.0)] = 0.0
+    """Share of the training file that is held out for development, in place of a file."""
+    published: dict[str, float] = {}
+    """Model -> score of the first metric in its publication, for the report."""
+
+    @property
+    def judged_by(self) -> list[str]:
+        """Return the metrics of the report, the one that chooses first."""
+        return self.metrics or list(METRICS[self.kind])
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what does not fit together."""
+        if (self.dev is None) == (self.validation_share == 0):
+            yield Problem("dev", "give either a file for development or validation_share")
+        if self.format not in FORMATS[self.kind]:
+            expected = " or ".join(FORMATS[self.kind])
+            yield Problem("format", f"{self.format}: a task of kind {self.kind} is read from {expected}")
+        needed, allowed = ROLES[self.kind]
+        if self.format in ("conll", "tsv", "csv", "jsonl"):
+            for role in needed:
+                if role not in self.columns:
+                    yield Problem(f"columns.{role}", "missing; name the column (or its number from 0)")
+        for role in self.columns:
+            if role not in needed + allowed:
+                yield Problem(f"columns.{role}", f"unknown role{did_you_mean(role, needed + allowed)}")
+        for metric in self.metrics:
+            if metric not in METRICS[self.kind]:
+                known = ", ".join(METRICS[self.kind])
+                yield Problem("metrics", f"{metric}: a task of kind {self.kind} has the metrics {known}")
+        if not self.header and any(isinstance(name, str) for name in self._single_columns()) and self.format != "jsonl":
+            yield Problem("columns", "without a header columns are numbers from 0")
+        yield from self._template_problems()
+        yield from self._scheme_problems()
+
+    def _scheme_problems(self) -> Iterator[Problem]:
+        if self.scheme is not None and self.kind not in ("tagging", "span_classification"):
+            yield Problem("scheme", f"{self.scheme}: only tasks of kind tagging and span_classification have one")
+        if self.kind == "span_classification" and (self.format == "conll") == (self.scheme is None):
+            yield Problem("scheme", "name the scheme of conll files (iob1, iob2, bioes); jsonl files have none")
+
+    def _template_problems(self) -> Iterator[Problem]:
+        has_pair = "pair" in self.columns or self.kind == "question_answering"
+        expected = {"text", "pair"} if has_pair else {"text"}
+        if self.template is not None and set(FIELD.findall(self.template)) != expected:
+            fields = " and ".join(f"{{{name}}}" for name in sorted(expected, reverse=True))
+            yield Problem("template", f"{self.template!r}: write {fields} once or more, and no other fields")
+        labels = self.labels.values() if isinstance(self.labels, dict) else self.labels
+        for name in self.label_words:
+            if labels is not None and name not in labels:
+                yield Problem(f"label_words.{name}", f"unknown label{did_you_mean(name, list(labels))}")
+
+    def _single_columns(self) -> Iterator[Column]:
+        for value in self.columns.values():
+            yield from value if isinstance(value, list) else [value]
+
+
+def shipped_tasks() -> list[str]:
+    """Return the names of the shipped descriptions."""
+    return sorted(path.stem for path in TASK_DIR.glob("*.yaml"))
+
+
+def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
+    """Return name and description of a shipped task, or of a YAML file.
+
+    Raises:
+        ConfigError: there is no such task, or its description is wrong; lists every problem.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = TASK_DIR / f"{name_or_path}.yaml"
+        if not path.is_file():
+            known = shipped_tasks()
+            raise ConfigError(
+                f"--task {name_or_path}: no shipped task{did_you_mean(name_or_path, known)}; "
+                f"shipped are {', '.join(known)}; a description of your own ends in .yaml"
+            )
+    source = read_yaml(read_text(path, ConfigError, MAX_CHARACTERS), str(path))
+    title = f"task {path}"
+    raise_problems(title, [Problem(dotted(at), why, where=f"{path}:{line}") for at, line, why in source.problems])
+    if not isinstance(source.data, dict):
+        raise ConfigError(f"{path}: a task is a section of settings (kind, train, dev, format, columns, …)")
+    task = _validate(source.data, title)
+    raise_problems(title, list(task.problems()))
+    return path.stem, task
+
+
+def _validate(data: dict[str, Any], title: str) -> TaskDescription:
+    try:
+        return TaskDescription.model_validate(data)
+    except ValidationError as error:
+        known = TaskDescription.model_fields
+        raise_problems(title, [Problem(dotted(one["loc"]), explain_error(one, known)) for one in error.errors()])
+        raise

@@ -1,0 +1,145 @@
+"""BART as BartForConditionalGeneration, and the common part of mBART."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds
+from ctxlm_ds.export.key_maps import KeyMap, Row, expand
+from ctxlm_ds.families.bart.config import BartSection
+
+PREFIX = "model."
+WORDS = f"{PREFIX}shared.weight"
+LOGITS_BIAS = r"(model\.)?final_logits_bias"
+UNUSED = (r"model\.(encoder|decoder)\.version",)
+LAYER_NORM_EPS = 1e-5
+"""Epsilon of every LayerNorm in transformers' classes, which no setting changes."""
+
+
+def _stack_rows(stack: str, embeddings: str) -> tuple[Row, ...]:
+    """Return the rows of a stack whose layer with the positions is `embeddings`."""
+    theirs = f"{PREFIX}{stack}.layers.{{i}}"
+    return (
+        Row(f"{embeddings}.position_embeddings.weight", (f"{PREFIX}{stack}.embed_positions.weight",)),
+        Row(f"{embeddings}.layer_norm.{{p}}", (f"{PREFIX}{stack}.layernorm_embedding.{{p}}",)),
+        Row(f"{stack}.{{i}}.attention.qkv.{{p}}", tuple(f"{theirs}.self_attn.{part}_proj.{{p}}" for part in "qkv")),
+        Row(f"{stack}.{{i}}.attention.output.{{p}}", (f"{theirs}.self_attn.out_proj.{{p}}",)),
+        Row(f"{stack}.{{i}}.attention_layer_norm.{{p}}", (f"{theirs}.self_attn_layer_norm.{{p}}",)),
+        Row(f"{stack}.{{i}}.mlp.up.{{p}}", (f"{theirs}.fc1.{{p}}",)),
+        Row(f"{stack}.{{i}}.mlp.down.{{p}}", (f"{theirs}.fc2.{{p}}",)),
+        Row(f"{stack}.{{i}}.mlp_layer_norm.{{p}}", (f"{theirs}.final_layer_norm.{{p}}",)),
+    )
+
+
+CROSS = f"{PREFIX}decoder.layers.{{i}}.encoder_attn"
+CROSS_ROWS = (
+    Row("decoder.{i}.cross_attention.query.{p}", (f"{CROSS}.q_proj.{{p}}",)),
+    Row("decoder.{i}.cross_attention.key_value.{p}", tuple(f"{CROSS}.{part}_proj.{{p}}" for part in "kv")),
+    Row("decoder.{i}.cross_attention.output.{p}", (f"{CROSS}.out_proj.{{p}}",)),
+    Row("decoder.{i}.cross_attention_layer_norm.{p}", (f"{CROSS}_layer_norm.{{p}}",)),
+)
+FINAL_ROWS = tuple(
+    Row(f"{stack}_layer_norm.{{p}}", (f"{PREFIX}{stack}.layer_norm.{{p}}",)) for stack in ("encoder", "decoder")
+)
+"""Norms after the stacks of mBART."""
+TIED = {name: WORDS for name in (*(f"{PREFIX}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")),
+                                 "lm_head.weight")}  # fmt: skip
+
+
+class BartExport(EncoderDecoderExport):
+    """BART."""
+
+    section = BartSection
+    model_type = "bart"
+    config_class = "BartConfig"
+    hf_classes = {frozenset({"decoder_logits"}): "BartForConditionalGeneration"}
+    settings = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_layers": "encoder_layers",
+        "num_decoder_layers": "decoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+        "intermediate_size": "encoder_ffn_dim",
+        "max_position_embeddings": "max_position_embeddings",
+        "hidden_dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
+        "initializer_range": "init_std",
+        "scale_embedding": "scale_embedding",
+    }
+    activation_key = "activation_function"
+    activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+    further_activations = {"gelu_new": "gelu_tanh"}
+    plain_settings = {"is_encoder_decoder": True, "is_decoder": False, "tie_word_embeddings": True}
+    kept_settings = (
+        "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop", "decoder_start_token_id", "forced_eos_token_id"
+    )
+    next_token_output = "decoder_logits"
+    title: ClassVar[str] = "BART"
+
+    @property
+    def _class(self) -> str:
+        """The class of transformers."""
+        (name,) = self.hf_classes.values()
+        return name
+
+    def check(self, model: BartSection, outputs: Sequence[str]) -> None:
+        if model.layer_norm_eps != LAYER_NORM_EPS:
+            raise ExportError(
+                f"model.layer_norm_eps is {model.layer_norm_eps:g}: {self._class} always computes {LAYER_NORM_EPS:g}; "
+                "train with that to export"
+            )
+        super().check(model, outputs)
+
+    def key_map(self, model: BartSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        self.check(model, outputs)
+        rows = (
+            Row("word_embeddings.weight", (WORDS,)),
+            *expand(_stack_rows("encoder", "embeddings"), model.num_layers),
+            *expand((*_stack_rows("decoder", "decoder_embeddings"), *CROSS_ROWS), model.num_decoder_layers),
+            *(expand(FINAL_ROWS, 0) if model.pre_layer_norm else ()),
+        )
+        return KeyMap(self._class, rows, TIED, UNUSED, optional_prefix=PREFIX, zero=(LOGITS_BIAS,))
+
+    def start_id(self, ids: TokenIds) -> int:
+        return ids.sep_id
+
+    def their_settings(self, model: BartSection, ids: TokenIds) -> dict[str, Any]:
+        return super().their_settings(model, ids) | {
+            "decoder_attention_heads": model.num_attention_heads,
+            "decoder_ffn_dim": model.intermediate_size,
+            "bos_token_id": ids.cls_id,
+            "eos_token_id": ids.sep_id,
+            "forced_eos_token_id": ids.sep_id,
+            "decoder_start_token_id": self.start_id(ids),
+        }
+
+    def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
+        for setting in ("attention_heads", "ffn_dim"):
+            encoder = getattr(config, f"encoder_{setting}")
+            decoder = getattr(config, f"decoder_{setting}", encoder)
+            if encoder != decoder:
+                raise ExportError(
+                    f"{folder}/config.json: decoder_{setting} {decoder} is not encoder_{setting} {encoder}; only "
+                    "models whose stacks have the same can be imported"
+                )
+        return super().our_settings(config, folder) | {"layer_norm_eps": LAYER_NORM_EPS}
+
+    def pad_id(self, config: Any) -> int:
+        return 1 if config.pad_token_id is None else config.pad_token_id
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        usage = (
+            f'inputs = tokenizer("The capital of {mask_token or "the country"} is", return_tensors="pt")\n'
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))\n"
+        )
+        return CardText(
+            f"{self.title} encoder-decoder", "Its decoder writes the target of the text that its encoder reads.", None,
+            "text2text-generation", usage, "sequence-to-sequence",
+        )  # fmt: skip
+
+
+EXPORT = BartExport()

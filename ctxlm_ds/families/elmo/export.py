@@ -1,0 +1,223 @@
+"""ELMo in the format of bilm-tf and AllenNLP: options.json and weights.hdf5.
+
+The softmax is not part of it; model.safetensors of the same folder has it. Matrices are [inputs, outputs], gates in
+TensorFlow's order (input, cell, forget, output), and one matrix of an LSTM layer reads inputs and state. Sources:
+bilm-tf's dump_weights, AllenNLP's ElmoLstm.load_weights and _ElmoCharacterEncoder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.key_maps import WeightSource
+from ctxlm_ds.export.model_files import INDEX_FILE, SINGLE_FILE, model_files
+from ctxlm_ds.export.own_format import OwnFolder, OwnFormat, Tensors, WordLayers
+from ctxlm_ds.export.safetensors_files import SafetensorsFiles
+from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
+from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.untrusted_json import open_regular, read_json_object
+
+OPTIONS, WEIGHTS = "options.json", "weights.hdf5"
+DIRECTIONS = ("forward", "backward")
+SOFTMAX = ("softmax.weight", "softmax.bias")
+TENSORFLOW_GATES = (0, 2, 1, 3)
+"""Places of TensorFlow's gates in torch's order, and of torch's in TensorFlow's."""
+Kind = Literal["same", "matrix", "filter", "gates", "gate_bias"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset of the file, and those of our parameters that it holds."""
+
+    name: str
+    ours: tuple[str, ...]
+    kind: Kind
+
+    def to_theirs(self, values: list[Tensor]) -> Tensor:
+        """Return the dataset's value."""
+        first = values[0]
+        if self.kind == "filter":
+            return first.permute(2, 1, 0)[None]
+        if self.kind == "gate_bias":
+            return _reordered(first)
+        if self.kind == "gates":
+            return _reordered(torch.cat(values, dim=1)).t()
+        return first.t() if self.kind == "matrix" else first
+
+    def to_ours(self, value: Tensor, inputs: int) -> dict[str, Tensor]:
+        """Return our parameters; `inputs` is the width of what an LSTM layer reads."""
+        if self.kind == "gates":
+            return dict(zip(self.ours, _reordered(value.t()).split([inputs, len(value) - inputs], dim=1), strict=True))
+        found = {
+            "filter": lambda: value[0].permute(2, 1, 0), "gate_bias": lambda: _reordered(value),
+            "matrix": lambda: value.t(), "same": lambda: value,
+        }[self.kind]()  # fmt: skip
+        return {self.ours[0]: found}
+
+
+def _reordered(gates: Tensor) -> Tensor:
+    parts = gates.chunk(len(TENSORFLOW_GATES))
+    return torch.cat([parts[place] for place in TENSORFLOW_GATES])
+
+
+def datasets(model: ElmoSection) -> Iterator[Dataset]:
+    """Yield the datasets of a model."""
+    if model.inputs == "words":
+        yield Dataset("embedding", ("word_embeddings.weight",), "same")
+    else:
+        yield from _character_datasets(model)
+    for (direction, name), layer in ((each, n) for each in enumerate(DIRECTIONS) for n in range(model.num_layers)):
+        theirs = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+        ours = f"lstm.{layer}.{name}_lstm"
+        yield Dataset(f"{theirs}/W_0", (f"{ours}.weight_ih", f"{ours}.weight_hh"), "gates")
+        yield Dataset(f"{theirs}/B", (f"{ours}.bias",), "gate_bias")
+        yield Dataset(f"{theirs}/W_P_0", (f"{ours}.weight_hr",), "matrix")
+
+
+def _character_datasets(model: ElmoSection) -> Iterator[Dataset]:
+    yield Dataset("char_embed", ("characters.table.weight",), "same")
+    for number in range(len(model.filters)):
+        yield Dataset(f"CNN/W_cnn_{number}", (f"characters.filters.{number}.weight",), "filter")
+        yield Dataset(f"CNN/b_cnn_{number}", (f"characters.filters.{number}.bias",), "same")
+    for number in range(model.num_highways):
+        for part in ("carry", "transform"):
+            ours = f"characters.highways.{number}.{part}"
+            yield Dataset(f"CNN_high_{number}/W_{part}", (f"{ours}.weight",), "matrix")
+            yield Dataset(f"CNN_high_{number}/b_{part}", (f"{ours}.bias",), "same")
+    yield Dataset("CNN_proj/W_proj", ("characters.projection.weight",), "matrix")
+    yield Dataset("CNN_proj/b_proj", ("characters.projection.bias",), "same")
+
+
+class BilmFormat(OwnFormat):
+    """Conversion to and from bilm-tf's files."""
+
+    title = "options.json and weights.hdf5 of bilm-tf and AllenNLP"
+    loading = 'allennlp.modules.elmo.Elmo("{folder}/options.json", "{folder}/weights.hdf5", 1)'
+
+    def claims(self, folder: Path) -> bool:
+        return (folder / OPTIONS).is_file() and (folder / WEIGHTS).is_file()
+
+    def write(self, folder: Path, model: ModelSection, source: WeightSource) -> None:
+        assert isinstance(model, ElmoSection)
+        _check(model)
+        (folder / OPTIONS).write_text(json.dumps(options_of(model), indent=1) + "\n", encoding="utf-8")
+        with _h5py().File(folder / WEIGHTS, "w") as file:
+            for dataset in datasets(model):
+                value = dataset.to_theirs([source.read_full(name) for name in dataset.ours])
+                file.create_dataset(dataset.name, data=value.float().contiguous().numpy())
+
+    def open(self, folder: Path) -> OwnFolder:
+        model = _section(read_json_object(folder / OPTIONS, ExportError), folder)
+        tensors: dict[str, Tensor] = {}
+        with open_regular(folder / WEIGHTS), _opened(folder / WEIGHTS) as file:
+            for dataset in datasets(model):
+                if dataset.name not in file:
+                    raise ExportError(f"{folder / WEIGHTS} has no {dataset.name}, which {OPTIONS} describes")
+                tensors |= _parameters(file, dataset, model.projection_size, folder / WEIGHTS)
+        if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
+            files = SafetensorsFiles(model_files(folder))
+            tensors |= {name: files.read(name) for name in SOFTMAX if name in files.shapes}
+        found = {name: value.contiguous() for name, value in tensors.items()}
+        if SOFTMAX[0] in found:
+            model = model.model_copy(update={"vocab_size": len(found[SOFTMAX[0]])})
+        return OwnFolder(Tensors(found), model, tuple(sorted(ELMO.outputs)))
+
+    def word_layers(self, folder: Path) -> WordLayers:
+        from ctxlm_ds.families.elmo.word_layers import BilmLayers
+
+        return BilmLayers(self.open(folder), folder)
+
+
+def options_of(model: ElmoSection) -> dict[str, Any]:
+    """Return the options of a model; programs that load it count its characters from 1, with 0 for padding."""
+    found: dict[str, Any] = {
+        "bidirectional": True,
+        "dropout": model.dropout,
+        "lstm": {
+            "cell_clip": model.cell_clip, "dim": model.cell_size, "n_layers": model.num_layers,
+            "proj_clip": model.projection_clip, "projection_dim": model.projection_size,
+            "use_skip_connections": model.residual,
+        },
+        "n_tokens_vocab": model.vocab_size,
+    }  # fmt: skip
+    if model.num_sampled is not None:
+        found["n_negative_samples_batch"] = model.num_sampled
+    if model.inputs == "characters":
+        found["char_cnn"] = {
+            "activation": "relu", "embedding": {"dim": model.character_size},
+            "filters": [list(each) for each in model.filters], "max_characters_per_token": model.max_characters,
+            "n_characters": CHARACTERS + 1, "n_highway": model.num_highways,
+        }  # fmt: skip
+    return found
+
+
+def _section(options: dict[str, Any], folder: Path) -> ElmoSection:
+    """Return the section of options. Raises ExportError if they describe no model of this family."""
+    try:
+        lstm, cnn = options["lstm"], options.get("char_cnn")
+        settings: dict[str, Any] = {
+            "projection_size": lstm["projection_dim"], "cell_size": lstm["dim"], "num_layers": lstm["n_layers"],
+            "cell_clip": lstm.get("cell_clip"), "projection_clip": lstm.get("proj_clip"),
+            "residual": bool(lstm.get("use_skip_connections")), "inputs": "words" if cnn is None else "characters",
+            "vocab_size": options.get("n_tokens_vocab") or 1, "num_sampled": options.get("n_negative_samples_batch"),
+        }  # fmt: skip
+        if cnn is not None:
+            if cnn["activation"] != "relu":
+                raise ExportError(f"{folder / OPTIONS}: activation {cnn['activation']!r}; only relu is computed here")
+            settings |= {
+                "character_size": cnn["embedding"]["dim"], "max_characters": cnn["max_characters_per_token"],
+                "filters": cnn["filters"], "num_highways": cnn["n_highway"],
+            }  # fmt: skip
+        model = ElmoSection.model_validate(settings)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ExportError(f"{folder / OPTIONS} describes no model of bilm-tf: {error}") from error
+    return model
+
+
+def _parameters(file: Any, dataset: Dataset, inputs: int, path: Path) -> dict[str, Tensor]:
+    """Read our parameters of a dataset. Raises ExportError if it is damaged, or of another shape."""
+    try:
+        return dataset.to_ours(torch.from_numpy(file[dataset.name][...]).float(), inputs)
+    except (IndexError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ExportError(f"{path}: {dataset.name} does not fit {OPTIONS} ({error}): copy both again") from error
+
+
+def _check(model: ElmoSection) -> None:
+    """Raise ExportError if bilm-tf would compute another model."""
+    if model.cell_size <= model.projection_size:
+        raise ExportError(
+            f"model.cell_size {model.cell_size} is not above model.projection_size {model.projection_size}: bilm-tf "
+            "has no projection then"
+        )
+    width = sum(number for _, number in model.filters)
+    if model.inputs == "characters" and width <= model.projection_size:
+        raise ExportError(
+            f"model.filters are {width}, not above model.projection_size {model.projection_size}: bilm-tf projects "
+            "only to fewer"
+        )
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ExportError(f"{WEIGHTS} needs h5py, which is not installed: pip install 'ctxlm-ds[elmo]'") from error
+    return h5py
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return _h5py().File(path, "r")
+    except OSError as error:
+        raise ExportError(f"{path} is damaged ({error}): copy it again") from error
+
+
+FORMAT = BilmFormat()

@@ -1,0 +1,131 @@
+"""The softmax of both directions: sampled in training, over all words in evaluation.
+
+Training compares each next word with words drawn from the log-uniform distribution, as tf.nn.sampled_softmax_loss:
+logits less the logarithm of expected counts, and a drawn word that is the next word itself left out (Jean 2015). A draw
+belongs to a direction and a micro-batch, so every data-parallel layout and a resume draw the same words.
+
+Shape letters: b rows, s positions, k positions of a micro-batch (b·s), h width, w drawn words, v vocabulary, n
+tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.families.elmo.config import ElmoSection
+from ctxlm_ds.kernels.log_uniform import draw_candidates, log_expected_counts
+from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.parts.dropout import HiddenDropout
+from ctxlm_ds.parallel.cross_entropy import label_losses
+from ctxlm_ds.parallel.layers import VocabParallelEmbedding
+from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
+from ctxlm_ds.parallel.mappings import reduce_from_ranks
+from ctxlm_ds.parallel.parameters import ZEROS, Normal, ParameterFacts, declare
+from ctxlm_ds.parallel.placement import VOCABULARY
+
+CANDIDATES = 2
+"""First place of the keys of drawn words, after those of dropout."""
+
+
+class SharedSoftmax(VocabParallelEmbedding):
+    """The losses of both directions by one table [v, h] and bias [v], of which only the rows in use get gradients."""
+
+    def __init__(self, model: ElmoSection, build: ModelBuild) -> None:
+        assert model.vocab_size is not None
+        width = model.projection_size
+        super().__init__(model.vocab_size, width, Normal(width**-0.5), build.kernels, build.parallel)
+        self.vocab_size, self.num_sampled = model.vocab_size, model.num_sampled
+        self.bias = nn.Parameter(torch.zeros(self.num_rows))
+        # The format of bilm-tf has no softmax, so weights may come without it.
+        table = ParameterFacts(Normal(width**-0.5), decays=True, split=VOCABULARY, grows="vocabulary", optional=True)
+        declare(self, weight=table, bias=replace(table, init=ZEROS, decays=False))
+        if build.parallel.size > 1:
+            from ctxlm_ds.parallel.megatron import mark_split
+
+            mark_split(self.bias, dim=0)
+        self.dropout = HiddenDropout(model.dropout, build.kernels, build.parallel)
+
+    def forward(
+        self, hidden: Tensor, reversed_hidden: Tensor, labels: Tensor, reversed_labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Compare hidden states [b, s, h] of both directions with their next words [b, s].
+
+        Returns:
+            Of each direction the fp32 sum of the losses, and the number of labels that have the largest logit (of
+            all words, or of those compared).
+        """
+        states = [self.dropout(x, place).flatten(0, 1) for place, x in enumerate((hidden, reversed_hidden))]
+        next_words = [labels.flatten().long(), reversed_labels.flatten().long()]
+        if self.training and self.num_sampled is not None:
+            return self._sampled(states, next_words, self.num_sampled)
+        return (*self._full(states[0], next_words[0]), *self._full(states[1], next_words[1]))
+
+    def _full(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compare hidden [k, h] with all words, some rows at a time."""
+        size = chunk_rows(len(hidden), self.num_rows, hidden.device)
+        sums = [
+            torch.stack([part.sum() for part in label_losses(self.decode(x) + self.bias, own, self.parallel)])
+            for x, own in zip(hidden.split(size), labels.split(size), strict=True)
+        ]
+        loss, correct = torch.stack(sums).sum(dim=0).unbind()
+        return loss, correct.detach()
+
+    def _sampled(self, states: list[Tensor], labels: list[Tensor], count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Compare hidden states [k, h] with the next words [k] and `count` drawn ones."""
+        keys = (self.parallel.dropout.word(CANDIDATES + direction) for direction in range(len(states)))
+        drawn = [draw_candidates(key, count, self.vocab_size) for key in keys]
+        words = [torch.from_numpy(each.words).to(labels[0].device, non_blocking=True) for each in drawn]
+        known = [each.where(each != IGNORE_LABEL, 0) for each in labels]
+        # One look-up for both directions: the gradient of each is as large as the table.
+        parts = [x for pair in zip(known, words, strict=True) for x in pair]
+        rows, biases = self._rows(torch.cat(parts))
+        sizes = [len(part) for part in parts]
+        tables, numbers = rows.split(sizes), biases.split(sizes)
+        found: list[Tensor] = []
+        for number, hidden in enumerate(states):
+            own, other = 2 * number, 2 * number + 1
+            logits = (hidden * tables[own]).sum(dim=-1).float() + numbers[own].float()
+            rest = F.linear(hidden, tables[other], numbers[other]).float()
+            expected = (drawn[number], self.vocab_size)
+            losses, hits = sampled_losses(
+                logits - log_expected_counts(known[number], *expected),
+                rest - log_expected_counts(words[number], *expected), known[number], words[number],
+            )  # fmt: skip
+            counted = labels[number] != IGNORE_LABEL
+            found += [losses.where(counted, 0.0).sum(), (hits & counted).sum(dtype=torch.float32)]
+        return found[0], found[1], found[2], found[3]
+
+    def _rows(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows of the table [.., h] and of the bias [..] of all ranks' words."""
+        if self.parallel.size == 1:
+            return F.embedding(words, self.weight), self.bias[words]
+        own = words - self.first_row
+        elsewhere = (own < 0) | (own >= self.num_rows)
+        own = own.masked_fill(elsewhere, 0)
+        rows = F.embedding(own, self.weight).masked_fill(elsewhere[:, None], 0.0)
+        biases = self.bias[own].masked_fill(elsewhere, 0.0)
+        both = reduce_from_ranks(torch.cat([rows, biases[:, None]], dim=1), self.parallel)
+        return both[:, :-1], both[:, -1]
+
+
+def sampled_losses(logits: Tensor, rest: Tensor, labels: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross entropy [k] of the next words among themselves and the drawn ones, and whether they are above.
+
+    Args:
+        logits: fp32 [k] of the next words.
+        rest: fp32 [k, w] of the drawn words; those of a position's next word are overwritten.
+        labels: [k] next words.
+        words: [w] drawn words, ascending.
+    """
+    with torch.no_grad():
+        places = torch.searchsorted(words, labels).clamp_(max=len(words) - 1)[:, None]
+        same, detached = words[places] == labels[:, None], rest.detach()
+        detached.scatter_(1, places, detached.gather(1, places).masked_fill(same, -math.inf))
+        hits = logits > detached.amax(dim=1)
+    return F.softplus(rest.logsumexp(dim=1) - logits), hits

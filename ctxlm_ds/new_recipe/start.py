@@ -1,0 +1,186 @@
+"""Settings of a new recipe that starts from a shipped one: data, layout, batch and steps for a machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.new_recipe.dataset_size import num_rows
+from ctxlm_ds.new_recipe.machine import Machine
+from ctxlm_ds.new_recipe.translate import Setting
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.problems import did_you_mean
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.yaml_source import read_yaml
+
+SIZES = ("laptop", "small", "base")
+MOST_EPOCHS = 40.0
+"""Passes over the data if no hours are given, at most: about as many as BERT's (Devlin 2018, A.2)."""
+_WARMUP = 0.06
+"""Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
+_SPLIT = "97,3,0"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a user says about the run."""
+
+    family: str = "bert"
+    size: str = "laptop"
+    data: str | None = None
+    """Prefix of a dataset."""
+    text: str | None = None
+    """File or pattern of text, from which commands make the dataset."""
+    tokenizer: str | None = None
+    hours: float | None = None
+
+
+@cache
+def _sizes() -> dict[str, dict[str, str]]:
+    path = Path(__file__).resolve().parent / "sizes.yaml"
+    table: dict[str, dict[str, str]] = read_yaml(path.read_text(encoding="utf-8"), str(path)).data
+    return table
+
+
+def families() -> list[str]:
+    """Return the families of which recipes ship."""
+    return list(_sizes())
+
+
+def shipped_recipe(family: str, size: str) -> str:
+    """Return the shipped recipe of a family and size.
+
+    Raises ConfigError if there is none.
+    """
+    recipes = _sizes().get(family)
+    if recipes is None:
+        raise ConfigError(
+            f"--family {family}: no recipe of such a family ships{did_you_mean(family, _sizes())}. "
+            f"Families: {', '.join(_sizes())}"
+        )
+    if size not in recipes:
+        known = ", ".join(f"{key} ({recipe})" for key, recipe in recipes.items())
+        raise ConfigError(f"--size {size}: family {family} has {known}")
+    return recipes[size]
+
+
+def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Setting]:
+    """Return the settings of a recipe that extends a shipped one.
+
+    Raises ConfigError if there is no such recipe or dataset, or the model does not fit in the machine's memory.
+    """
+    base = shipped_recipe(answers.family, answers.size)
+    shipped = load_config(base)
+    settings = {"extends": Setting(base, "all other settings, with their sources"), "name": Setting(name, "")}
+    settings["tokenizer.path"] = Setting(answers.tokenizer or "tokenizer", "" if answers.tokenizer else "made below")
+    prefix = answers.data or dataset_prefix(shipped)
+    settings["data.train"] = Setting([prefix], "" if answers.data else "made below")
+    settings["data.split"] = Setting(_SPLIT, "3 % of the documents are held out for evaluation")
+    settings["training.precision"] = Setting(machine.precision, f"of {machine}")
+    changed = shipped.model_copy(
+        update={"training": shipped.training.model_copy(update={"precision": machine.precision})}
+    )
+    batch = _batch(changed, machine)
+    settings |= {key: Setting(*item) for key, item in batch.items()}
+    changed = _with_batch(changed, batch)
+    step_seconds, layout = plan(changed, machine)
+    settings |= layout
+    rows = num_rows(answers.data, shipped.data.seq_length) if answers.data else None
+    settings |= _length(shipped, answers.hours, step_seconds, rows, int(batch["training.global_batch_size"][0]))
+    return settings
+
+
+def dataset_prefix(config: RunConfig) -> str:
+    """Return the prefix that preprocess writes for a recipe's sample format."""
+    return f"data/corpus_text_{'sentence' if needs_sentences(config) else 'document'}"
+
+
+def needs_sentences(config: RunConfig) -> bool:
+    """Return whether the recipe's rows are made of sentences (preprocess --split-sentences)."""
+    return config.data.by_sentence
+
+
+def _batch(config: RunConfig, machine: Machine) -> dict[str, tuple[Any, str]]:
+    """Return the global batch: the shipped one, rounded up to a multiple of the ranks."""
+    rows = config.training.global_batch_size
+    rounded = math.ceil(rows / machine.ranks) * machine.ranks
+    why = "of the shipped recipe" if rounded == rows else f"of the shipped recipe, {rows}, for {machine.ranks} ranks"
+    return {"training.global_batch_size": (rounded, why)}
+
+
+def _with_batch(config: RunConfig, batch: dict[str, tuple[Any, str]]) -> RunConfig:
+    rows = batch["training.global_batch_size"][0]
+    return config.model_copy(update={"training": config.training.model_copy(update={"global_batch_size": rows})})
+
+
+def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]]:
+    """Return the seconds of a step and the settings of the layout that the planner recommends.
+
+    Raises ConfigError if nothing fits in memory.
+    """
+    from ctxlm_ds.planning.hardware import Cluster, find_gpu
+    from ctxlm_ds.planning.meter import CPU
+    from ctxlm_ds.planning.plan import Planner
+    from ctxlm_ds.planning.search import require_plan, search_layouts
+
+    if machine.gpu is not None:
+        cluster = Cluster(machine.gpu, 1, machine.ranks)
+        best = require_plan(search_layouts(Planner(config, cluster)), cluster)
+        source = f"planned for {machine}"
+        layout = {key: Setting(value, source) for key, value in _settings_of(best.layout, config).items()}
+        return best.time.total, layout
+    from ctxlm_ds.planning.layouts import Layout
+
+    planner = Planner(config, Cluster(find_gpu("A100-40"), 1, machine.ranks), platform=CPU)
+    rows = config.training.global_batch_size // machine.ranks
+    micro = math.gcd(rows, 1 << (min(32, config.training.micro_batch_size).bit_length() - 1))
+    room = machine.memory_bytes / 2 / machine.ranks
+    while micro > 1 and planner.memory(Layout(machine.ranks, micro_batch_size=micro)).total > room:
+        micro //= 2
+    settings = {"training.micro_batch_size": Setting(micro, f"planned for {machine}")}
+    return planner.flops / machine.cpu_flops_per_s, settings | {"deepspeed": Setting("zero1", "")}
+
+
+def _settings_of(layout: Any, config: RunConfig) -> dict[str, Any]:
+    changes: dict[str, Any] = {"deepspeed": f"zero{layout.zero_stage}"}
+    for text in layout.settings(config):
+        key, _, value = text.partition("=")
+        if key in ("training.micro_batch_size", "training.activation_checkpointing") or value not in ("1", "false"):
+            changes[key] = read_yaml(value, key).data
+    return changes
+
+
+def _length(
+    shipped: RunConfig, hours: float | None, step_seconds: float, rows: int | None, batch: int
+) -> dict[str, Setting]:
+    """Return steps, and what a shorter run changes: warmup, decay, evaluations and checkpoints."""
+    steps, why = shipped.training.max_steps, "of the shipped recipe"
+    if hours is not None:
+        fitting = max(1, int(hours * 3600 / step_seconds))
+        why = f"{hours:g} hours, at an estimated {step_seconds:.3g} s a step"
+        steps = fitting
+    elif rows is not None and rows * MOST_EPOCHS / batch < steps:
+        steps, why = max(1, math.ceil(rows * MOST_EPOCHS / batch)), f"{MOST_EPOCHS:g} epochs of about {rows:,} rows"
+    if rows is not None:
+        why += f"; {steps * batch / rows:.3g} epochs" if "epochs of" not in why else ""
+    found = {"training.max_steps": Setting(steps, why)}
+    if steps == shipped.training.max_steps:
+        return found
+    schedule = shipped.schedule
+    if schedule.warmup_steps is not None:
+        found["schedule.warmup_steps"] = Setting(None, "")
+        found["schedule.warmup_fraction"] = Setting(_WARMUP, f"{schedule.warmup_steps:,} steps of a longer run")
+    if schedule.total_steps is not None:
+        found["schedule.total_steps"] = Setting(None, "the decay ends with the run")
+    if schedule.start_step:
+        found["schedule.start_step"] = Setting(0, "")
+    for section in ("evaluation", "checkpoint"):
+        interval = min(getattr(shipped, section).interval_steps or steps, max(1, steps // 10))
+        found[f"{section}.interval_steps"] = Setting(interval, "a tenth of the run at most")
+    if (shipped.checkpoint.keep_every_steps or 0) > steps:
+        found["checkpoint.keep_every_steps"] = Setting(None, "")
+    return found

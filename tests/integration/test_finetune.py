@@ -1,0 +1,91 @@
+"""The command as a user types it: a grid over seeds, its report, a second start, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.downstream_models import sentiment, write_bert, write_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: object, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+    command = [sys.executable, "-m", *launcher, "ctxlm_ds.finetune", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finetune")
+    write_bert(folder / "model")
+    task, examples = sentiment(60)
+    write_rows(folder / "data" / "train.tsv", examples[:48])
+    write_rows(folder / "data" / "dev.tsv", examples[48:])
+    description = task.model_dump(exclude_defaults=True) | {"title": "Good & bad", "published": {"someone": 0.5}}
+    (folder / "mine.yaml").write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in description.items()))
+    return folder
+
+
+def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
+    command = ["--task", files / "mine.yaml", "--model", files / "model", "--data", files / "data",
+               "--output", files / "out",
+               "--seeds", 1, 2, "--learning-rates", "1e-2", "--epochs", 8, "--batch-sizes", 8]  # fmt: skip
+    first = run(*command)
+    assert first.returncode == 0, first.stderr
+    summary = json.loads((files / "out" / "metrics.json").read_text())
+    assert summary["chosen"]["seeds"] == [1, 2]
+    assert summary["chosen"]["dev"]["accuracy"]["median"] == 1.0
+    assert "run 2 of 2" in first.stderr and "1.0000" in first.stdout and "Traceback" not in first.stderr
+    page = (files / "out" / "report.html").read_text()
+    assert "Good &amp; bad" in page and "someone" in page and page.count("data:image/png;base64,") == 2
+    assert (files / "out" / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    second = run(*command)
+    assert second.returncode == 0 and "2 points of 2 have a result already" in second.stderr
+    assert "run 1 of" not in second.stderr and second.stdout == first.stdout
+    other = run(*command, "--lora", 2)
+    assert other.returncode == 2 and "choose another --output" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--task", "nothing"), "no shipped task"),
+        (("--model", "missing"), "no config.json"),
+        (("--data", "missing"), "no such file"),
+        (("--train-layers", "9"), "the model has 3 layers"),
+        (("--point", "7"), "the grid has the points 0 to 0"),
+        (("--warmup", "1"), "not a number from 0 up to 1"),
+        (("--deepspeed", "missing.json"), "no such file"),
+    ],
+)
+def test_a_mistake_is_one_line(files: Path, tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    name, value = change
+    options = {"--task": str(files / "mine.yaml"), "--model": str(files / "model"), "--data": str(files / "data"),
+               "--output": str(tmp_path / "out")} | {name: value}  # fmt: skip
+    done = run(*[part for option in options.items() for part in option])
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("out/points/*"))
+
+
+def test_two_ranks_share_a_batch_and_train_the_same_model(files: Path, tmp_path: Path) -> None:
+    model = write_bert(tmp_path / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    found = []
+    for ranks in (1, 2):
+        output = tmp_path / f"ranks{ranks}"
+        done = run("--task", files / "mine.yaml", "--model", model, "--data", files / "data", "--output", output,
+                   "--batch-sizes", 8, "--learning-rates", "5e-3", "--early-stopping", 2, ranks=ranks)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (result,) = output.glob("points/*/metrics.json")
+        log = json.loads(result.read_text())["log"]
+        found.append([line[name] for name in ("loss", "eval_loss") for line in log if name in line])
+        assert len((result.parent / "dev_predictions.jsonl").read_text().splitlines()) == 12
+        assert [path.name for path in output.glob("points/*")] == [result.parent.name]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

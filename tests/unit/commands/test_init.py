@@ -1,0 +1,39 @@
+import pytest
+
+from ctxlm_ds.commands.init import main
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
+
+GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3 --bf17"
+REST = " --max-position-embeddings 32 --micro-batch-size 4 --train-iters 50 --data-path a_text_document"
+
+
+def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    answers = iter(["gpt2", "", "corpus.txt", "", "2", "zero", "0.1", ""])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    main([])
+    printed = capsys.readouterr().out
+    assert "ctxlm tokenizer --input corpus.txt --type gpt2 --output-dir tokenizer" in printed
+    assert "--append-eod --output-prefix data/corpus" in printed
+    assert "torchrun --standalone --nproc-per-node 2 -m ctxlm_ds.pretrain --config gpt2.yaml" in printed
+    config = load_config("gpt2.yaml", world_size=2)
+    assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
+    with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
+        main(["--family", "gpt2", "--text", "corpus.txt"])
+
+
+def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
+    output = tmp_path / "x.yaml"
+    main(["--from-megatron", GPT + REST, "--tokenizer", "tok", "--output", str(output)])
+    assert "unknown: --bf17; did you mean --bf16?" in capsys.readouterr().out
+    config = load_config(output)
+    assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
+
+
+def test_slurm_scripts_are_copied(tmp_path):
+    main(["--slurm", str(tmp_path / "slurm")])
+    assert (tmp_path / "slurm" / "pretrain.sbatch").is_file()
+    with pytest.raises(ConfigError, match="exists"):
+        main(["--slurm", str(tmp_path / "slurm")])

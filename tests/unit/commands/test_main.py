@@ -1,0 +1,65 @@
+"""The table of `ctxlm`: quick help, every command there, options passed on, misspelt names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.commands import main as entry
+from ctxlm_ds.commands.main import COMMANDS, help_text, main
+
+ROOT = Path(__file__).resolve().parents[3]
+SLOW = {"torch", "pydantic", "pydantic_core", "rich", "yaml", "numpy", "transformers", "deepspeed", "difflib"}
+
+
+def test_help_imports_no_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ctxlm_ds.commands.main", "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "ctxlm_ds.console" in imported
+    assert imported & SLOW == set()
+    assert {name for name in imported if name.startswith("ctxlm_ds.")} == {
+        "ctxlm_ds.commands", "ctxlm_ds.console", "ctxlm_ds.errors"
+    }  # fmt: skip
+    assert done.stdout == help_text() + "\n"
+
+
+def test_every_module_of_the_commands_is_in_the_table() -> None:
+    places = {command.place.partition(":")[0] for command in COMMANDS.values()}
+    assert [place for place in places if find_spec(f"ctxlm_ds.{place}") is None] == []
+    modules = {f"commands.{path.stem}" for path in (ROOT / "ctxlm_ds/commands").glob("*.py")}
+    assert modules - places == {"commands.__init__", "commands.main"}
+
+
+def test_a_command_gets_its_options_and_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/ctxlm", "merge"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "usage: ctxlm merge [-h] --input" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["/somewhere/ctxlm", "pretrain", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert capsys.readouterr().out.startswith("usage: ctxlm pretrain [-h] --config RECIPE")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("pretrian", "did you mean pretrain?"), ("xyz", "ctxlm --help lists the commands")]
+)
+def test_a_misspelt_command(name: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([name, "--config", "x"])
+    assert capsys.readouterr() == ("", f"error: ctxlm has no command {name}; {advice}\n")
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(entry, "version", lambda: "1.2.3")
+    main(["--version"])
+    assert capsys.readouterr().out == "ctxlm 1.2.3\n"

@@ -1,0 +1,120 @@
+"""The softmax of both directions beside tf.nn.sampled_softmax_loss restated in float64, and beside torch's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
+from ctxlm_ds.families.elmo.softmax import CANDIDATES, SharedSoftmax
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.log_uniform import Candidates, draw_candidates
+from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.recipe.schema import KernelsConfig
+
+ROWS, LENGTH, VOCABULARY, SAMPLED = 3, 7, 60, 16
+STEP, MICRO_BATCH = 4, 2
+
+
+def softmax(**changes: object) -> SharedSoftmax:
+    """With the keys of a micro-batch."""
+    settings = ELMO.tiny()["model"] | {"vocab_size": VOCABULARY, "num_sampled": SAMPLED, "dropout": 0.0} | changes
+    streams = DropoutStreams(seed=3, enabled=True)
+    streams.num_layers = 1
+    streams.begin(STEP, MICRO_BATCH, torch.device("cpu"))
+    streams.use(streams.layer(0))
+    build = ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32), ParallelContext(dropout=streams))
+    torch.manual_seed(1)
+    module = SharedSoftmax(ElmoSection.model_validate(settings), build).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def batch(width: int = 32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(2)
+    hidden, backward = (torch.randn(ROWS, LENGTH, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    labels, reversed_labels = (torch.randint(VOCABULARY, (ROWS, LENGTH)) // 3 for _ in range(2))
+    labels[0, -2:] = IGNORE_LABEL
+    return hidden, backward, labels, reversed_labels
+
+
+def drawn_words(module: SharedSoftmax, direction: int) -> Candidates:
+    return draw_candidates(module.parallel.dropout.word(CANDIDATES + direction), SAMPLED, VOCABULARY)
+
+
+def sampled_softmax_loss(module: SharedSoftmax, hidden: Tensor, labels: Tensor, direction: int) -> np.ndarray:
+    """nn_impl._compute_sampled_logits with remove_accidental_hits, then the cross entropy of the first logit."""
+    words, tries = drawn_words(module, direction)
+    table, bias = module.weight.detach().numpy(), module.bias.detach().numpy()
+    p = np.log1p(1 / (np.arange(VOCABULARY) + 1.0)) / np.log1p(VOCABULARY)
+    expected = -np.expm1(tries * np.log1p(-p))
+    logits = hidden.detach().numpy().reshape(-1, table.shape[1]) @ table.T + bias - np.log(expected)
+    losses = []
+    for row, label in zip(logits, labels.flatten().tolist(), strict=True):
+        if label != IGNORE_LABEL:
+            compared = np.array([row[label], *(row[word] for word in words if word != label)])
+            losses.append(np.log(np.exp(compared).sum()) - compared[0])
+    return np.array(losses)
+
+
+def test_training_computes_tensorflows_sampled_loss() -> None:
+    module, fields = softmax(), batch()
+    found = module(*fields)
+    for direction in range(2):
+        losses = sampled_softmax_loss(module, fields[direction], fields[2 + direction], direction)
+        assert found[2 * direction].item() == pytest.approx(losses.sum(), rel=1e-6)
+        assert 0 <= found[2 * direction + 1] <= len(losses)
+    drawn = [drawn_words(module, direction).words for direction in range(2)]
+    assert not np.array_equal(*drawn)
+    assert set(fields[2].flatten().tolist()) & set(drawn[0].tolist()), "no drawn word is a next word"
+
+
+def test_only_compared_rows_get_gradients() -> None:
+    module, fields = softmax(), batch()
+    found = module(*fields)
+    (found[0] + found[2]).backward()
+    compared = [*(drawn_words(module, direction).words for direction in range(2)), *(x.flatten() for x in fields[2:])]
+    used = {word for words in compared for word in words.tolist()} - {IGNORE_LABEL}
+    assert module.weight.grad is not None and module.bias.grad is not None
+    assert set(module.weight.grad.abs().sum(dim=1).nonzero().flatten().tolist()) == used != set(range(VOCABULARY))
+    assert set(module.bias.grad.nonzero().flatten().tolist()) <= used
+
+
+def test_gradients_are_those_of_the_loss() -> None:
+    """Beside autograd's of the loss over all words, in which those that were not drawn are left out."""
+    module, (hidden, backward, labels, reversed_labels) = softmax(), batch()
+    of_loss = torch.autograd.grad(module(hidden, backward, labels, reversed_labels)[0], (hidden, *module.parameters()))
+    words, tries = drawn_words(module, 0)
+    p = torch.log1p(1 / (torch.arange(VOCABULARY, dtype=torch.float64) + 1)) / np.log1p(VOCABULARY)
+    expected = torch.expm1(tries * torch.log1p(-p)).neg()
+    logits = F.linear(hidden, module.weight, module.bias).flatten(0, 1) - expected.log()
+    counted = labels.flatten() != IGNORE_LABEL
+    known = labels.flatten().where(counted, 0)
+    compared = torch.zeros(len(known), VOCABULARY, dtype=torch.bool)
+    compared[:, words] = True
+    compared[torch.arange(len(known)), known] = True
+    losses = F.cross_entropy(logits.masked_fill(~compared, -torch.inf), known, reduction="none")
+    wanted = torch.autograd.grad(losses[counted].sum(), (hidden, *module.parameters()))
+    for got, value in zip(of_loss, wanted, strict=True):
+        torch.testing.assert_close(got, value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_sampled": None}])
+def test_evaluation_compares_with_all_words(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As does training without sampling; the rows are compared some at a time."""
+    module, fields = softmax(**changes), batch()
+    monkeypatch.setattr("ctxlm_ds.families.elmo.softmax.chunk_rows", lambda *_: 4)
+    found = (module if changes else module.eval())(*fields)
+    for direction in range(2):
+        logits = F.linear(fields[direction], module.weight, module.bias).flatten(0, 1)
+        labels = fields[2 + direction].flatten()
+        wanted = F.cross_entropy(logits, labels, ignore_index=IGNORE_LABEL, reduction="sum")
+        assert found[2 * direction].item() == pytest.approx(wanted.item(), rel=1e-6)
+        assert found[2 * direction + 1] == (logits.argmax(dim=1) == labels).sum()

@@ -1,0 +1,65 @@
+"""Masked spans beside MASS's algorithm, written down here with the same draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
+from ctxlm_ds.data.sample import NO_LABEL, Sample
+from ctxlm_ds.objectives.corruption.contiguous_spans import SpanRules, mask_spans, span_size
+from tests.ragged import samples_from
+
+KEY, MASK, VOCABULARY = stream_key(1, "mask"), 4, 500
+TEXT = np.arange(5, VOCABULARY, dtype=np.int32)
+
+
+def samples_of(lengths: list[int]) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(5, VOCABULARY, size=length).astype(np.int32) for length in lengths]
+    return [Sample(row, np.zeros_like(row), np.zeros(len(row), dtype=np.bool_), NO_LABEL) for row in rows]
+
+
+def corrupt(samples: list[Sample], rules: SpanRules) -> list[tuple[list[int], list[int]]]:
+    flat = samples_from(samples)
+    ids, masked = np.empty_like(flat.input_ids), np.empty(len(flat.input_ids), dtype=np.bool_)
+    mask_spans(flat, KEY, rules, ids, masked)
+    bounds = list(zip(flat.starts, flat.starts[1:], strict=False))
+    return [(ids[a:b].tolist(), np.flatnonzero(masked[a:b]).tolist()) for a, b in bounds]
+
+
+@pytest.mark.parametrize("block_size", [1 << 30, 64, 7])
+@pytest.mark.parametrize("lengths", [[1, 2, 3, 8], [200, 129, 65, 64]])
+def test_same_draws_give_the_originals_spans(block_size: int, lengths: list[int]) -> None:
+    """__getitem__ and replace: blocks from the second token on, a span of each, 80/10/10 of its tokens."""
+    samples = samples_of(lengths)
+    keys = samples_from(samples).keys
+    for sample, key, (ids, masked) in zip(
+        samples, keys, corrupt(samples, SpanRules(0.5, block_size, 0.1, 0.1, MASK, TEXT)), strict=True
+    ):
+        state = np.uint64(stream(KEY, *key))
+        positions, wanted = np.arange(len(sample.input_ids)), []
+        for begin in range(1, len(positions), block_size):
+            block = positions[begin : begin + block_size]
+            size = span_size(len(block), 0.5)
+            choices = block[: len(block) - size + 1]
+            start = choices[below(np.uint64(word_at(state, 3 * begin)), len(choices))]
+            wanted += positions[start : start + size].tolist()
+        assert masked == wanted
+        expected = sample.input_ids.copy()
+        for position in wanted:
+            draw = uniform(np.uint64(word_at(state, 3 * position + 1)))
+            if 0.1 <= draw < 0.2:
+                expected[position] = TEXT[below(np.uint64(word_at(state, 3 * position + 2)), len(TEXT))]
+            elif draw >= 0.2:
+                expected[position] = MASK
+        assert ids == expected.tolist()
+
+
+def test_half_of_a_text_is_masked_anywhere_in_it_and_four_fifths_of_that_by_the_mask() -> None:
+    found = corrupt(samples_of([41] * 3000), SpanRules(0.5, 1 << 30, 0.1, 0.1, MASK, TEXT))
+    starts = np.bincount([masked[0] for _, masked in found], minlength=22)
+    assert all(len(masked) == 20 and masked[-1] - masked[0] == 19 for _, masked in found) and starts[0] == 0
+    assert np.abs(starts[1:22] - 3000 / 21).max() < 4.5 * np.sqrt(3000 / 21)
+    share = np.mean([ids[place] == MASK for ids, masked in found for place in masked])
+    assert abs(share - 0.8) < 4 * np.sqrt(0.16 / 60_000)

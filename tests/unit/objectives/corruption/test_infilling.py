@@ -1,0 +1,145 @@
+"""Inputs and targets of BART and mBART beside fairseq's rules (infilling_reference.py) with the same draws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ctxlm_ds.data.numba_random import stream, stream_key
+from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Sample, Samples, TargetExample, TargetExamples
+from ctxlm_ds.objectives.corruption.infilling import InfillingRules, corrupt, poisson_ends
+from tests.ragged import samples_from, single_sample
+from tests.unit.objectives.corruption.infilling_reference import StreamDraws, by_rule
+
+KEY = stream_key(3, "mask")
+CLS, SEP, MASK, STOP, LANGUAGE, FIRST_ID, VOCABULARY = 2, 3, 4, 10, 5, 8, 1000
+MEAN = 3.0
+
+
+def rules_of(**changed: object) -> InfillingRules:
+    """The published rules; words begin at even ids."""
+    return InfillingRules(
+        mask_ratio=0.3, length_ends=poisson_ends(MEAN), replace_length=1, random_ratio=0.1, permute_ratio=1.0,
+        insert_ratio=0.0, rotate_prob=0.0, sentence_end=STOP, cls_id=CLS, sep_id=SEP, mask_id=MASK,
+        random_ids=np.arange(FIRST_ID, VOCABULARY, dtype=np.int32),
+        word_starts=np.arange(VOCABULARY) % 2 == 0,
+    )._replace(**changed)  # fmt: skip
+
+
+def texts(number: int, length: int, seed: int = 0) -> list[Sample]:
+    """Texts with a full stop about every eighth token."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(FIRST_ID, VOCABULARY, size=(number, length))
+    ids[rng.random(ids.shape) < 0.12] = STOP
+    return [single_sample(row) for row in ids]
+
+
+def noised(samples: Samples, rules: InfillingRules, limit: int = 600) -> TargetExamples:
+    return corrupt(samples, KEY, np.full(len(samples.keys), limit), rules)
+
+
+SINGLE: dict[str, object] = {"length_ends": np.empty(0), "permute_ratio": 0.0}
+TABLE_1: dict[str, dict[str, object]] = {
+    "token masking": SINGLE | {"mask_ratio": 0.15, "word_starts": np.empty(0, dtype=np.bool_)},
+    "token deletion": SINGLE | {"replace_length": 0, "word_starts": np.empty(0, dtype=np.bool_)},
+    "text infilling": {"permute_ratio": 0.0},
+    "document rotation": {"mask_ratio": 0.0, "permute_ratio": 0.0, "rotate_prob": 0.5},
+    "sentence permutation": {"mask_ratio": 0.0},
+    "text infilling and sentence permutation": {},
+}
+"""The corruptions of table 1 of the paper."""
+OTHERS: dict[str, dict[str, object]] = {
+    "mBART": {"mask_ratio": 0.35, "length_ends": poisson_ends(3.5), "sentence_end": SEP},
+    "a mask each token": {"replace_length": -1, "random_ratio": 0.5},
+    "deleted spans": {"replace_length": 0, "permute_ratio": 0.5},
+    "masked words": {"length_ends": np.empty(0), "mask_ratio": 1.0},
+    "many short spans": {"length_ends": poisson_ends(0.3), "random_ratio": 0.3},
+    "everything": {"insert_ratio": 0.2, "rotate_prob": 1.0, "permute_ratio": 0.3, "mask_ratio": 0.6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TABLE_1, *OTHERS])
+@pytest.mark.parametrize("length", [1, 2, 7, 60, 200])
+def test_the_published_rules_give_the_same(name: str, length: int) -> None:
+    rules = rules_of(**(TABLE_1 | OTHERS)[name])
+    samples = samples_from(texts(25, length))
+    examples = noised(samples, rules)
+    for number in range(25):
+        text = samples.sample(number).input_ids[1:-1].tolist()
+        begins = {0, *(place for place in range(length) if not len(rules.word_starts) or text[place] % 2 == 0)}
+        draws = StreamDraws(np.uint64(stream(KEY, *samples.keys[number])), rules.random_ids.tolist())
+        found, replaced = by_rule(text, begins, rules, draws)
+        assert examples.example(number).input_ids.tolist() == [CLS, *found, SEP]
+        assert examples.example(number).target_ids.tolist() == [CLS, *text, SEP]
+        first, after = examples.target_starts[number : number + 2]
+        assert np.flatnonzero(examples.replaced[first:after]).tolist() == [place + 1 for place in sorted(replaced)]
+
+
+def test_a_language_stands_behind_the_text() -> None:
+    """`s1 </s> s2 </s> en_XX`; separators are words and move with their sentences."""
+    ids = np.array([CLS, 20, 21, SEP, 30, 31, 32, SEP, 40, SEP, SEP], dtype=np.int32)
+    special = np.isin(ids, (CLS, SEP))
+    samples = samples_from([Sample(ids, np.zeros_like(ids), special, NO_LABEL)] * 50)
+    samples = samples._replace(language_ids=np.full(50, LANGUAGE, dtype=np.int32))
+    orders = set()
+    for example in each(noised(samples, rules_of(mask_ratio=0.0, sentence_end=SEP), 11)):
+        assert example.target_ids.tolist() == [20, 21, SEP, 30, 31, 32, SEP, 40, SEP, LANGUAGE]
+        assert example.input_ids[-2:].tolist() == [SEP, LANGUAGE]
+        ends = np.flatnonzero(example.input_ids == SEP)
+        orders.add(tuple(tuple(part.tolist()) for part in np.split(example.input_ids[:-1], ends[:-1] + 1)))
+    assert len(orders) == 6
+    assert set(map(frozenset, orders)) == {frozenset({(20, 21, SEP), (30, 31, 32, SEP), (40, SEP)})}
+
+
+def test_an_input_keeps_to_its_limit() -> None:
+    rules = rules_of(length_ends=poisson_ends(0.05), mask_ratio=1.0, insert_ratio=1.0)
+    samples = samples_from(texts(50, 20))
+    for limit in (22, 44, 60):
+        examples = noised(samples, rules, limit)
+        assert np.diff(examples.starts).max() == limit
+        assert np.diff(examples.target_starts).max() == min(22, limit // 2)
+    assert np.diff(noised(samples, rules).starts).max() > 60
+
+
+@pytest.mark.parametrize("language", [NO_LANGUAGE, LANGUAGE])
+def test_a_text_without_separator_is_cut_for_its_frame(language: int) -> None:
+    ids = np.arange(20, 30, dtype=np.int32)
+    ids[0] = CLS
+    samples = samples_from([Sample(ids, np.zeros_like(ids), ids == CLS, NO_LABEL)])
+    samples = samples._replace(language_ids=np.array([language], dtype=np.int32))
+    (example,) = each(noised(samples, rules_of(), len(ids)))
+    text = list(range(21, 29))
+    assert example.target_ids.tolist() == ([CLS, *text, SEP] if language == NO_LANGUAGE else [*text, SEP, LANGUAGE])
+
+
+def test_a_sample_is_the_same_in_any_batch() -> None:
+    samples = samples_from(texts(8, 100))
+    together = each(noised(samples, rules_of()))
+    for number in range(8):
+        begin, end = samples.starts[number : number + 2]
+        alone = samples._replace(
+            input_ids=samples.input_ids[begin:end], special_mask=samples.special_mask[begin:end],
+            starts=np.array([0, end - begin]), keys=samples.keys[number : number + 1],
+            language_ids=samples.language_ids[:1],
+        )  # fmt: skip
+        assert noised(alone, rules_of()).input_ids.tolist() == together[number].input_ids.tolist()
+
+
+def test_a_sample_without_text_is_its_frame() -> None:
+    ids = np.array([CLS, SEP], dtype=np.int32)
+    (example,) = each(noised(samples_from([Sample(ids, np.zeros_like(ids), ids > 0, NO_LABEL)]), rules_of()))
+    assert example.target_ids.tolist() == [CLS, SEP]
+    assert example.input_ids[[0, -1]].tolist() == [CLS, SEP]
+
+
+def test_lengths_of_spans_are_poisson() -> None:
+    shares = np.diff(poisson_ends(MEAN), prepend=0.0)
+    expected = [math.exp(-MEAN) * MEAN**length / math.factorial(length) for length in range(len(shares))]
+    assert np.abs(shares - expected).max() < 1e-7 and expected[-1] < 1e-7 <= expected[-2]
+    assert (np.diff(poisson_ends(16.0), prepend=0.0) * np.arange(len(poisson_ends(16.0)))).sum() == pytest.approx(16.0)
+
+
+def each(examples: TargetExamples) -> list[TargetExample]:
+    return [examples.example(number) for number in range(len(examples.starts) - 1)]

@@ -1,0 +1,42 @@
+"""The form in which a task is run, from the command's options."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctxlm_ds.downstream.task import load_task
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.finetune import _kind_options, _variant, parse_arguments
+
+NEEDED = ["--model", "m", "--data", "d", "--output", "o"]
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "form"),
+    [
+        ("mrpc", [], (None, {})),
+        ("mrpc", ["--text-to-text", "--beams", "4"], ("text_to_text", {"beams": 4})),
+        ("nq-open", [], ("text_to_text", {"beams": 1})),
+        ("race", ["--gpt1-inputs", "--lm-weight", "0"], ("gpt1_inputs", {"lm_weight": 0.0})),
+        ("conll2003-ner", ["--crf"], ("crf", {"train_on": "first", "read_from": "first"})),
+    ],
+)
+def test_forms_and_their_options(task: str, options: list[str], form: object) -> None:
+    arguments = parse_arguments(["--task", task, *NEEDED, *options])
+    description = load_task(task)[1]
+    assert (_variant(description, arguments), _kind_options(description, arguments)) == form
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--crf", "--gpt1-inputs"], "--gpt1-inputs and --crf exclude each other"),
+        (["--beams", "2"], "--beams: only with --text-to-text"),
+        (["--train-on", "all"], "--train-on all: only for tasks of kind tagging"),
+        (["--text-to-text", "--read-from", "sum"], "--read-from sum: only for tasks of kind tagging"),
+        (["--lm-weight", "1"], "--lm-weight: only with --gpt1-inputs"),
+    ],
+)
+def test_options_without_their_form_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _variant(load_task("mrpc")[1], parse_arguments(["--task", "mrpc", *NEEDED, *options]))

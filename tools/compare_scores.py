@@ -1,0 +1,7 @@
+"""Run `ctxlm scores` (ctxlm_ds/commands/compare_scores.py)."""
+
+from ctxlm_ds.commands.compare_scores import main
+from ctxlm_ds.console import run_command
+
+if __name__ == "__main__":
+    run_command(main)
