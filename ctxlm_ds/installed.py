@@ -18,6 +18,12 @@ def checkout() -> Path | None:
     return folder if (folder / "tools").is_dir() and (folder / "pyproject.toml").is_file() else None
 
 
+def shipped_folder(name: str) -> Path:
+    """Return `ds_configs` or `slurm`: beside the package in a checkout, inside of it in an installed package."""
+    package = Path(__file__).resolve().parent
+    return (package.parent if checkout() else package) / name
+
+
 def check_installed() -> None:
     """Look for the packages without importing them.
 

@@ -14,8 +14,9 @@ import shlex
 from pathlib import Path
 
 from ctxlm_ds.commands.main import COMMANDS
+from ctxlm_ds.installed import shipped_folder
 
-PACKAGE = Path(__file__).resolve().parents[1]
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 BASH = r"""_ctxlm() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]} words=
     if [ "$COMP_CWORD" -eq 1 ]; then
@@ -47,7 +48,8 @@ def main() -> None:
 
 def bash() -> str:
     """Return the script for bash."""
-    names = {"commands": list(COMMANDS), "recipes": _stems("recipes/*.yaml"), "jsons": _stems("ds_configs/*.json")}
+    jsons = _stems(shipped_folder("ds_configs"))
+    names = {"commands": list(COMMANDS), "recipes": _stems(RECIPES), "jsons": jsons}
     script = BASH
     for place, words in names.items():
         script = script.replace(f"@{place}@", " ".join(words))
@@ -65,9 +67,9 @@ def fish() -> str:
         f"complete -c ctxlm -f -n __fish_use_subcommand -a {command.name} -d {shlex.quote(command.help)}"
         for command in COMMANDS.values()
     ]
-    lines.append(f"complete -c ctxlm -l config -x -a {shlex.quote(' '.join(_stems('recipes/*.yaml')))}")
+    lines.append(f"complete -c ctxlm -l config -x -a {shlex.quote(' '.join(_stems(RECIPES)))}")
     lines += [
-        f"complete -c ctxlm -l {option} -x -a {shlex.quote(' '.join(_stems('ds_configs/*.json')))}"
+        f"complete -c ctxlm -l {option} -x -a {shlex.quote(' '.join(_stems(shipped_folder('ds_configs'))))}"
         for option in ("deepspeed_config", "deepspeed-config")
     ]
     return "\n".join([*lines, FISH_OPTIONS]) + "\n"
@@ -76,5 +78,5 @@ def fish() -> str:
 SCRIPTS = {"bash": bash, "zsh": zsh, "fish": fish}
 
 
-def _stems(pattern: str) -> list[str]:
-    return sorted(path.stem for path in PACKAGE.glob(pattern))
+def _stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.iterdir() if path.suffix in (".yaml", ".json"))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ctxlm_ds.console import at_least, run_command
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.installed import shipped_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _copy_slurm(folder: Path) -> None:
-    source = Path(__file__).resolve().parent.parent / "slurm"
-    if not (source / "pretrain.sbatch").is_file():
-        raise ConfigError(f"{source}: not there; the Slurm scripts are in the source checkout")
+    source = shipped_folder("slurm")
     if folder.exists():
         raise ConfigError(f"{folder} exists; give a new folder")
     shutil.copytree(source, folder)

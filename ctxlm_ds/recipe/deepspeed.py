@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.installed import shipped_folder
 from ctxlm_ds.recipe.deepspeed_rules import CURRICULUM, IGNORED, REFUSED, find_conflicts
 from ctxlm_ds.recipe.deepspeed_values import (
     AUTO,
@@ -33,8 +34,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
 from ctxlm_ds.untrusted_json import read_text
 
-SHIPPED_CONFIG_DIR = (Path(__file__).resolve().parents[1] / "ds_configs").resolve()
-"""In a checkout a link to ds_configs/ at the top, in an installed package a folder."""
+SHIPPED_CONFIG_DIR = shipped_folder("ds_configs")
 DEFAULT_CONFIG = "zero1"
 NEVER_PRINT_STEPS = 2**31 - 1
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")

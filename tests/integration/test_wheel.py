@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("ctxlm_ds", "ds_configs", "slurm", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("ctxlm_ds", "ds_configs", "slurm", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -30,7 +30,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SOURCES:  # the build writes into its source
         if (ROOT / name).is_dir():
             ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignore)
+            shutil.copytree(ROOT / name, folder / "source" / name, ignore=ignore)
         else:
             shutil.copy(ROOT / name, folder / "source")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
