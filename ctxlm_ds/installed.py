@@ -19,7 +19,7 @@ def checkout() -> Path | None:
 
 
 def shipped_folder(name: str) -> Path:
-    """Return `ds_configs` or `slurm`: beside the package in a checkout, inside of it in an installed package."""
+    """Return `ds_configs` or `slurm`: next to the package in a checkout, inside of it in an installed package."""
     package = Path(__file__).resolve().parent
     return (package.parent if checkout() else package) / name
 

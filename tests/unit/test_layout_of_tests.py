@@ -60,6 +60,7 @@ OF_SEVERAL_MODULES = {
     "recipe/test_fuzz_recipes.py": "mutated recipes and DeepSpeed files",
     "recipe/test_hostile_values.py": "values that are no settings",
     "recipe/test_published_values.py": "ctxlm_ds/recipes against the papers",
+    "test_docs.py": "README.md, CONTRIBUTING.md and docs/",
     "test_layout_of_tests.py": "this file",
     "test_recipes.py": "ctxlm_ds/recipes",
     "test_scripts.py": "slurm/*.sh",
