@@ -186,12 +186,14 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     Raises:
         TrainingError: training failed; the message names the last good checkpoint and what to do.
     """
-    from ctxlm_ds.training.history import HistoryHook, WatchdogHook
+    from ctxlm_ds.training.history import HistoryHook, WatchdogHook, environment
+    from ctxlm_ds.training.run_page import ReportHook
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.saver.pending_age_s
     if trainer.topology.is_main:
-        trainer.hooks.append(HistoryHook(run_dir, ranks))
+        trainer.hooks.append(HistoryHook(run_dir, ranks, environment(trainer.engine, trainer.config)))
+        trainer.hooks.append(ReportHook(run_dir))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     if trainer.continuations is not None:
         trainer.continuations.on_pass = watchdog.beat

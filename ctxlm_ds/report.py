@@ -1,4 +1,4 @@
-"""The report of a run: curves of its metrics.jsonl as an HTML page without network and as a picture in characters."""
+"""Curves of metrics.jsonl as parts of an HTML page without network, as a picture in characters and as a PNG."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ from typing import Any
 
 WIDTH, HEIGHT = 720, 280
 """Size of a chart in pixels."""
+SINGLE_FIGURES = {
+    "learning rate": "learning_rate",
+    "gradient norm": "grad_norm",
+    "tokens per second": "tokens_per_second",
+}
+"""Charts of one curve by title."""
 LEFT, RIGHT, TOP, BOTTOM = 56, 150, 12, 28
 """Space around its axes."""
 COLUMNS, LINES = 64, 12
 """Characters of a terminal's picture."""
-MARKS = ".o+x"
+MARKS = ".o+x*#@%"
 LEVEL_MARK = "-"
+COLOURS = 8
+"""Colours of the page's style, `--c0` to `--c7`."""
+MOST_POINTS = 2000
+"""Most points of a curve that are drawn."""
 STYLE = """
-:root { --ink: #1d2630; --paper: #fdfdfc; --grid: #dfe3e6; --c0: #9db8d9; --c1: #0b5cad; --c2: #b3470b }
+:root { --ink: #1d2630; --paper: #fdfdfc; --grid: #dfe3e6; --c0: #9db8d9; --c1: #0b5cad; --c2: #b3470b;
+  --c3: #2e8b57; --c4: #8e5bb5; --c5: #b08a1e; --c6: #d0588a; --c7: #3d9aa8 }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #dfe5ea; --paper: #14181c; --grid: #2e363d; --c0: #4d6f99; --c1: #6cb2ff; --c2: #ff9d5c }
 }
@@ -69,7 +80,7 @@ def points_of(records: Iterable[Mapping[str, Any]], figure: str) -> Points:
 def run_charts(
     records: Sequence[Mapping[str, Any]], term: str, levels: Mapping[str, tuple[float, float]]
 ) -> list[Chart]:
-    """Return loss, accuracy and learning rate over the steps.
+    """Return loss and accuracy, training and held out, and the figures of SINGLE_FIGURES over the steps.
 
     Args:
         records: lines of metrics.jsonl.
@@ -86,8 +97,24 @@ def run_charts(
     return [
         chart("loss (nats)", term, f"{term}_loss", 0),
         chart("top-1 accuracy", f"{term}_accuracy", f"{term}_accuracy", 1),
-        Chart("learning rate", {"learning rate": points_of(records, "learning_rate")}, {}),
+        *(Chart(title, {title: points_of(records, figure)}, {}) for title, figure in SINGLE_FIGURES.items()),
     ]
+
+
+def overlaid(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
+    """Return the charts of several runs over each other: those of a title together, curves with the run's name."""
+    titles = dict.fromkeys(chart.title for of_run in charts.values() for chart in of_run)
+
+    def together(title: str) -> Chart:
+        found = ((run, chart) for run, of_run in charts.items() for chart in of_run if chart.title == title)
+        curves = {
+            run if name == title else f"{run} {name}": points
+            for run, chart in found
+            for name, points in chart.curves.items()
+        }
+        return Chart(title, curves, {})
+
+    return [together(title) for title in titles]
 
 
 def svg(chart: Chart) -> str:
@@ -108,9 +135,9 @@ def svg(chart: Chart) -> str:
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step:g}</text>')
     labels: list[tuple[float, str]] = []
     for number, (name, points) in enumerate(chart.curves.items()):
-        places = [place(*point) for point in points]
+        places = [place(*point) for point in thinned(points)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        colour = f'style="stroke: var(--c{number % 3})"'
+        colour = f'style="stroke: var(--c{number % COLOURS})"'
         parts.append(f'<polyline class="curve" {colour} points="{line}"/>')
         labels += [(places[-1][1], f"{name} {points[-1][1]:.4g}")] if places else []
     for name, value in chart.levels.items():
@@ -122,6 +149,12 @@ def svg(chart: Chart) -> str:
         y = max(wanted + 4, y + 14)
         parts.append(f'<text x="{WIDTH - RIGHT + 6}" y="{y:.1f}">{escape(text)}</text>')
     return "\n".join([*parts, "</svg>"])
+
+
+def thinned(points: Points) -> Points:
+    """Return at most MOST_POINTS of them, evenly spread, with the last."""
+    every = -(-len(points) // MOST_POINTS)
+    return points if every <= 1 else [*points[:-1:every], points[-1]]
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
@@ -156,6 +189,25 @@ def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -
     axis = f"{'':>8} +{'-' * columns}"
     steps = f"{'':>9} {f'step {first:g}':<{columns - 8}}{f'{last:g}':>8}"
     return [f"{'':>9} {chart.title}", *picture, axis, steps, f"{'':>9} {'   '.join(legend)}"]
+
+
+def write_png(charts: Sequence[Chart], path: Path) -> None:
+    """Draw charts below each other with matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3 * len(charts)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, chart in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts, strict=True):
+        for name, points in chart.curves.items():
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
+        axes.set_title(chart.title, fontsize="medium", loc="left")
+        if axes.has_data():
+            axes.legend(fontsize="small")
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("step")
+    figure.savefig(path, dpi=120)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

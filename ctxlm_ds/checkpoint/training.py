@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ctxlm_ds.checkpoint.background_save import PendingSave
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
@@ -27,6 +24,7 @@ from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.changed_settings import report_resume
 from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.history import environment
 from ctxlm_ds.training.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")
@@ -139,22 +137,7 @@ class TrainingCheckpoints:
         return finish
 
     def _environment(self) -> dict[str, Any]:
-        """Return what must be the same for a bitwise resume."""
-        topology, engine, training = self._topology, self._engine, self._config.training
-        return {
-            "world_size": topology.world_size,
-            "tensor_parallel_size": topology.tensor_parallel_size,
-            "pipeline_parallel_size": topology.pipeline_parallel_size,
-            "sequence_parallel": engine.parallel.splits_tokens,
-            "zero_stage": engine.zero_stage,
-            "micro_batch_size": training.micro_batch_size,
-            "precision": training.precision,
-            "num_threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "device": str(engine.device.type),
-            "optimizer": engine.optimizer_choice,
-        }
+        return environment(self._engine, self._config)
 
     def resume(self, folder: Path | None) -> TrainState | None:
         """Load a checkpoint of this run (CheckpointManager.find_resumable) and return its state; None without one.

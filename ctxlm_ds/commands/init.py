@@ -17,6 +17,8 @@ from ctxlm_ds.console import at_least, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
 
+MAX_HOURS = 8760
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
@@ -114,8 +116,8 @@ def _start(args: argparse.Namespace) -> None:
 
     if args.data is not None and args.text is not None:
         raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
-    if args.hours is not None and not args.hours > 0:
-        raise ConfigError(f"--hours {args.hours:g}: expected a number above 0")
+    if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
+        raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
     answers = Answers(
         args.family or "bert", args.size or "laptop", args.data, args.text, args.tokenizer, args.hours
     )

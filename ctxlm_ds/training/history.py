@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.training.hooks import Hook, Phase, RunEnd, RunStart, StepMetrics
 
+if TYPE_CHECKING:
+    from ctxlm_ds.recipe.schema import RunConfig
+    from ctxlm_ds.training.engine import Engine
+
 LOG_VARIABLE = "CTXLM_LOG_FILE"
 """Names the job's log if the starter knows it; stderr of this process may be a pipe to the launcher."""
+
+
+def environment(engine: Engine, config: RunConfig) -> dict[str, Any]:
+    """Return what must be the same for a bitwise resume."""
+    import torch
+
+    topology = engine.topology
+    return {
+        "world_size": topology.world_size,
+        "tensor_parallel_size": topology.tensor_parallel_size,
+        "pipeline_parallel_size": topology.pipeline_parallel_size,
+        "sequence_parallel": engine.parallel.splits_tokens,
+        "zero_stage": engine.zero_stage,
+        "micro_batch_size": config.training.micro_batch_size,
+        "precision": config.training.precision,
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "device": str(engine.device.type),
+        "optimizer": engine.optimizer_choice,
+    }
 
 
 class HistoryHook(Hook):
@@ -23,9 +50,11 @@ class HistoryHook(Hook):
     Rank 0 uses it while it holds the run's lock.
     """
 
-    def __init__(self, run_dir: Path, ranks: RankInfo) -> None:
+    def __init__(self, run_dir: Path, ranks: RankInfo, environment: Mapping[str, Any] | None = None) -> None:
+        """Prepare; `environment` describes layout, device and versions of this start."""
         self._run_dir = run_dir
         self._ranks = ranks
+        self._environment = environment
 
     def on_run_start(self, start: RunStart) -> None:
         stderr = os.path.realpath("/proc/self/fd/2")
@@ -44,6 +73,7 @@ class HistoryHook(Hook):
             launcher=self._ranks.launcher,
             # None if it is a terminal or a pipe and the starter names no file.
             log=os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None),
+            **({"environment": self._environment} if self._environment else {}),
             **({"changed_settings": list(start.changed_settings)} if start.changed_settings else {}),
         )
 

@@ -24,6 +24,8 @@ from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics,
 logger = logging.getLogger("ctxlm_ds")
 
 METRICS_NAME = "metrics.jsonl"
+TEXTS = "texts"
+"""Figure of the lines with continued texts: pairs of what was given and what the model wrote."""
 TENSORBOARD_DIR = "tensorboard"
 BY_TOKEN = "by_token"
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+\-.!]")
@@ -86,6 +88,9 @@ class MetricsWriter(IntervalHook):
             figures = {name: value for name, value in figures.items() if name not in self._evaluated}
         if figures:
             self._append(step, figures)
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        self._append(step, {TEXTS: [list(text) for text in texts]})
 
     def on_run_end(self, end: RunEnd) -> None:
         # A run that will be resumed gets no extra point, so its curve is that of a run without a stop.

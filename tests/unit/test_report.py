@@ -9,14 +9,29 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ctxlm_ds.report import Chart, page, points_of, read_metrics, run_charts, svg, table, terminal_picture, ticks
+from ctxlm_ds.report import (
+    MOST_POINTS,
+    Chart,
+    overlaid,
+    page,
+    points_of,
+    read_metrics,
+    run_charts,
+    svg,
+    table,
+    terminal_picture,
+    thinned,
+    ticks,
+    write_png,
+)
 
 RECORDS = [
     {"step": 1, "loss": 6.0, "masked_lm": 6.0, "masked_lm_accuracy": 0.0, "learning_rate": 0.0},
     {"step": 5, "loss": None, "masked_lm": None, "masked_lm_accuracy": None, "learning_rate": 2e-3},
-    {"step": 10, "loss": 4.0, "masked_lm": 4.0, "masked_lm_accuracy": 0.25, "learning_rate": 1e-3},
+    {"step": 10, "loss": 4.0, "masked_lm": 4.0, "masked_lm_accuracy": 0.25, "learning_rate": 1e-3,
+     "grad_norm": 2.5, "tokens_per_second": 800.0},
     {"step": 10, "eval/dev/masked_lm_loss": 4.5, "eval/dev/masked_lm_accuracy": 0.2, "eval/dev/loss": 4.5},
-]
+]  # fmt: skip
 CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]}, {"unigram": 5.0})
 
 
@@ -49,11 +64,33 @@ class Pages(HTMLParser):
 def test_charts_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     records = read_metrics(tmp_path / "metrics.jsonl")
-    loss, accuracy, rate = run_charts(records, "masked_lm", {"unigram": (5.5, 0.05)})
+    loss, accuracy, rate, norm, speed = run_charts(records, "masked_lm", {"unigram": (5.5, 0.05)})
     assert loss == Chart("loss (nats)", {"training": [(1, 6.0), (10, 4.0)], "dev": [(10, 4.5)]}, {"unigram": 5.5})
     assert accuracy.curves["dev"] == [(10, 0.2)] and accuracy.levels == {"unigram": 0.05}
     assert rate.curves == {"learning rate": [(1, 0.0), (5, 2e-3), (10, 1e-3)]}
+    assert norm.curves == {"gradient norm": [(10, 2.5)]} and speed.curves == {"tokens per second": [(10, 800.0)]}
     assert points_of(records, "missing") == []
+
+
+def test_runs_are_overlaid_by_title() -> None:
+    one = [Chart("loss", {"training": [(1, 6.0)], "dev": [(1, 5.0)]}, {}), Chart("rate", {"rate": [(1, 0.1)]}, {})]
+    other = [Chart("loss", {"training": [(2, 7.0)]}, {})]
+    assert overlaid({"a": one, "b": other}) == [
+        Chart("loss", {"a training": [(1, 6.0)], "a dev": [(1, 5.0)], "b training": [(2, 7.0)]}, {}),
+        Chart("rate", {"a": [(1, 0.1)]}, {}),
+    ]
+
+
+def test_long_curves_are_thinned() -> None:
+    points = [(float(step), 1.0) for step in range(3 * MOST_POINTS + 2)]
+    few = thinned(points)
+    assert len(few) <= MOST_POINTS + 1 and few[0] == points[0] and few[-1] == points[-1]
+    assert thinned(points[:5]) == points[:5] and thinned([]) == []
+
+
+def test_png(tmp_path: Path) -> None:
+    write_png([CHART, Chart("empty", {"a": []}, {})], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_svg_places_curves_between_its_axes() -> None:

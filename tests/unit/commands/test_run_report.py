@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.commands.run_report import main
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.errors import ConfigError, DataError
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -30,6 +30,27 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "loss (nats)" in shown and shown.endswith(f"all curves: {tmp_path / 'report.html'}\n")
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 2 and "max_steps: 20" in page and "a&lt;b" in page and "accuracy" not in page
+
+
+def test_two_runs_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = json.dumps({"step": 1, "masked_lm": 7.0}) + "\n"
+    runs = [tmp_path / name for name in ("one", "other")]
+    for run in runs:
+        run.mkdir()
+        make_run(run, line)
+    (runs[1] / "config.yaml").write_text("name: b\ntraining:\n  max_steps: 30\n")
+    picture = tmp_path / "curves.png"
+    report(monkeypatch, *runs, "--output", tmp_path / "both.html", "--png", picture)
+    page = (tmp_path / "both.html").read_text()
+    assert "a&lt;b training 7" in page and "b training 7" in page
+    assert "<td>training.max_steps</td><td>20</td><td>30</td>" in page and "<td>model.family</td>" not in page
+    assert picture.read_bytes().startswith(b"\x89PNG") and not (runs[0] / "report.html").exists()
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctxlm_ds.installed.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"matplotlib: not installed; pip install 'ctxlm_ds\[downstream\]'"):
+        report(monkeypatch, make_run(tmp_path, '{"step": 1}\n'), "--png", tmp_path / "curves.png")
 
 
 @pytest.mark.parametrize(
