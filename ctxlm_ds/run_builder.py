@@ -21,7 +21,7 @@ from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights
+from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.stored_loader import StoredEvalLoader, StoredTrainLoader, open_rows
 from ctxlm_ds.export.stored_outputs import TRAIN
 from ctxlm_ds.export.stored_rows import StoredRows
@@ -70,7 +70,7 @@ def build_run(
     objective = build_objective(config.objective, tokenizer)
     prompts = encode_prompts(config, objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
-    newest = find_start(config, manager, topology)
+    newest = find_start(config, tokenizer, manager, topology)
     logger.info("reading the data")
     rows = build_rows_by_node(config, tokenizer, objective, topology)
     data = agreed_data(rows.describe(config, tokenizer), topology)
@@ -138,7 +138,9 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
     return config, tokenizer
 
 
-def find_start(config: RunConfig, manager: CheckpointManager, topology: Topology) -> Path | None:
+def find_start(
+    config: RunConfig, tokenizer: Tokenizer, manager: CheckpointManager, topology: Topology
+) -> Path | None:
     """Return the checkpoint to resume from, None for a fresh run, before the sample indexes are built (takes long).
 
     Raises:
@@ -151,6 +153,8 @@ def find_start(config: RunConfig, manager: CheckpointManager, topology: Topology
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
     elif config.initialize_from is None:
         refuse_missing_source(config)
+    elif topology.is_main:
+        warn_of_other_tokens(config.initialize_from, tokenizer)
     return newest
 
 

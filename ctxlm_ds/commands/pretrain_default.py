@@ -29,6 +29,7 @@ from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.objectives.encoder_decoder import EncoderDecoder
+from ctxlm_ds.process.launch import free_port
 from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
@@ -140,7 +141,8 @@ class Job:
     def pretrain(self, recipe: str, overrides: Sequence[str], ranks: int) -> None:
         """Train under the deepspeed launcher."""
         self.run(
-            Path(sys.executable).with_name("deepspeed"), "--num_gpus", ranks,
+            # Not the launcher's usual port: another job may run on this machine.
+            Path(sys.executable).with_name("deepspeed"), "--num_gpus", ranks, "--master_port", free_port(),
             "--module", "ctxlm_ds.pretrain", "--config", recipe, "--deepspeed_config", "zero1",
             "--set", f"run_dir={self.run_dir}", f"tokenizer.path={self.tokenizer}",
             f"data.train=[{self.dataset('train')}]",

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from ctxlm_ds.console import logger
-from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.errors import CheckpointError, TokenizerError
 from ctxlm_ds.export.initial_layers import select_layers
 from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.own_format import own_format_in
@@ -21,6 +21,8 @@ from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpo
 from ctxlm_ds.models.build import WholeModel, block_names, describe_model
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.load import load_tokenizer
 
 
 def load_initial_weights(
@@ -71,6 +73,23 @@ def load_initial_weights(
     if left_out:
         logger.info("initialize_from: not needed by this objective: %s", ", ".join(left_out))
     return _values(source, whole, fresh, folder)
+
+
+def warn_of_other_tokens(path: str | Path, tokenizer: Tokenizer) -> None:
+    """Log a warning if the source has a tokenizer with other tokens: rows of its embeddings are taken by number."""
+    folder = Path(path) / "tokenizer"
+    try:
+        theirs = load_tokenizer(folder if folder.is_dir() else path)
+    except TokenizerError:
+        return
+    both = range(min(theirs.vocab_size, tokenizer.vocab_size))
+    other = [at for at in both if theirs.id_to_token(at) != tokenizer.id_to_token(at)]
+    if other:
+        logger.warning(
+            "initialize_from: the tokenizer of %s has other tokens at %d of %d ids (%d: %r there, %r here), whose "
+            "embeddings start as those of other words; set tokenizer.path to that one to continue the model",
+            path, len(other), len(both), other[0], theirs.id_to_token(other[0]), tokenizer.id_to_token(other[0]),
+        )  # fmt: skip
 
 
 def load_initial_moments(

@@ -58,7 +58,7 @@ def discover_ranks(environ: Mapping[str, str] | None = None) -> RankInfo:
         return _from_launcher(environ)
     if is_srun_task(environ):
         return _from_srun(environ)
-    return RankInfo(0, 1, 0, 1, "127.0.0.1", _free_port(), "single", 0)
+    return RankInfo(0, 1, 0, 1, "127.0.0.1", free_port(), "single", 0)
 
 
 def _from_launcher(environ: Mapping[str, str]) -> RankInfo:
@@ -70,7 +70,7 @@ def _from_launcher(environ: Mapping[str, str]) -> RankInfo:
     address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
     if not address:
         raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
-    port = _free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
+    port = free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
     # DeepSpeed's launcher says LOCAL_SIZE.
     unknown = str(world_size if address in LOOPBACK else 1)
     local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
@@ -94,7 +94,7 @@ def _from_srun(environ: Mapping[str, str]) -> RankInfo:
         local_rank=task.local_rank,
         local_world_size=task.local_world_size,
         master_addr=environ.get("MASTER_ADDR") or address,
-        master_port=_number(environ, "MASTER_PORT", str(task.port if task.world_size > 1 else _free_port())),
+        master_port=_number(environ, "MASTER_PORT", str(task.port if task.world_size > 1 else free_port())),
         launcher="srun",
         device_index=0 if own_device else task.local_rank,
     )
@@ -232,7 +232,8 @@ def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
     return read_number(environ, name, default, remedy)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nothing uses."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

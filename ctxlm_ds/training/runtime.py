@@ -66,7 +66,23 @@ def _model_size(config: RunConfig) -> str:
 
 
 def init_process_group() -> None:
-    """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU)."""
+    """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU).
+
+    Raises:
+        ConfigError: the port on which the ranks meet is in use.
+    """
+    try:
+        _init_process_group()
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise ConfigError(
+            f"port {os.environ['MASTER_PORT']}, on which the ranks meet, is in use on this machine, probably by another "
+            "run; start with another one: deepspeed --master_port PORT, or torchrun --standalone"
+        ) from error
+
+
+def _init_process_group() -> None:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from deepspeed.constants import default_pg_timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import socket
 import sys
 from pathlib import Path
 
@@ -121,6 +122,19 @@ def test_mistakes_get_one_clear_message(
     )
     assert done.returncode == 2
     assert expected in done.stderr and "error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_one_clear_message(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "tiny.yaml")
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        words = pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])
+        done = call(*launcher("python", 1), *words, check=False, MASTER_PORT=port, **ranks)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"port {port}, on which the ranks meet, is in use" in done.stderr and "--master_port" in done.stderr
 
 
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(bert_route: Prepared, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None
     packed_model, single_model = our_model(config, outputs, packing=True).eval(), our_model(config, outputs).eval()
     for model in (packed_model, single_model):
         copy_weights(theirs, model, key_map)
+        model.double()
     rows = random_rows([[7, 5, 8], [6, 3]], config.vocab_size or 0, seed=3)
     packed = batch_of(rows, SEQ_LENGTH, terms_of(outputs), slots=8)
     alone = batch_of([[example] for row in rows for example in row], SEQ_LENGTH, terms_of(outputs), slots=4)
@@ -151,7 +152,7 @@ def test_packed_rows_give_the_logits_of_their_sequences_alone(name: str) -> None
         field = f"{term}_labels"
         got, wanted = got[packed.fields[field] != IGNORE_LABEL], wanted[alone.fields[field] != IGNORE_LABEL]
         assert len(got) > 0
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6 * max(1.0, wanted.abs().max().item()))
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12 * max(1.0, wanted.abs().max().item()))
 
 
 def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:

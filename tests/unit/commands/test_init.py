@@ -22,6 +22,9 @@ def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
     with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
         main(["--family", "gpt2", "--text", "corpus.txt"])
+    for hours in ("0", "9e9", "inf", "nan"):
+        with pytest.raises(ConfigError, match=r"--hours \S+: expected a number above 0 and up to 8,760"):
+            main(["--family", "gpt2", "--hours", hours, "--output", "other.yaml"])
 
 
 def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
@@ -32,8 +35,11 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
 
 
-def test_slurm_scripts_are_copied(tmp_path):
+def test_slurm_scripts_are_copied(tmp_path, capsys):
     main(["--slurm", str(tmp_path / "slurm")])
     assert (tmp_path / "slurm" / "pretrain.sbatch").is_file()
+    assert f"next: cd {tmp_path} && ctxlm submit RECIPE.yaml" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"folder named slurm; give .*jobs/slurm"):
+        main(["--slurm", str(tmp_path / "jobs")])
     with pytest.raises(ConfigError, match="exists"):
         main(["--slurm", str(tmp_path / "slurm")])

@@ -10,7 +10,7 @@ import transformers
 
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
-from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights
+from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.safetensors_files import HEADS_FILE
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.initialize import initial_value
@@ -163,3 +163,17 @@ def test_moments_that_are_missing_or_damaged_are_refused(bert: Source, tmp_path:
     load(bert.run, bert.config)
     with pytest.raises(CheckpointError, match="moments-.* sha256"):
         load_initial_moments(bert.run, "adamw", whole)
+
+
+def test_a_tokenizer_with_other_tokens_is_reported(
+    bert: Source, tmp_path: Path, byte_bpe_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    to_hf(bert.run, tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "imported")
+    for path in (bert.run / "checkpoints" / "step-00000100", tmp_path / "hf", tmp_path / "imported"):
+        warn_of_other_tokens(path, load_tokenizer(bert.tokenizer))
+        assert "other tokens" not in caplog.text
+        warn_of_other_tokens(path, load_tokenizer(byte_bpe_folder))
+        assert f"the tokenizer of {path} has other tokens at " in caplog.text
+        assert "(0: '[PAD]' there, '<s>' here)" in caplog.text
+        caplog.clear()
