@@ -15,7 +15,7 @@ from typing import Any
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
-from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 from ctxlm_ds.training.metrics import TENSORBOARD_DIR
 
@@ -176,8 +176,10 @@ class StatusHook(IntervalHook):
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        fills = OBJECTIVES.get(self._start.config.objective.name).masked_tokens is not None
+        what = "filled" if fills else "continued"
         for given, written in texts:
-            logger.info("step %d continued: %s", step, " ".join(f"{given} | {written}".split()))
+            logger.info("step %d %s: %s", step, what, " ".join(f"{given} | {written}".split()))
 
     def on_run_end(self, end: RunEnd) -> None:
         if self._table is not None:
