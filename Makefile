@@ -55,9 +55,12 @@ soak: operators ## the long tests
 bench: install ## measure what this machine can show and write the tables of docs/benchmarks.md (15 minutes)
 	@$(BIN)/python tools/benchmark.py document --write docs/benchmarks.md
 
-docs: install ## write docs/config.md from the schema
+docs: install ## write docs/config.md from the schema, and build the site of docs/ into site/
 	@$(BIN)/python tools/write_config_docs.py
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(PIP_INSTALL) -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html; to read it at http://localhost:8000: $(BIN)/mkdocs serve"
 
 clean: ## remove .venv and what checks and tests leave; runs/ stays
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -43,7 +43,7 @@ from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_counts import word_counts
-from ctxlm_ds.training.continuations import Continuations, held_out_prompts
+from ctxlm_ds.training.continuations import build_continuations, encode_prompts
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hook_setup import check_hooks
 from ctxlm_ds.training.hooks import Hooks, build_hooks
@@ -68,6 +68,7 @@ def build_run(
     run_dir = lock.run_dir
     config, tokenizer = resolve_on_every_rank(config, topology)
     objective = build_objective(config.objective, tokenizer)
+    prompts = encode_prompts(config, objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
     newest = find_start(config, tokenizer, manager, topology)
     logger.info("reading the data")
@@ -121,7 +122,7 @@ def build_run(
         state=state,
         changed_settings=checkpoints.changed_settings,
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, rows, objective, tokenizer)),
-        continuations=build_continuations(config, rows, objective, tokenizer, topology),
+        continuations=build_continuations(config, prompts, rows, objective, tokenizer, topology),
     )
 
 
@@ -185,22 +186,6 @@ def held_out_words(
     loaders = {name: EvalLoader(source, objective, config) for name, source in rows.validation.items()}
     found = {name: tokens_per_word(loader, term, counts) for name, loader in loaders.items()}
     return {name: number for name, number in found.items() if number is not None}
-
-
-def build_continuations(
-    config: RunConfig, rows: RunRows, objective: Objective, tokenizer: Tokenizer, topology: Topology
-) -> Continuations | None:
-    """Return what continues texts after evaluations, with the same prompts on every rank; None if there are none."""
-    if not config.evaluation.continues:
-        return None
-
-    def prompts() -> list[list[int]]:
-        given = [ids or [tokenizer.sep_id] for ids in tokenizer.encode_batch(config.evaluation.prompts)]
-        sources = list(rows.validation.values())[:1]
-        return given + [ids for rows in sources for ids in held_out_prompts(rows, config.evaluation.continuations)]
-
-    found = topology.compute_on_rank_0(prompts)
-    return Continuations(found, config, objective, tokenizer) if found else None
 
 
 def refuse_missing_source(config: RunConfig) -> None:
@@ -349,7 +334,7 @@ def build_engine(
         layers = build_run_layers(config, build, objective.teacher_outputs, kernels_of, objective.comparisons)
         labels = objective.word_labels
         if config.evaluation.continues:  # tokens are chosen from the logits
-            labels = labels | {str(objective.next_tokens): None}
+            labels = labels | {str(objective.written_tokens): None}
         return with_decoder_losses(layers, labels, kernels, config.kernels.cross_entropy)
 
     with explain_out_of_memory(config):

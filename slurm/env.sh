@@ -1,6 +1,11 @@
 # shellcheck shell=bash disable=SC2034
 # Settings of this cluster. Every script in slurm/ sources this file on the compute node (route.sh on the login node as
-# well). All are optional; a commented line shows the default or an example.
+# well). All are optional; a commented line shows the default or an example. A copy slurm/profiles/NAME.sh is another
+# cluster or partition: ctxlm submit --profile NAME.
+
+# --- sbatch: options that `ctxlm submit` gives, before those of its command line ---------------------------------------
+##SBATCH --partition=gpu --account=me --time=24:00:00
+##SBATCH --nodes=1 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8
 
 # --- Python -----------------------------------------------------------------------------------------------------------
 # module load cuda/12.8 python/3.11            # modules that your software needs

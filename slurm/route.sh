@@ -22,9 +22,9 @@ OUT=                # output folder; empty: routes/NAME, NAME being the first re
 TOKENIZER=          # a finished tokenizer; empty: train one
 TOKENIZER_TYPE=     # empty: the one that the model's family was published with
 VOCAB_SIZE=         # empty: the published model's
-TOKENIZER_OPTIONS=  # further options of tools/train_tokenizer.py
-PREPROCESS_OPTIONS= # further options of tools/preprocess_data.py
-EXPORT_OPTIONS=     # further options of tools/convert_checkpoint.py to-hf
+TOKENIZER_OPTIONS=  # further options of ctxlm tokenizer
+PREPROCESS_OPTIONS= # further options of ctxlm preprocess
+EXPORT_OPTIONS=     # further options of ctxlm convert to-hf
 SHARDS=1            # jobs that preprocess in parallel
 WORKERS=4           # processes of each of them, and threads that build samples
 NODES=1             # of a pretraining job
@@ -111,17 +111,17 @@ submit() { # STEP IDS WORDS...: sbatch after the jobs IDS (separated by blanks),
     fi
 }
 step() { submit "$1" "$2" "--cpus-per-task=$WORKERS" $CPU_OPTIONS "$CTXLM_HOME/slurm/step.sbatch" "${@:3}"; }
-tool() { step "$1" "$2" python "$CTXLM_HOME/tools/$3.py" "${@:4}"; } # STEP IDS TOOL WORDS...
+tool() { step "$1" "$2" python -m ctxlm_ds.commands.main "${@:3}"; } # STEP IDS COMMAND WORDS..., as of ctxlm
 
 # ---- the route ----
 tokenizer='' datasets='' before='' start=()
 if [ -n "$makes_tokenizer" ]; then
-    tool tokenizer '' train_tokenizer --input $INPUT --json-keys "$JSON_KEY" --type "${TOKENIZER_TYPE:-$family_tokenizer}" \
+    tool tokenizer '' tokenizer --input $INPUT --json-keys "$JSON_KEY" --type "${TOKENIZER_TYPE:-$family_tokenizer}" \
         ${VOCAB_SIZE:+--vocab-size $VOCAB_SIZE} $TOKENIZER_OPTIONS --output-dir "$TOKENIZER"
     tokenizer=$ID
 fi
 preprocess() { # STEP PATTERNS PREFIX WORDS...
-    tool "$1" "$tokenizer" preprocess_data --input $2 --json-keys "$JSON_KEY" --tokenizer "$TOKENIZER" $form_options \
+    tool "$1" "$tokenizer" preprocess --input $2 --json-keys "$JSON_KEY" --tokenizer "$TOKENIZER" $form_options \
         --workers "$WORKERS" $PREPROCESS_OPTIONS --output-prefix "$OUT/data/$3" "${@:4}"
     datasets+=" $ID"
 }
@@ -133,12 +133,12 @@ elif [ -n "$INPUT" ]; then
     extra=("--array=0-$((SHARDS - 1))" "--output=$OUT/logs/preprocess-%A_%a.log")
     preprocess preprocess "$INPUT" shards/train --shard "%a/$SHARDS"
     parts=$(seq -f "$OUT/data/shards/${train##*/}_shard%05g-of-$(printf %05d "$SHARDS")" 0 $((SHARDS - 1)))
-    tool merge "$ID" merge_datasets --input $parts --output-prefix "$train"
+    tool merge "$ID" merge --input $parts --output-prefix "$train"
     datasets+=" $ID"
 fi
 for i in "${!recipes[@]}"; do
     phase=$([ "$i" -eq 0 ] || echo "-$((i + 1))")
-    tool "samples$phase" "$datasets" build_samples --config "${recipes[i]}" --workers "$WORKERS" --set "${sets[@]}"
+    tool "samples$phase" "$datasets" samples --config "${recipes[i]}" --workers "$WORKERS" --set "${sets[@]}"
     [ "$i" -eq 0 ] || extra=("--export=ALL,CTXLM_NEEDED_RUN=$RUN") start=("initialize_from=$RUN")
     RUN=$OUT/pretrain$phase
     submit "pretrain$phase" "$ID $before" --nodes="$NODES" --ntasks-per-node="$RANKS" $PRETRAIN_OPTIONS \
@@ -146,5 +146,5 @@ for i in "${!recipes[@]}"; do
     before=$ID
 done
 extra=("--export=ALL,CTXLM_NEEDED_RUN=$RUN") # the export fails if the run was stopped before its end
-tool export "$before" convert_checkpoint to-hf --checkpoint "$RUN" --output "$OUT/hf" $EXPORT_OPTIONS
+tool export "$before" convert to-hf --checkpoint "$RUN" --output "$OUT/hf" $EXPORT_OPTIONS
 [ -z "$AFTER" ] || step after "$ID" env "OUT=$OUT" "TOKENIZER=$TOKENIZER" "RUN=$RUN" "HF=$OUT/hf" bash -c "$AFTER"

@@ -20,6 +20,7 @@ from types import FrameType
 
 from ctxlm_ds.cluster.settings import JobSettings, read_settings
 from ctxlm_ds.cluster.srun import wrap_in_container
+from ctxlm_ds.cluster.sweep import TASK_VARIABLE, of_task, task_of
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.installed import check_installed
@@ -95,7 +96,8 @@ def read_context(arguments: Sequence[str]) -> JobContext:
     environ = dict(os.environ)
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_JOB_NODELIST"):
         raise ConfigError("this is no Slurm job; submit it with: sbatch slurm/pretrain.sbatch RECIPE.yaml")
-    words = pretrain_words(arguments)
+    words = pretrain_words(of_task(arguments, environ))
+    environ |= {TASK_VARIABLE: task} if (task := task_of(environ)) else {}
     settings = read_settings(environ)
     tasks, task_words = plan_tasks(environ)
     run_dir, max_steps = find_run(words, sum(tasks.values()), settings, environ)

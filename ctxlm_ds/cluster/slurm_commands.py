@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import subprocess
 import time
@@ -124,7 +125,19 @@ def insist(words: Sequence[str], patience_s: float = PATIENCE_S) -> str:
 
 def show_job(job_id: str, patience_s: float = PATIENCE_S) -> Job:
     """Return Slurm's record of a job. Raises ClusterError if it has none (any more), or does not answer."""
-    return Job(job_id, parse_fields(insist(["scontrol", "show", "job", job_id], patience_s)))
+    records = insist(["scontrol", "show", "job", job_id], patience_s).split("\n\n")
+    # A task of an array may have the array's id, which shows all tasks.
+    own = (record for record in records if record.lstrip().startswith(f"JobId={job_id} "))
+    return Job(job_id, parse_fields(next(own, records[0])))
+
+
+def named(job_id: str) -> str:
+    """Return a job as commands that change it must name it: a task of an array (this process's) as ARRAY_TASK.
+
+    The id of the task may be that of the array, and would mean all tasks.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task and job_id == os.environ.get("SLURM_JOB_ID") else job_id
 
 
 def parse_fields(text: str) -> dict[str, str]:
@@ -159,7 +172,7 @@ def cancel(job_id: str) -> None:
 
 def cancel_steps(job_id: str) -> None:
     """End the steps of a job whose srun has ended; the batch script continues."""
-    shown = insist(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i"])
+    shown = insist(["squeue", "--noheader", "--steps", f"--jobs={named(job_id)}", "--format=%i"])
     steps = [step for step in shown.split() if step.rpartition(".")[2].isdigit()]
     for step in steps:
         cancel(step)
@@ -198,7 +211,7 @@ def requeue(job_id: str, exclude: Iterable[str]) -> None:
     Raises ClusterError if it is refused, with DISABLED in the message if this job or cluster allows no requeue.
     """
     nodes = ",".join(sorted(set(exclude)))
-    insist(["sh", "-c", _REQUEUE, "requeue", job_id, nodes] if nodes else ["scontrol", "requeue", job_id])
+    insist(["sh", "-c", _REQUEUE, "requeue", named(job_id), nodes] if nodes else ["scontrol", "requeue", named(job_id)])
 
 
 def srun_words(tasks: Mapping[str, int], without: Iterable[str]) -> list[str]:

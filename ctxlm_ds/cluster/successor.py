@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.cluster.job_context import JobContext, log
-from ctxlm_ds.cluster.slurm_commands import Job, call, cancel, insist, show_job
+from ctxlm_ds.cluster.slurm_commands import Job, call, cancel, insist, named, show_job
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 
@@ -70,7 +70,7 @@ class Successors:
         new = call(words, successor_environment(environ, context.chain)).strip().split(";")[0]
         self._submitted = new
         write_text(context.run_dir / RECORD_NAME, json.dumps({"job_id": new, "after": context.job_id}) + "\n")
-        move_dependants(context.job_id, new)
+        move_dependants(named(context.job_id), new)
         return new
 
     def cancel(self, begun: bool = False) -> None:
@@ -82,7 +82,7 @@ class Successors:
         found = self._find(("PENDING", "CONFIGURING", "RUNNING") if begun else ("PENDING",))
         if found is None:
             return
-        move_dependants(found, self._context.job_id)
+        move_dependants(found, named(self._context.job_id))
         cancel(found)
         if self._recorded() == found:
             with contextlib.suppress(OSError):
@@ -113,10 +113,10 @@ class Successors:
         if name.endswith(mark):
             return [f"--job-name={name}", "--dependency=singleton"]
         try:
-            call(["scontrol", "update", f"jobid={job.job_id}", f"jobname={name}{mark}"])
+            call(["scontrol", "update", f"jobid={named(job.job_id)}", f"jobname={name}{mark}"])
             return [f"--job-name={name}{mark}", "--dependency=singleton"]
         except ClusterError:
-            return [f"--job-name={name}{mark}", f"--dependency=afterany:{job.job_id}"]
+            return [f"--job-name={name}{mark}", f"--dependency=afterany:{named(job.job_id)}"]
 
 
 def successor_options(job: Job, environ: Mapping[str, str]) -> list[str]:
@@ -155,7 +155,7 @@ def batch_script(job: Job, arguments: Sequence[str], folder: Path) -> str:
         return script
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / "job.sbatch"
-    call(["scontrol", "write", "batch_script", job.job_id, str(copy)])
+    call(["scontrol", "write", "batch_script", named(job.job_id), str(copy)])
     return str(copy)
 
 

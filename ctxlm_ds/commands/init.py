@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = source.add_argument
     add("--from-megatron", metavar="ARGS|FILE", help="command or script of pretrain_bert.py or pretrain_gpt.py")
     add("--from-run-mlm", metavar="ARGS|FILE", help="command or script of run_mlm.py or run_clm.py")
-    add("--slurm", type=Path, metavar="DIR", help="copy the Slurm scripts to a folder, and write no recipe")
+    add("--slurm", type=Path, metavar="DIR", help="copy the Slurm scripts to a folder named slurm; write no recipe")
     return parser
 
 
@@ -63,10 +63,16 @@ def _copy_slurm(folder: Path) -> None:
     source = shipped_folder("slurm")
     if folder.exists():
         raise ConfigError(f"{folder} exists; give a new folder")
+    if folder.name != "slurm":
+        raise ConfigError(f"{folder}: the scripts find each other in a folder named slurm; give {folder / 'slurm'}")
     shutil.copytree(source, folder)
     print(f"{folder}: {sum(path.is_file() for path in folder.rglob('*'))} files")
     print(f"next: edit {folder / 'env.sh'} for your cluster")
-    print(f"next: sbatch {folder / 'pretrain.sbatch'} --config RECIPE.yaml")
+    print(f"next: {_cd(folder.parent)}ctxlm submit RECIPE.yaml --nodes 1 --ranks 1")
+
+
+def _cd(folder: Path) -> str:
+    return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
 
 
 def _ask(args: argparse.Namespace) -> None:

@@ -38,6 +38,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("operators", "commands.build_operators", "build DeepSpeed's CPU operators, once"),
         Command("teacher", "commands.teacher_outputs", "compute a teacher's outputs ahead"),
         Command("pretrain", "pretrain:run", "train, or check a recipe with --check"),
+        Command("check", "commands.submit:check_main", "check a Slurm job before it is queued"),
+        Command("submit", "commands.submit", "check a Slurm job and queue it, or a sweep of settings"),
         Command("status", "commands.run_status", "state of runs"),
         Command("report", "commands.run_report", "curves of a run"),
         Command("batch", "commands.show_batch", "show rows as the model read them"),

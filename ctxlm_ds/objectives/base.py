@@ -78,6 +78,8 @@ class Objective(ABC):
     """2 if samples must be those of lanes in both directions, 1 if they may be in lanes (SampleFormat)."""
     next_tokens: ClassVar[str | None] = None
     """Output with the logits of the next token at every position, by which texts are continued; None if none."""
+    masked_tokens: ClassVar[str | None] = None
+    """Output with the logits of the words at prediction_positions, by which masks are filled; None if none."""
 
     terms: tuple[LossTerm, ...]
     pad_id: int
@@ -98,6 +100,11 @@ class Objective(ABC):
         read = Counter(name for term in self.terms for name in (*term.outputs, *term.labels))
         terms = [term for term in self.terms if term.reduce == VOCABULARY_SUMS]
         return {term.outputs[0]: term.labels[0] if read[term.outputs[0]] == 1 else None for term in terms}
+
+    @property
+    def written_tokens(self) -> str | None:
+        """Return the output by which the model writes into texts."""
+        return self.next_tokens or self.masked_tokens
 
     @property
     def generation_settings(self) -> dict[str, int]:

@@ -239,6 +239,7 @@ class MaskedLM(Masking):
     name = "masked_lm"
     section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
     outputs: tuple[str, ...] = ("predicted_logits",)
+    masked_tokens: ClassVar[str | None] = "predicted_logits"
     terms: tuple[LossTerm, ...] = (LossTerm("masked_lm", ("predicted_logits",), ("masked_lm_labels",)),)
     config: MaskedLMSection
 

@@ -49,6 +49,7 @@ class ReplacedTokens(MaskedLM):
     name = "replaced_tokens"
     section = ReplacedTokensSection
     outputs: tuple[str, ...] = ("generator_logits", "replaced_logits", "replaced_labels")
+    masked_tokens = "generator_logits"
     terms: tuple[LossTerm, ...] = (GENERATOR, replace(DISCRIMINATOR, weight=50.0))
 
     def __init__(self, section: ReplacedTokensSection, tokenizer: Tokenizer | None = None) -> None:

@@ -83,6 +83,7 @@ class UnifiedLM(MaskedLMNextSentence):
     name = "unified_lm"
     section = UnifiedLMSection
     outputs = ("ranked_logits", "sentence_logits")
+    masked_tokens = "ranked_logits"
     terms = (replace(MaskedLMNextSentence.terms[0], outputs=("ranked_logits",)), *MaskedLMNextSentence.terms[1:])
     config: UnifiedLMSection
     _shares: NDArray[np.float64] | None = None

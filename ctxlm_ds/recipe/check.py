@@ -231,8 +231,10 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
     if not config.evaluation.continues:
         return
     setting = "evaluation.continuations" if config.evaluation.continuations else "evaluation.prompts"
-    if OBJECTIVE.registry.get(config.objective.name).next_tokens is None:
-        text = f"objective.name {config.objective.name} predicts no next tokens, so it continues no text; leave it out"
+    objective = OBJECTIVE.registry.get(config.objective.name)
+    if objective.next_tokens is None and objective.masked_tokens is None:
+        name = config.objective.name
+        text = f"objective.name {name} predicts no next tokens and fills no masks, so it writes no text; leave it out"
         yield Problem(setting, text, ("objective.name",))
 
 

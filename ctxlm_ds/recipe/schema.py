@@ -237,10 +237,10 @@ class EvaluationConfig(Section):
     """Share of the tokens to predict in evaluations, at most objective.mask_prob, which null takes: figures of runs
     that train with different shares can be compared."""
     continuations: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Held-out texts that a causal model continues after each evaluation from their first 16 tokens, for the log and
-    TensorBoard (those of the first validation source)."""
+    """Held-out texts (those of the first validation source) whose first 16 tokens a causal model continues after each
+    evaluation, and in which a masked model fills two masks; for the log, TensorBoard and RUN/report.html."""
     prompts: list[str] = []
-    """Texts that it continues before these."""
+    """Texts that it continues, or whose mask tokens it fills, before these."""
     continuation_tokens: SmallInt = 24
     """Most tokens of a continuation, at most data.seq_length - 1; each costs the forward pass of a micro-batch."""
     continuation_temperature: NonNegativeFloat = 0.0

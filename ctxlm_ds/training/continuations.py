@@ -1,7 +1,8 @@
-"""Continuations of texts after an evaluation: a causal model writes on, one forward pass of a micro-batch per token.
+"""What a model writes into texts after an evaluation: a causal model continues them, a masked one fills their masks.
 
-The passes are those of the evaluation, in any layout: every rank takes part, the last pipeline stage chooses, and the
-ranks agree about the tokens. Data-parallel ranks do the same work.
+A token of a continuation, or all masks, cost the forward pass of a micro-batch. The passes are those of the evaluation,
+in any layout: every rank takes part, the last pipeline stage chooses, and the ranks agree about the tokens.
+Data-parallel ranks do the same work.
 Shape letters: b rows, s positions, v vocabulary, n tensor-parallel ranks.
 """
 
@@ -21,14 +22,19 @@ from ctxlm_ds.kernels.sampling import in_pieces
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_largest, first_over_ranks
+from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
+    from ctxlm_ds.data.stream.run_datasets import RunRows
+    from ctxlm_ds.parallel.topology import Topology
     from ctxlm_ds.training.engine import Engine
 
 PROMPT_TOKENS = 16
 """Most tokens of a held-out text that are given."""
+FIRST_MASK, MASK_EVERY = 4, 7
+"""Places of the masks in a held-out text: 15 % of its tokens."""
 
 Text = tuple[str, str]
 """What was given, and what the model wrote."""
@@ -68,6 +74,18 @@ class TokenChoice:
         return factors.new_zeros(()), {}
 
 
+class MaskChoice(TokenChoice):
+    """Chooses the most probable word of some prediction slots; `places` counts the slots of all rows."""
+
+    def __call__(
+        self, outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], factors: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Choose from logits [b, p, v / n] of p slots a row; no loss and no sums."""
+        slots = outputs[self._output].flatten(0, -2)[torch.tensor(self.places, device=factors.device)]
+        self.chosen = first_largest(slots.float(), self._parallel).tolist()
+        return factors.new_zeros(()), {}
+
+
 class Continuations:
     """Writes continuations of the same prompts after each evaluation."""
 
@@ -82,7 +100,7 @@ class Continuations:
         self._seed = config.training.seed
         self._fields: tuple[Field, ...] = objective.fields(config.data)
         self._tokenizer = tokenizer
-        self._output, self._temperature = str(objective.next_tokens), config.evaluation.continuation_temperature
+        self._output, self._temperature = str(objective.written_tokens), config.evaluation.continuation_temperature
         self.on_pass: Callable[[], object] = lambda: None
         """Called after each pass."""
 
@@ -128,6 +146,114 @@ class Continuations:
             fields["sequence_ids"][number, :length] = 1
             fields["sequence_starts"][number, :2] = torch.tensor([0, length])
         return Batch(fields)
+
+
+class FilledMasks(Continuations):
+    """Fills the masks of the same texts after each evaluation; held-out texts are given two masks."""
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], config: RunConfig, objective: Objective, tokenizer: Tokenizer
+    ) -> None:
+        """Prepare the rows; `prompts` are token ids, those without a mask are held-out texts."""
+        super().__init__(prompts, config, objective, tokenizer)
+        own = ([token for token in prompt if token not in self._unmasked] for prompt in prompts)
+        self._prompts = [ids[: self._room - 2] for ids in own]
+        self._slots = slots_of(objective, config)
+
+    @property
+    def _unmasked(self) -> frozenset[int]:
+        return self._tokenizer.special_ids - {self._tokenizer.mask_id}
+
+    def write(self, engine: Engine, step: int) -> list[Text]:
+        """Return each text with its masks, and the words for them; all ranks call it."""
+        choice = MaskChoice(self._output, 0.0, engine.parallel)
+        written: list[Text] = []
+        for first in range(0, len(self._prompts), self._rows):
+            prompts = self._prompts[first : first + self._rows]
+            masked = [self._masked(prompt) for prompt in prompts]
+            places = [[at for at, token in enumerate(ids) if token == self._tokenizer.mask_id] for ids in masked]
+            choice.places = [
+                row * self._slots + slot for row, of_row in enumerate(places) for slot in range(len(of_row))
+            ]
+            words = iter(engine.choose(self._masked_batch(masked, places), choice))
+            self.on_pass()
+            for prompt, ids, of_row in zip(prompts, masked, places, strict=True):
+                found = [self._word(next(words), prompt[at]) for at in of_row]
+                written.append((self._tokenizer.decode(ids), ", ".join(found)))
+        return written
+
+    def _masked(self, prompt: Sequence[int]) -> list[int]:
+        mask = self._tokenizer.mask_id
+        if mask in prompt:
+            return list(prompt)
+        first = min(FIRST_MASK, len(prompt) - 1)
+        masked = range(first, len(prompt), MASK_EVERY)[: self._slots]
+        return [mask if at in masked else token for at, token in enumerate(prompt)]
+
+    def _word(self, word: int, before: int) -> str:
+        found = self._tokenizer.decode([word])
+        known = before != self._tokenizer.mask_id
+        return f"{found} (was {self._tokenizer.decode([before])})" if known else found
+
+    def _masked_batch(self, masked: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> Batch:
+        tokenizer = self._tokenizer
+        spare: list[list[int]] = [[]] * (self._rows - len(masked))
+        batch = self._batch([[tokenizer.cls_id, *ids, tokenizer.sep_id] for ids in [*masked, *spare]])
+        for row, of_row in enumerate(places):
+            batch.fields["prediction_positions"][row, : len(of_row)] = torch.tensor(of_row) + 1
+        return batch
+
+
+def slots_of(objective: Objective, config: RunConfig) -> int:
+    """Return the prediction slots of a row."""
+    return next(field.columns for field in objective.fields(config.data) if field.name == "prediction_positions")
+
+
+def encode_prompts(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the token ids of evaluation.prompts.
+
+    Raises:
+        ConfigError: the model fills masks, and a text has none, or more of them than a row has predictions.
+    """
+    prompts = [ids or [tokenizer.sep_id] for ids in tokenizer.encode_batch(config.evaluation.prompts)]
+    if objective.masked_tokens is None:
+        return prompts
+    problems, name = [], tokenizer.id_to_token(tokenizer.mask_id)
+    slots = slots_of(objective, config) if prompts else 0
+    for number, (text, ids) in enumerate(zip(config.evaluation.prompts, prompts, strict=True)):
+        count = ids[: config.data.seq_length - 2].count(tokenizer.mask_id)
+        if not 0 < count <= slots:
+            why = f"the model fills masks: write {name} for 1 to {slots} of its words, not {count}"
+            problems.append(Problem(f"evaluation.prompts[{number}]", f"{show_value(text)}: {why}"))
+    raise_problems(f"recipe {config.name}", problems)
+    return prompts
+
+
+def build_continuations(
+    config: RunConfig,
+    prompts: Sequence[Sequence[int]],
+    rows: RunRows,
+    objective: Objective,
+    tokenizer: Tokenizer,
+    topology: Topology,
+) -> Continuations | None:
+    """Return what writes into texts after evaluations, the same texts on every rank; None if there are none.
+
+    Args:
+        config: the recipe.
+        prompts: encoded.
+        rows: of the run, from which held-out texts are added.
+        objective: says what the model writes.
+        tokenizer: of the run.
+        topology: the ranks.
+    """
+
+    count, sources = config.evaluation.continuations, list(rows.validation.values())[:1]
+    found: list[Sequence[int]] = list(prompts)
+    if count:
+        found += topology.compute_on_rank_0(lambda: [ids for rows in sources for ids in held_out_prompts(rows, count)])
+    writer = Continuations if objective.masked_tokens is None else FilledMasks
+    return writer(found, config, objective, tokenizer) if found else None
 
 
 def held_out_prompts(rows: RowSource, count: int) -> list[list[int]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,17 @@ def test_every_page_is_found_from_the_index() -> None:
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(_prose(index))}
     assert [name(page) for page in PAGES[2:] if page != index and page.resolve() not in linked] == []
     assert len(GUIDES) == 4
+
+
+@pytest.mark.skipif(find_spec("material") is None, reason="the extra docs is not installed")
+def test_the_site_builds(tmp_path: Path) -> None:
+    """A page without a place in the nav, or a link or anchor that leads nowhere, is an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = list((tmp_path / "site").rglob("index.html"))
+    assert len(pages) == len(PAGES) - 2
+    assert [page for page in pages if "```" in page.read_text(encoding="utf-8")] == [], "a fence that is no code"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def with_decoder_losses(
         if found is None and asked not in ("auto", "full"):
             raise ConfigError(
                 f"kernels.cross_entropy: `{asked}` never holds {logits}, but another layer or loss term of this run or "
-                "evaluation.continuations reads them; set it to `auto` or `full`"
+                "evaluation.continuations or evaluation.prompts reads them; set it to `auto` or `full`"
             )
         if found is None or kernels.cross_entropy is None:
             continue

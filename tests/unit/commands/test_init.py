@@ -35,8 +35,11 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
 
 
-def test_slurm_scripts_are_copied(tmp_path):
+def test_slurm_scripts_are_copied(tmp_path, capsys):
     main(["--slurm", str(tmp_path / "slurm")])
     assert (tmp_path / "slurm" / "pretrain.sbatch").is_file()
+    assert f"next: cd {tmp_path} && ctxlm submit RECIPE.yaml" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"folder named slurm; give .*jobs/slurm"):
+        main(["--slurm", str(tmp_path / "jobs")])
     with pytest.raises(ConfigError, match="exists"):
         main(["--slurm", str(tmp_path / "slurm")])

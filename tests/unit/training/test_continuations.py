@@ -1,4 +1,4 @@
-"""Continuations of texts: the choice of a token, the rows of the passes, where a text ends, and the prompts."""
+"""Continued texts and filled masks: the choice of a token, the rows of the passes, where a text ends, the prompts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.training.continuations import Continuations, TokenChoice
+from ctxlm_ds.training.continuations import Continuations, FilledMasks, MaskChoice, TokenChoice, encode_prompts
 
 WORDS = 300
 ROWS, LENGTH = 3, 12
@@ -107,8 +108,81 @@ def test_draws_depend_on_key_and_place_and_follow_the_temperature() -> None:
     assert choice.chosen != first
 
 
-def test_only_models_of_next_tokens_continue() -> None:
+def test_models_of_neither_next_tokens_nor_masks_write_no_text() -> None:
+    spans = RunConfig.model_validate({"objective": {"name": "span_corruption"}, "evaluation": {"prompts": ["a"]}})
+    (problem,) = [found for found in find_problems(spans) if found.path.startswith("evaluation")]
+    assert problem.path == "evaluation.prompts" and "predicts no next tokens and fills no masks" in problem.text
     masked = RunConfig.model_validate({"evaluation": {"prompts": ["a"]}})
-    (problem,) = [found for found in find_problems(masked) if found.path.startswith("evaluation")]
-    assert problem.path == "evaluation.prompts" and "predicts no next tokens" in problem.text
+    assert not [found for found in find_problems(masked) if found.path.startswith("evaluation")]
     assert not [found for found in find_problems(config(continuations=1)) if found.path.startswith("evaluation")]
+
+
+def masked_config(*prompts: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "masks", "data": {"sample_format": "full_sentences", "seq_length": LENGTH, "packing": False},
+            "objective": {"name": "masked_lm", "mask_prob": 0.3}, "evaluation": {"prompts": list(prompts)},
+            "training": {"micro_batch_size": ROWS, "global_batch_size": ROWS},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def with_masks(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return train_tokenizer("wordpiece", iter(["the quick brown fox jumps over the lazy dog"] * 30), 120, folder / "b")
+
+
+class Left:
+    """An engine whose model predicts for each slot the token to the left of it, and that remembers what it read."""
+
+    parallel = ParallelContext()
+
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+
+    def choose(self, batch: Any, choice: MaskChoice) -> list[int]:
+        self.batches.append(batch)
+        left = batch.fields["input_ids"].gather(1, (batch.fields["prediction_positions"] - 1).clamp(min=0).long())
+        choice({"predicted_logits": torch.nn.functional.one_hot(left, WORDS).float()}, {}, torch.ones(1))
+        return choice.chosen
+
+
+def filled(config: RunConfig, prompts: list[list[int]], tokenizer: Tokenizer) -> tuple[list[tuple[str, str]], Left]:
+    engine = Left()
+    writer = FilledMasks(prompts, config, build_objective(config.objective, tokenizer), tokenizer)
+    return writer.write(engine, 1), engine  # type: ignore[arg-type]
+
+
+def test_each_mask_is_filled_from_its_slot(with_masks: Tokenizer) -> None:
+    config = masked_config("the [MASK] fox", "[MASK] lazy dog [MASK]", "brown [MASK]", "jumps [MASK]")
+    prompts = encode_prompts(config, build_objective(config.objective, with_masks), with_masks)
+    texts, engine = filled(config, prompts, with_masks)
+    assert texts == [
+        ("the [MASK] fox", "the"), ("[MASK] lazy dog [MASK]", "[CLS], dog"), ("brown [MASK]", "brown"),
+        ("jumps [MASK]", "jumps"),
+    ]  # fmt: skip
+    assert len(engine.batches) == 2
+    fields = engine.batches[1].fields
+    cls, sep, mask = with_masks.cls_id, with_masks.sep_id, with_masks.mask_id
+    assert fields["input_ids"][:, :4].tolist() == [[cls, prompts[3][0], mask, sep], *[[cls, sep, 0, 0]] * 2]
+    assert fields["prediction_positions"][:, 0].tolist() == [2, 0, 0]
+    assert fields["sequence_ids"][:, :4].tolist() == [[1, 1, 1, 1], *[[1, 1, 0, 0]] * 2]
+
+
+def test_held_out_texts_are_given_masks_and_show_what_was_there(with_masks: Tokenizer) -> None:
+    words = with_masks.encode_batch(["the quick brown fox jumps over the lazy dog"])[0]
+    held_out = [with_masks.cls_id, *words, with_masks.sep_id]
+    ((given, written),), _ = filled(masked_config(), [held_out], with_masks)
+    assert given == "the quick brown fox [MASK] over the lazy dog" and written == "fox (was jumps)"
+    ((given, written),), _ = filled(masked_config(), [held_out[:3]], with_masks)
+    assert (given, written) == ("the [MASK]", "the (was quick)")
+
+
+def test_prompts_without_masks_or_with_too_many_are_refused(with_masks: Tokenizer) -> None:
+    config = masked_config("no mask", "the [MASK]", " ".join(["[MASK]"] * 9))
+    with pytest.raises(ConfigError) as error:
+        encode_prompts(config, build_objective(config.objective, with_masks), with_masks)
+    text = str(error.value)
+    assert "evaluation.prompts[0]" in text and "write [MASK] for 1 to 4 of its words, not 0" in text
+    assert "evaluation.prompts[2]" in text and "evaluation.prompts[1]" not in text

@@ -1,0 +1,70 @@
+"""`ctxlm submit` on a real Slurm: the name and log of a job, a profile, a sweep whose tasks are put back one by one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.process.run_history import START
+from tests.slurm.runs import Job, Runs
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+CTXLM = (sys.executable, "-m", "ctxlm_ds.commands.main")
+
+
+def submit(runs: Runs, *words: object) -> tuple[str, str]:
+    """The job's id, and what the command printed."""
+    done = runs.cluster.run(*CTXLM, "submit", *words, CTXLM_RESTART_DELAY_S="0")
+    found = re.search(r"^job (\d+):", done.stdout, re.MULTILINE)
+    assert found, done.stdout + done.stderr
+    return found[1], done.stdout
+
+
+def test_a_job_is_named_after_its_run_and_logs_there(runs: Runs, tmp_path: Path) -> None:
+    recipe = runs.recipe(tmp_path, training={"max_steps": 6})
+    profile = tmp_path / "site.sh"
+    profile.write_text("#SBATCH --partition=main --comment='of the profile'\n#SBATCH --nodes=2\n")
+    job, printed = submit(runs, recipe, "--profile", profile, "--set", f"run_dir={tmp_path}/mine", "--time=00:10:00")
+    shown = runs.cluster.job(job)
+    assert (shown["JobName"], shown["TimeLimit"]) == ("mine", "00:10:00"), shown
+    assert "Comment=of the profile" in runs.cluster.scontrol("show", "job", job)
+    log = tmp_path / "mine" / f"slurm-{job}.log"
+    assert Path(shown["StdOut"]) == log and str(log) in printed and "to start at" in printed
+    run = Job(runs.cluster, job, tmp_path / "mine", log)
+    run.assert_finished()
+    assert "saved" in run.text() and [event["world_size"] for event in run.events(START)] == [2]
+
+
+def test_a_job_that_cannot_run_is_not_queued(runs: Runs, tmp_path: Path) -> None:
+    recipe = runs.recipe(tmp_path)
+    words = (*CTXLM, "submit", recipe, "--set", f"run_dir={tmp_path}/run")
+    for option, told in (("--partition=gup", "invalid partition"), ("--nodes=5", "multiple"), ("--time=x", "time")):
+        done = runs.cluster.run(*words, option, check=False)
+        assert done.returncode == 2 and told in done.stderr.lower(), done.stdout + done.stderr
+    assert runs.cluster.run("squeue", "-h").stdout == "" and not (tmp_path / "run").exists()
+
+
+def test_each_task_of_a_sweep_is_put_back_alone(runs: Runs, tmp_path: Path) -> None:
+    """The last task has the array's own id, by which Slurm would put back every task."""
+    recipe = runs.recipe(tmp_path, training={"max_steps": 400})
+    sweep = tmp_path / "lr.txt"
+    sweep.write_text("optimizer.learning_rate=1e-3\noptimizer.learning_rate=2e-3 training.max_steps=401\n")
+    array, _ = submit(runs, recipe, "--sweep", sweep, "--set", f"run_dir={tmp_path}/lr")
+    folders = [tmp_path / "lr" / str(task) for task in (0, 1)]
+    tasks = [Job(runs.cluster, f"{array}_{i}", run, run / f"slurm-{array}.log") for i, run in enumerate(folders)]
+    for task in tasks:
+        task.wait_for_step(5)
+    ids = runs.cluster.run("squeue", "-h", "-o", "%i %A").stdout.split("\n")
+    last = next(task for task in tasks if f"{task.id} {array}" in ids)
+    other = next(task for task in tasks if task is not last)
+    runs.cluster.run("scancel", "--batch", "--signal=USR1", last.id)
+    assert len(last.wait_for_event(START, 2)) == 2 and f"job {array} is requeued" in last.text()
+    for task in tasks:
+        task.wait_for(task.is_over, "its end", 400)
+    assert [len(task.events(START)) for task in (last, other)] == [2, 1], last.explain() + other.explain()
+    assert [task.last_step() for task in tasks] == [400, 401]
+    for task in tasks:
+        task.verify_checkpoints()

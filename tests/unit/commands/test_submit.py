@@ -1,0 +1,138 @@
+"""`ctxlm check` and `ctxlm submit`: what sbatch is told (a stand-in writes it down; tests/slurm has the real one)."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.commands import submit
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.sample_data import random_documents, write_dataset
+from tests.text import make_documents
+
+SBATCH = """#!/bin/sh
+[ -z "$REFUSED" ] || { echo "sbatch: error: $REFUSED" >&2; exit 1; }
+[ "$1" != --test-only ] || { echo fits >&2; exit; }
+for word in "$CTXLM_ENV" "$@"; do printf '%s\\n' "$word"; done > told
+echo "12;cluster"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe, its data, a profile, and a command sbatch."""
+    tokenizer = train_tokenizer("wordpiece", make_documents(60, seed=1), 300, tmp_path / "tok")
+    metadata = {"tokenizer_fingerprint": tokenizer.fingerprint}
+    write_dataset(tmp_path / "text", random_documents(20, vocab_size=tokenizer.vocab_size), metadata=metadata)
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nmodel: {hidden_size: 32, num_layers: 2, num_attention_heads: 2, intermediate_size: 64}\n"
+        "tokenizer: {path: tok}\ndata: {train: [text], seq_length: 32}\n"
+        "training: {global_batch_size: 8, micro_batch_size: 1, max_steps: 4}\n"
+    )
+    (tmp_path / "slurm" / "profiles").mkdir(parents=True)
+    for name in ("pretrain.sbatch", "env.sh"):
+        (tmp_path / "slurm" / name).write_text("##SBATCH --partition=no\n")
+    profile = "#SBATCH --partition=gpu --account='a b'  # ours\n#SBATCH --gpus-per-node=h100:4\nmodule load cuda\n"
+    (tmp_path / "slurm" / "profiles" / "big.sh").write_text(profile)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text(SBATCH)
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setattr("ctxlm_ds.pretrain.model_lines", lambda *_: [])  # builds the model in a process of its own
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    for name in ("CTXLM_HOME", "CTXLM_ENV", "REFUSED"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def told(words: str) -> list[str]:
+    submit.main(shlex.split(words))
+    return Path("told").read_text().splitlines()
+
+
+def test_a_job_has_the_name_and_the_log_of_its_run(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = told("mine.yaml --nodes 2 --deepspeed_config zero2 --set run_dir=runs/a training.max_steps=5 --time=90")
+    assert words == [
+        f"{site}/slurm/env.sh", "--parsable", "--job-name=a", "--output=runs/a/slurm-%j.log", "--nodes=2",
+        "--ntasks-per-node=1", "--time=90", f"{site}/slurm/pretrain.sbatch", "mine.yaml", "--deepspeed_config",
+        "zero2", "--set", "run_dir=runs/a", "training.max_steps=5",
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "the recipe is valid for 2 ranks" in printed and "ZeRO stage 2" in printed and "data: found" in printed
+    assert "job 12: a, 2 nodes x 1 rank; log: runs/a/slurm-12.log" in printed and Path("runs/a").is_dir()
+
+
+def test_a_profile_comes_before_the_command_line(site: Path) -> None:
+    words = told("mine.yaml --profile big --account=c --nodes 2")
+    assert words[0] == f"{site}/slurm/profiles/big.sh"
+    assert words[4:10] == [
+        "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=h100:4", "--partition=gpu", "--account=a b", "--account=c"
+    ]  # fmt: skip
+    assert "--ntasks-per-node=2" in told("mine.yaml --profile slurm/profiles/big.sh --ranks 2")
+    with pytest.raises(ConfigError, match="there are: big"):
+        submit.main(["mine.yaml", "--profile", "bgi"])
+
+
+def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.learning_rate=2e-4\n")
+    words = told("mine.yaml --sweep lr.txt --array=0-1%1")
+    assert words[2:7] == [
+        "--job-name=mine", "--output=runs/mine/%a/slurm-%A.log", "--array=0-1", "--nodes=1", "--ntasks-per-node=1"
+    ]  # fmt: skip
+    script = f"{site}/slurm/pretrain.sbatch"
+    assert words[7:] == ["--array=0-1%1", script, "mine.yaml", "--sweep", "runs/mine/sweep.txt"]
+    assert Path("runs/mine/1").is_dir() and "ctxlm status runs/mine/*" in capsys.readouterr().out
+    assert told("mine.yaml --sweep lr.txt --array=0-1%1") == words, "to resume"
+    (site / "lr.txt").write_text("optimizer.learning_rate=3e-4\n")
+    with pytest.raises(ConfigError, match=r"runs/mine/sweep.txt has other settings"):
+        submit.main(["mine.yaml", "--sweep", "lr.txt"])
+    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.lerning_rate=2e-4\n")
+    with pytest.raises(ConfigError, match="lerning_rate"):
+        submit.main(["mine.yaml", "--sweep", "lr.txt"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("mine.yaml --nodes 3", "not a multiple of"),
+        ("mine.yaml --set data.train=[gone]", r"gone\.idx"),
+        ("mine.yaml --set optimizer.name=x", "optimizer.name"),
+        ("mine.yaml --deepspeed_config zero9", "zero9"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_written(site: Path, words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        told(words)
+    assert not Path("told").exists() and not Path("runs").exists()
+
+
+def test_what_sbatch_refuses_is_not_submitted(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFUSED", "invalid partition specified")
+    with pytest.raises(ConfigError, match="invalid partition specified"):
+        told("mine.yaml --partition=gup")
+    assert not Path("told").exists() and not Path("runs").exists()
+
+
+def test_a_check_submits_nothing(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit.check_main(["mine.yaml"])
+    assert capsys.readouterr().out.endswith("fits\n") and not Path("told").exists() and not Path("runs").exists()
+    (site / "bin" / "sbatch").unlink()
+    monkeypatch.setenv("PATH", f"{site}/bin")
+    submit.check_main(["mine.yaml"])
+    assert "sbatch: not asked" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="submit on a login node"):
+        submit.main(["mine.yaml"])
+
+
+def test_the_scripts_are_those_of_the_folder_or_the_checkout(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert submit.scripts_folder() == site / "slurm"
+    monkeypatch.chdir(site / "bin")
+    assert submit.scripts_folder() == Path(submit.__file__).parents[2] / "slurm"
+    monkeypatch.setattr(submit, "checkout", lambda: None)
+    with pytest.raises(ConfigError, match="ctxlm init --slurm slurm"):
+        submit.scripts_folder()
