@@ -56,7 +56,7 @@ def check_push(name: str) -> None:
     """Refuse an upload that cannot succeed, before the conversion.
 
     Raises:
-        ConfigError: the name is none of the Hub's, or there is no token.
+        ConfigError: the Hub has no such names, or there is no token.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
