@@ -20,6 +20,7 @@ from ctxlm_ds.planning.check_lines import model_lines, run_lines
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.process.launcher import end_torchrun
+from ctxlm_ds.process.output_log import OutputLog
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import unused_settings
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
@@ -63,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_only(arguments)
         else:
             check_installed()
+            output_log = OutputLog() if report.rank == 0 else None
             report.ranks = discover_ranks()
-            pretrain(arguments, report.ranks, stop_signal, report)
+            pretrain(arguments, report.ranks, stop_signal, report, output_log)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report.end(error))
     finally:
@@ -102,8 +104,22 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
-def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport) -> None:
-    """Check the recipe, join the other ranks, and train under the watchdog while holding the run lock."""
+def pretrain(
+    arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport,
+    output_log: OutputLog | None = None,
+) -> None:  # fmt: skip
+    """Check the recipe, join the other ranks, and train under the watchdog while holding the run lock.
+
+    Args:
+        arguments: of the command line.
+        ranks: place of this process.
+        stop_signal: asks the run to stop.
+        report: gets the run directory.
+        output_log: of rank 0; None writes no file.
+
+    Raises:
+        CtxlmError: a mistake of the user, or the training failed.
+    """
     config = load_config(arguments.config, arguments.set, ranks.world_size)
     report.run_dir = run_directory(config)
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
@@ -125,6 +141,8 @@ def pretrain(arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSi
             topology.run_on_rank_0(lambda: lock.acquire(wait_s=arguments.wait_for_lock))
             if topology.is_main:
                 watchdog.clear_old_evidence()
+                if output_log is not None:
+                    output_log.open(lock.run_dir)
             with explain_out_of_memory(config):
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
                 leave_waiting_to_watchdog()

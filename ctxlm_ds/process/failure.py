@@ -23,6 +23,7 @@ from ctxlm_ds.errors import (
     is_from_another_rank,
 )
 from ctxlm_ds.process.launch import RankInfo, StopSignal
+from ctxlm_ds.process.output_log import say
 from ctxlm_ds.process.run_history import (
     FailureRecord,
     attempt_folder,
@@ -146,8 +147,7 @@ class FailureReport:
             text = "\n".join(f"{tag}{line}" for line in lines)
         sys.stdout.flush()
         sys.stderr.flush()
-        # In one write, or the ranks' blocks mix.
-        os.write(2, (text + "\n").encode(errors="replace"))
+        say(text)
 
 
 def is_users(error: BaseException) -> bool:

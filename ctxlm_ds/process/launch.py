@@ -24,6 +24,7 @@ from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_
 from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.launcher import die_with_launcher, interrupted, take_terminal
 from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.output_log import say
 from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
 
 logger = logging.getLogger("ctxlm_ds")
@@ -214,9 +215,7 @@ class StopSignal:
         if os.environ.get("RANK", "0") == "0":
             # The terminal's cursor may be behind a live table.
             begin = "\n" if os.isatty(2) else ""
-            # Not through logging: a handler may interrupt the logger itself. The reader may have ended.
-            with contextlib.suppress(OSError):
-                os.write(2, f"{begin}{self._announcement()}\n".encode())
+            say(self._announcement(), begin)
 
     def _announcement(self) -> str:
         """Return the line that a signal is answered with."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctxlm_ds.process.output_log import FILE_ONLY
+
 logger = logging.getLogger("ctxlm_ds")
 
 REFRESH_S = 0.25
@@ -32,6 +34,7 @@ class LiveTable:
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
                 self._streams.append((handler, handler.setStream(sys.stderr)))
+                handler.addFilter(_is_for_terminals)
         # After an error too, or the terminal would stay without a cursor.
         atexit.register(self.close)
 
@@ -50,8 +53,13 @@ class LiveTable:
         atexit.unregister(self.close)
         self._live.stop()
         for handler, stream in self._streams:
+            handler.removeFilter(_is_for_terminals)
             if stream is not None:
                 handler.setStream(stream)
+
+
+def _is_for_terminals(record: logging.LogRecord) -> bool:
+    return not any(getattr(record, name, False) for name in FILE_ONLY)
 
 
 def status_view(title: str, cells: Mapping[str, str], share: float, texts: Sequence[str], width: int) -> Any:

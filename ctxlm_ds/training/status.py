@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.process.output_log import FILE_ONLY
 from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
@@ -141,6 +142,7 @@ class StatusHook(IntervalHook):
         self._start = start
         self._time_left = TimeLeft(start)
         self._forecast = Forecast(start)
+        self._line_step = start.step
         if sys.stderr.isatty():
             self._table = LiveTable(f"{start.config.name} in {self._run_dir}")
 
@@ -167,8 +169,12 @@ class StatusHook(IntervalHook):
             left = f"{cells.pop('left')} left"
             done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
             self._table.show(cells, self._share_done(metrics), done, self._facts())
-        else:
-            logger.info("%s", " | ".join(f"{name} {value}" for name, value in cells.items()))
+            if metrics.step < self._line_step + self._interval_steps and metrics.step < self._start.last_step:
+                return
+            cells["left"] = left.removesuffix(" left")
+        self._line_step = metrics.step
+        line = " | ".join(f"{name} {value}" for name, value in cells.items())
+        logger.info("%s", line, extra=FILE_ONLY if self._table is not None else None)
 
     def _share_done(self, metrics: StepMetrics) -> float:
         limit = self._start.config.training.max_tokens
@@ -187,6 +193,7 @@ class StatusHook(IntervalHook):
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
         self._time_left.go_back(step)
+        self._line_step = step
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._figures.update(figures)

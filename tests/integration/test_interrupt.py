@@ -107,6 +107,9 @@ def test_an_interrupted_run_saves_its_last_step(kind: str, bert_route: Prepared,
     assert len(announced) == 1 and abs(int(announced[0]) - end["step"]) <= (kind == "torchrun"), shown
     assert (end["event"], end["reason"], end["failed"]) == ("end", "stopped by signal SIGINT", False)
     assert (run_dir / "checkpoints" / f"step-{end['step']:08d}").is_dir()
+    log = (run_dir / "output.log").read_text()
+    assert log.count("stopping: saving step ") == 1 and "\x1b" not in log
+    assert re.search(r" step \d+/10000 \| loss ", log)
 
 
 def test_a_first_step_of_minutes_is_abandoned(bert_route: Prepared, tmp_path: Path) -> None:

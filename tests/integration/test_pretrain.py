@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -39,6 +40,10 @@ def test_a_run_leaves_what_is_documented(single: Path) -> None:
     assert config["model"]["vocab_size"] == 400
     checkpoints = sorted(path.name for path in (single / "checkpoints").iterdir())
     assert checkpoints == ["latest", "step-00000004", "step-00000008", "step-00000012"]
+    lines = (single / "output.log").read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+    for text in ("importing torch", "reading the data", "step 12/12 | loss", "to export: python tools/"):
+        assert len([line for line in lines if text in line]) == 1, text
 
 
 @pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "srun"])
