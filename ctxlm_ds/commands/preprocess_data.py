@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import at_least, counted, format_duration, other_command, setup_logging
 from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
+from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.preprocess.job import PreprocessResult
@@ -22,6 +25,32 @@ INPUT_HELP = (
     "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
     "parquet, globs, or hf://NAME"
 )
+
+_BY_FILES = "leave it out: the tokenizer's files decide it"
+_ALWAYS = "leave it out: this is always so"
+MEGATRON = {
+    "--tokenizer-type": _BY_FILES,
+    "--vocab-size": _BY_FILES,
+    "--vocab-extra-ids": _BY_FILES,
+    "--legacy-tokenizer": _BY_FILES,
+    "--tokenizer-metadata": _BY_FILES,
+    "--tokenizer-hf-use-fast": _BY_FILES,
+    "--tiktoken-pattern": "a tiktoken vocabulary is not read; save it as a Hugging Face folder, for --tokenizer",
+    "--tiktoken-num-special-tokens": "see --tiktoken-pattern",
+    "--tiktoken-special-tokens": "see --tiktoken-pattern",
+    "--merge-file": "leave it out: merges.txt is read from the folder of vocab.json, which --tokenizer names",
+    "--trust-remote-code": "leave it out: no code of a tokenizer is run",
+    "--lang": "leave it out: --split-sentences needs no language",
+    "--partitions": "--workers N for this machine; --shard I/N for jobs on several, then tools/merge_datasets.py",
+    "--keep-sequential-samples": _ALWAYS,
+    "--log-interval": "leave it out: progress is shown every ten seconds",
+    "--dataset-impl": "leave it out: the format is that of mmap",
+    **dict.fromkeys(
+        ("--find-optimal-num-workers", "--workers-to-check", "--max-documents", "--performance-dir"),
+        "leave it out: --workers N (default: one per core) is not searched for",
+    ),
+}
+"""Options of Megatron-LM's tools/preprocess_data.py, of any version, that are not options here: what to do instead."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,8 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
     add("--leading-space", action="store_true", help=space_help)
     add = parser.add_argument_group("tokenizer").add_argument
-    tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer"
-    add("--tokenizer", required=True, metavar="DIR", help=tokenizer_help)
+    tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer; vocab.txt, vocab.json or *.model"
+    names = ("--tokenizer", "--tokenizer-model", "--vocab-file")
+    add(*names, dest="tokenizer", required=True, metavar="DIR", help=tokenizer_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     add("--append-eod", action="store_true", help=eod_help)
     split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
@@ -91,7 +121,16 @@ def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
     ]
 
 
+def refuse_megatron(words: Sequence[str]) -> None:
+    """Raise ConfigError for options of Megatron's script; its others have the same names and meaning here."""
+    found = dict.fromkeys(name for name in (word.partition("=")[0] for word in words) if name in MEGATRON)
+    if found:
+        lines = [f"  {name}: {MEGATRON[name]}" for name in found]
+        raise ConfigError("\n".join(["options of Megatron-LM's preprocess_data.py:", *lines]))
+
+
 def main() -> None:
+    refuse_megatron(sys.argv[1:])
     args = build_parser().parse_args()
     setup_logging()
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess

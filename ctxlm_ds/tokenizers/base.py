@@ -23,6 +23,7 @@ from ctxlm_ds.errors import TokenizerError
 SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
 DECODER_ROLES = ("pad", "unk", "cls", "sep")
 """Roles of a tokenizer without a mask token (GPT); the end-of-document token by default."""
+MAX_ID = 1 << 22
 END_OF_DOCUMENT = "<eod>"
 """XLNet's token for the end of a document."""
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")

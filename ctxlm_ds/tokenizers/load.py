@@ -10,10 +10,10 @@ from typing import Any
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import TokenizerError
 from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece
-from ctxlm_ds.tokenizers.base import DECODER_ROLES, SPECIAL_ROLES, Tokenizer, TokenizerFacts, missing_role
+from ctxlm_ds.tokenizers.base import DECODER_ROLES, MAX_ID, SPECIAL_ROLES, Tokenizer, TokenizerFacts, missing_role
+from ctxlm_ds.tokenizers.vocabulary_files import find_vocabulary, load_vocabulary
 from ctxlm_ds.untrusted_json import read_json_object
 
-MAX_ID = 1 << 22
 TRAINING_FILE = "ctxlm_tokenizer.json"
 _CLASSES: dict[str, type[Tokenizer]] = {
     sentence_piece.KIND: sentence_piece.SentencePieceTokenizer,
@@ -30,7 +30,7 @@ _STAND_INS = {"cls": "bos", "sep": "eos"}
 
 
 def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
-    """Return the tokenizer in a local folder.
+    """Return the tokenizer in a local folder, or of a vocabulary file there (vocabulary_files.py).
 
     A tokenizer without a mask token (GPT) only needs an end-of-document token, which replaces the others.
     `split_special_tokens` as in transformers: encode the name of a special token inside a text as ordinary text, not
@@ -40,6 +40,9 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
     file in it cannot be read, or the folder was never finished.
     """
     folder = Path(path)
+    vocabulary = find_vocabulary(folder)
+    if vocabulary is not None:
+        return load_vocabulary(vocabulary, split_special_tokens)
     if not folder.is_dir():
         raise TokenizerError(
             f"{folder}: no such tokenizer folder; make one with tools/train_tokenizer.py --output-dir {folder}, "

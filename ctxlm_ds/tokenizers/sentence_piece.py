@@ -120,6 +120,20 @@ class XlnetSettings(SentencePieceSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class PlainSettings(SentencePieceSettings):
+    """Settings of a model with <unk>, <s> and </s>, without tokens after the pieces or around a text."""
+
+    @property
+    def layout(self) -> str:
+        """Return `plain`."""
+        return "plain"
+
+    def appended_tokens(self) -> list[str]:
+        """Return nothing."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
 class T5Settings(SentencePieceSettings):
     """Settings of T5's vocabulary: unigram pieces and 100 sentinels."""
 
@@ -185,6 +199,36 @@ def train_sentencepiece(texts: Iterable[str], settings: SentencePieceSettings) -
     config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
     roles = {"t5": T5_ROLES, "xlmr": XLMR_ROLES, "cls": ALBERT_ROLES, "cls_last": XLNET_ROLES}[settings.layout]
     facts = TokenizerFacts(KIND, dict(roles), config, training, files={MODEL_FILE: model})
+    return SentencePieceTokenizer(_build_backend(model, settings), facts)
+
+
+def read_sentencepiece(model: bytes, name: str) -> SentencePieceTokenizer:
+    """Return the tokenizer of a sentencepiece model; T5's layout gets 100 sentinels, as in transformers.
+
+    Raises:
+        TokenizerError: it is no such model, or its ids follow from more than the model (ALBERT, XLNet, XLM-R, LLaMA).
+    """
+    try:
+        proto = _parsed(model)
+    except Exception as error:  # protobuf's own class
+        raise TokenizerError(f"{name}: no sentencepiece model ({error}); restore the file") from error
+    pieces, trainer, rules = [piece.piece for piece in proto.pieces], proto.trainer_spec, proto.normalizer_spec
+    is_t5 = pieces[:3] == ["<pad>", "</s>", "<unk>"]
+    plain = pieces[:3] == ["<unk>", "<s>", "</s>"] and not {"<cls>", "<mask>"} & {*pieces}
+    spaces = rules.add_dummy_prefix and rules.remove_extra_whitespaces and rules.escape_whitespaces
+    if not (is_t5 or plain) or not spaces or trainer.model_type not in (trainer.UNIGRAM, trainer.BPE):
+        raise TokenizerError(
+            f"{name}: this sentencepiece model alone does not decide the ids (its first pieces: {pieces[:5]}); save "
+            "the tokenizer with transformers (AutoTokenizer...save_pretrained(...)) and give that folder"
+        )
+    settings = (T5Settings if is_t5 else PlainSettings)(
+        vocab_size=len(pieces) + (100 if is_t5 else 0),
+        model_type="unigram" if trainer.model_type == trainer.UNIGRAM else "bpe",
+        normalization=rules.name, byte_fallback=trainer.byte_fallback,
+    )  # fmt: skip
+    config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
+    roles = T5_ROLES if is_t5 else {"pad": "</s>", "unk": "<unk>", "cls": "<s>", "sep": "</s>"}
+    facts = TokenizerFacts(KIND, dict(roles), config, source=name, files={MODEL_FILE: model})
     return SentencePieceTokenizer(_build_backend(model, settings), facts)
 
 
@@ -260,7 +304,7 @@ def _transformers_class(settings: SentencePieceSettings) -> str:
         # MBartTokenizer normalizes nothing else and has exactly these codes.
         faithful = settings.language_codes == MBART_CODES and settings.normalization == WHITESPACE
         return "MBartTokenizer" if faithful and not settings.special_tokens else "PreTrainedTokenizerFast"
-    if plain and settings.normalization.startswith("nmt_") and settings.layout not in ("cls", "cls_last"):
+    if plain and settings.normalization.startswith("nmt_") and settings.layout not in ("cls", "cls_last", "plain"):
         return "T5Tokenizer" if settings.extra_ids else "XLMRobertaTokenizer"
     return "PreTrainedTokenizerFast"
 
@@ -289,12 +333,17 @@ def _model(proto: Any) -> Any:
 
     trainer = proto.trainer_spec
     if trainer.model_type == trainer.UNIGRAM:
-        scored = [(piece.piece, piece.score) for piece in proto.pieces]
+        scored = [(piece.piece, _decimal(piece.score)) for piece in proto.pieces]
         return models.Unigram(scored, unk_id=trainer.unk_id, byte_fallback=trainer.byte_fallback)
     vocab = {piece.piece: number for number, piece in enumerate(proto.pieces)}
     return models.BPE(
         vocab, _merges(proto), unk_token=trainer.unk_piece, fuse_unk=True, byte_fallback=trainer.byte_fallback
     )
+
+
+def _decimal(score: float) -> float:
+    """Return a score that the library's JSON gives back bit for bit: ours are multiples, others get 9 digits."""
+    return score if score * _SCORE_STEPS % 1 == 0 else float(f"{score:.9g}")
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
@@ -339,6 +388,8 @@ def _template(backend: Any, settings: SentencePieceSettings) -> Any:
         single, pair = "$A </s>", "$A </s> $B </s>"
     elif settings.language_codes:
         single, pair = (f"{texts} </s> {settings.language_codes[0]}" for texts in ("$A", "$A $B"))
+    elif settings.layout == "plain":
+        single, pair = "$A", "$A $B"
     names = [name.partition(":")[0] for name in single.split() if name != "$A"]
     special = [(name, backend.token_to_id(name)) for name in names]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)

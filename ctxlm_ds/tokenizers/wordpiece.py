@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
 from ctxlm_ds.tokenizers.training_words import count_words, frequent_characters, learn_from_counts, settings_record
@@ -37,17 +38,25 @@ class WordPieceSettings:
 
 def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> Tokenizer:
     """Train on `texts` (iterated once); memory grows with the number of different words."""
-    from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-    from tokenizers import Tokenizer as Backend
+    from tokenizers import normalizers, pre_tokenizers
 
     normalizer = normalizers.BertNormalizer(lowercase=settings.lowercase)
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special_tokens = [*SPECIAL_TOKENS.values(), *settings.special_tokens]
     tokens = learn_tokens(count_words(texts, pre_tokenizer, normalizer), special_tokens, settings)
-    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = build_backend({token: number for number, token in enumerate(tokens)}, special_tokens, normalizer)
+    training = settings_record(settings, settings.merge_score)
+    return Tokenizer(backend, TokenizerFacts("wordpiece", dict(SPECIAL_TOKENS), training=training))
+
+
+def build_backend(vocab: dict[str, int], special_tokens: Iterable[str], normalizer: Any) -> Any:
+    """Return BERT's `tokenizers.Tokenizer` of a vocabulary, with a BertNormalizer."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer as Backend
+
     backend = Backend(models.WordPiece(vocab=vocab, unk_token=SPECIAL_TOKENS["unk"]))
     backend.normalizer = normalizer
-    backend.pre_tokenizer = pre_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
     cls, sep = SPECIAL_TOKENS["cls"], SPECIAL_TOKENS["sep"]
@@ -56,8 +65,7 @@ def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> Tokeni
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
         special_tokens=[(token, vocab[token]) for token in (cls, sep)],
     )
-    training = settings_record(settings, settings.merge_score)
-    return Tokenizer(backend, TokenizerFacts("wordpiece", dict(SPECIAL_TOKENS), training=training))
+    return backend
 
 
 def learn_tokens(counts: dict[str, int], special_tokens: list[str], settings: WordPieceSettings) -> list[str]:

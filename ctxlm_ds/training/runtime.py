@@ -77,8 +77,8 @@ def init_process_group() -> None:
         if "EADDRINUSE" not in str(error):
             raise
         raise ConfigError(
-            f"port {os.environ['MASTER_PORT']}, on which the ranks meet, is in use on this machine, probably by another "
-            "run; start with another one: deepspeed --master_port PORT, or torchrun --standalone"
+            f"port {os.environ['MASTER_PORT']}, on which the ranks meet, is in use on this machine, probably by "
+            "another run; start with another one: deepspeed --master_port PORT, or torchrun --standalone"
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import logging
 import os
 import shlex
@@ -11,17 +11,18 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
+from ctxlm_ds.training.live_table import LiveTable
 from ctxlm_ds.training.metrics import TENSORBOARD_DIR
 
 logger = logging.getLogger("ctxlm_ds")
 
-REFRESH_S = 0.25
+LATEST_CHECKPOINT = "checkpoints/latest"
+"""Names the newest complete checkpoint of a run; written with it."""
 LONG_STEP_S = 5.0
 SHORT_RUN_S = 60.0
 ETA_STEPS = 50
@@ -132,7 +133,7 @@ class StatusHook(IntervalHook):
     def __init__(self, run_dir: str | Path, interval_steps: int = 10) -> None:
         super().__init__(interval_steps)
         self._run_dir = Path(run_dir)
-        self._table: _LiveTable | None = None
+        self._table: LiveTable | None = None
         self._loss: float | None = None
         self._figures: dict[str, float] = {}
 
@@ -141,7 +142,7 @@ class StatusHook(IntervalHook):
         self._time_left = TimeLeft(start)
         self._forecast = Forecast(start)
         if sys.stderr.isatty():
-            self._table = _LiveTable(start.config.name)
+            self._table = LiveTable(f"{start.config.name} in {self._run_dir}")
 
     def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
         self._log(self._forecast.in_step(rows, step_rows, seconds))
@@ -163,9 +164,25 @@ class StatusHook(IntervalHook):
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
         cells = status_cells(metrics, self._start.last_step, (tokens_per_second, step_seconds), self._left_s)
         if self._table is not None:
-            self._table.show(cells)
+            left = f"{cells.pop('left')} left"
+            done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
+            self._table.show(cells, self._share_done(metrics), done, self._facts())
         else:
             logger.info("%s", " | ".join(f"{name} {value}" for name, value in cells.items()))
+
+    def _share_done(self, metrics: StepMetrics) -> float:
+        limit = self._start.config.training.max_tokens
+        return max(metrics.step / self._start.last_step, metrics.tokens / limit if limit else 0.0)
+
+    def _facts(self) -> list[str]:
+        """Return the last held-out losses and the age of the last checkpoint."""
+        losses = {name: value for name, value in self._figures.items() if name.endswith("/loss")}
+        facts = [f"held out at step {self._evaluated_step:,}: {figures_line(losses)}"] if losses else []
+        latest = self._run_dir / LATEST_CHECKPOINT
+        with contextlib.suppress(OSError):
+            age_s, name = time.time() - latest.stat().st_mtime, latest.read_text(encoding="utf-8").strip()
+            return [*facts, f"last checkpoint {name}, {format_duration(age_s)} ago"]
+        return [*facts, "no checkpoint yet"]
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
@@ -173,6 +190,7 @@ class StatusHook(IntervalHook):
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._figures.update(figures)
+        self._evaluated_step = step
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
@@ -239,45 +257,3 @@ def figures_line(figures: Mapping[str, float]) -> str:
         source, _, figure = name.removeprefix("eval/").rpartition("/")
         by_source.setdefault(source, []).append(f"{figure} {value:.4f}")
     return "; ".join(f"{source} {', '.join(texts)}" for source, texts in by_source.items())
-
-
-class _LiveTable:
-    """A rich table redrawn in place, below the log lines."""
-
-    def __init__(self, title: str) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._title = title
-        self._shown_s = 0.0
-        self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
-        self._live.start()
-        # Handlers must write through the live stream, or their lines would break the table.
-        self._streams: list[tuple[logging.StreamHandler[Any], Any]] = []
-        for handler in logger.handlers:
-            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
-                self._streams.append((handler, handler.setStream(sys.stderr)))
-        # After an error too, or the terminal would stay without a cursor.
-        atexit.register(self.close)
-
-    def is_due(self) -> bool:
-        return time.monotonic() - self._shown_s >= REFRESH_S
-
-    def show(self, cells: Mapping[str, str]) -> None:
-        from rich import box
-        from rich.table import Table
-
-        self._shown_s = time.monotonic()
-        table = Table(title=self._title, title_justify="left", box=box.SIMPLE_HEAD)
-        for name in cells:
-            style = "bold" if name in ("step", "loss") else None
-            table.add_column(name, justify="right", style=style, no_wrap=True)
-        table.add_row(*cells.values())
-        self._live.update(table, refresh=True)
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self._live.stop()
-        for handler, stream in self._streams:
-            if stream is not None:
-                handler.setStream(stream)

@@ -104,12 +104,15 @@ logger.info("after the end")
 
 
 @pytest.mark.parametrize("outcome", ["end", "fail"])
-def test_a_live_table_on_a_terminal(outcome: str) -> None:
+def test_a_live_table_on_a_terminal(outcome: str, tmp_path: Path) -> None:
     """On a pseudo-terminal: the table is redrawn in place, log lines stay whole, the cursor comes back."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-c", TERMINAL_RUN, outcome]
-    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30"}
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ)
+    checkpoints = tmp_path / "runs/my-run/checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "latest").write_text("step-00000016\n")
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30", "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ, cwd=tmp_path)
     os.close(follower)
     shown = b""
     while True:
@@ -128,6 +131,10 @@ def test_a_live_table_on_a_terminal(outcome: str) -> None:
     text = shown.decode()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert "my-run" in plain and "masked_lm" in plain and "tokens/s" in plain and "memory" in plain
+    assert "my-run in runs/my-run" in plain and "━" in plain
+    assert re.search(r"100%  0:00 left, done about (\w+ )?\d\d:\d\d", plain)
+    assert "held out at step 20: wiki loss 1.2500" in plain
+    assert re.search(r"last checkpoint step-00000016, \d:\d\d ago", plain)
     assert "40/40" in plain and re.search(r"\b[2-9]/40|1\d/40", plain)
     assert re.search(r"\d\d:\d\d:\d\d step 20 held out: wiki loss 1.2500\s*$", plain, re.MULTILINE)
     # Cursor up: redrawn in place. Cursor hidden, and shown again at the end.
