@@ -1,6 +1,6 @@
 """Convert checkpoints: to and from Hugging Face folders, from other systems, to and from DeepSpeed's format.
 
-    ctxlm convert to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16]
+    ctxlm convert to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16] [--push USER/MODEL]
     ctxlm convert from-hf --model DIR --output DIR
     ctxlm convert from-megatron --checkpoint DIR  --tokenizer DIR --output DIR
     ctxlm convert from-fairseq  --checkpoint FILE --tokenizer DIR --output DIR
@@ -32,6 +32,12 @@ def parse_arguments() -> argparse.Namespace:
     to_hf.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="data type of the weights")
     to_hf.add_argument("--max-shard-size", default="5GB", help="largest weight file, such as 500MB or 5GB")
     to_hf.add_argument("--overwrite", action="store_true", help="replace an earlier export")
+    hub = to_hf.add_argument_group("Hugging Face Hub").add_argument
+    hub("--push", metavar="USER/MODEL", help="upload the folder, also one that is complete already")
+    hub("--private", action="store_true", help="make a new repository private")
+    hub("--license", metavar="NAME", help="for the model card, such as apache-2.0")
+    hub("--language", nargs="+", default=[], metavar="CODE", help="for the model card, such as en")
+    hub("--dataset", nargs="+", default=[], metavar="NAME", help="for the model card: data sets of the Hub")
     from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
     text = "BERT or GPT of Megatron-LM or Megatron-DeepSpeed as a Hugging Face folder"
@@ -75,23 +81,46 @@ def loading_call(done: Conversion) -> str:
     return f'transformers.pipeline("{done.pipeline}", model="{done.output}")'
 
 
-def convert_hf(arguments: argparse.Namespace) -> list[str]:
-    from ctxlm_ds.export.huggingface import from_hf, is_exported, to_hf
+def export_hf(arguments: argparse.Namespace) -> list[str]:
+    """Export a checkpoint unless that is done, complete its model card, and upload it if asked."""
+    from ctxlm_ds.export.hub import CardFacts, add_facts, check_push, push
+    from ctxlm_ds.export.huggingface import is_exported, to_hf
     from ctxlm_ds.export.safetensors_files import parse_size
+
+    facts = CardFacts(arguments.license, tuple(arguments.language), tuple(arguments.dataset))
+    facts.check()
+    if arguments.push is not None:
+        check_push(arguments.push)
+    out = arguments.output
+    how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
+    if not arguments.overwrite and is_exported(*how):
+        lines = [f"{out}: complete already, nothing to do"]
+    else:
+        done = to_hf(*how)
+        lines = conversion_lines(done, loading_call(done))
+    add_facts(out, facts)
+    if arguments.push is not None:
+        lines.append(f"uploaded as {push(out, arguments.push, arguments.private)}")
+    return lines
+
+
+def convert_hf(arguments: argparse.Namespace) -> list[str]:
+    from ctxlm_ds.export.huggingface import from_hf
 
     out = arguments.output
     if arguments.command == "to-hf":
-        how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
-        if not arguments.overwrite and is_exported(*how):
-            return [f"{out}: complete already, nothing to do"]
-        done = to_hf(*how)
-        next_step = loading_call(done)
-    elif arguments.command == "from-hf":
+        return export_hf(arguments)
+    if arguments.command == "from-hf":
         done = from_hf(arguments.model, out)
         next_step = f"--set initialize_from={out} with the model section of its config.yaml"
     else:
         done = convert_foreign(arguments)
         next_step = f"{loading_call(done)}, or --set initialize_from={out}"
+    return conversion_lines(done, next_step)
+
+
+def conversion_lines(done: Conversion, next_step: str) -> list[str]:
+    """Return what a conversion prints."""
     largest = max(comparison.relative for comparison in done.comparisons)
     compared, whose = ("logits:", "the logits'") if done.loading is None else ("weights, read back:", "their")
     return [

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,10 @@ def write_model_card(
         learned = source.model.learned_positions
         effect = "later positions have random weights" if learned else "it never saw longer ones"
         limit = f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
-    tag, imported = (f"pipeline_tag: {text.task}\n", ", pipeline") if text.task else ("", "")
+    imported = ", pipeline" if text.task else ""
+    figures = _figures(source)
     return f"""---
-library_name: transformers
-{tag}tags:
-- ctxlm_ds
-- {text.tag}
-- deepspeed
+{_header(config.name, text, figures)}
 ---
 
 # {config.name}
@@ -85,7 +83,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 ## Held-out figures
 
-{_figures(source)}
+{_figure_text(source, figures)}
 
 ## Model
 
@@ -99,7 +97,42 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 {limit}A {text.language_model} language model completes text as its training data would; it repeats that data's \
 errors and biases and states no facts. Check it on your own task before you rely on it.
+
+## Citation
+
+```bibtex
+@software{{ctxlm_ds,
+  title = {{ctxlm_ds: pretraining of contextual language models on DeepSpeed}},
+  version = {{{version("ctxlm_ds")}}}
+}}
+```
 """
+
+
+def _header(name: str, text: CardText, figures: Mapping[str, float]) -> str:
+    """Return the Hub's YAML, with the held-out figures as evaluation results."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type=text.task or "feature-extraction",
+            dataset_type=source,
+            dataset_name=f"{source} (held out)",
+            metric_type=metric,
+            metric_value=round(value, 6),
+        )
+        for source, _, metric in (key.partition("/") for key in figures)
+        for value in [figures[f"{source}/{metric}"]]
+        if metric
+    ]
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=text.task,
+        tags=["ctxlm_ds", text.tag, "deepspeed"],
+        model_name=name,
+        eval_results=results or None,
+    )
+    return str(data.to_yaml())
 
 
 def _training_data(config: RunConfig) -> str:
@@ -113,13 +146,18 @@ def _training_data(config: RunConfig) -> str:
     return "\n".join(lines) if config.data.train else "Not recorded."
 
 
-def _figures(source: CheckpointSource) -> str:
+def _figures(source: CheckpointSource) -> dict[str, float]:
+    """Return the last held-out figures up to the checkpoint by `SOURCE/METRIC`."""
     step = int(source.train_state.get("step", 0))
     figures = read_evaluation(source.folder.parent.parent / METRICS_NAME, step) if source.train_state else {}
+    return {key.removeprefix("eval/"): value for key, value in figures.items()}
+
+
+def _figure_text(source: CheckpointSource, figures: Mapping[str, float]) -> str:
     if not figures:
         return "None were recorded up to this checkpoint."
-    rows = {key.removeprefix("eval/"): value for key, value in figures.items()}
-    return f"Measured during training, last at or before step {step:,}.\n\n{_table(rows)}"
+    step = int(source.train_state.get("step", 0))
+    return f"Measured during training, last at or before step {step:,}.\n\n{_table(figures)}"
 
 
 def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,9 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from ctxlm_ds.console import run_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -41,6 +47,19 @@ def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: 
     if check:
         assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     return done
+
+
+def call_here(main: Callable[[], None], *command: object) -> Finished:
+    """Run a command's main function in this process, which has imported torch; the status is that of the command."""
+    words, out, err = [str(word) for word in command], io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", words)
+        try:
+            run_command(main)
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return Finished(words, status, out.getvalue(), err.getvalue())
 
 
 def tool(name: str, *arguments: object, check: bool = True) -> Finished:

@@ -1,4 +1,4 @@
-"""tools/convert_checkpoint.py as a user types it."""
+"""tools/convert_checkpoint.py as a user types it, in a process and then, which takes less time, here."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ import pytest
 import torch
 from transformers import pipeline
 
+from ctxlm_ds.commands.convert_checkpoint import main
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
+from tests.integration.route import Finished, call_here
 from tests.unit.export.foreign.test_fairseq import ARGUMENTS, Reference
 
 TOOL = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
 
 
-def convert(*arguments: object) -> subprocess.CompletedProcess[str]:
+def convert_in_process(*arguments: object) -> Finished:
     command = [sys.executable, str(TOOL), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def convert(*arguments: object) -> Finished:
+    return call_here(main, TOOL, *arguments)
 
 
 @pytest.fixture
@@ -37,7 +43,8 @@ def test_to_hf_fills_a_mask_and_from_hf_goes_back(kind: str, tokenizer_kind: str
     tokenizer = make_tokenizer(tokenizer_kind, tmp_path / "tokenizer")
     config = make_config(kind, tokenizer, load_tokenizer(tokenizer).vocab_size)
     run = write_run(tmp_path / "run", config, random_weights(config))
-    done = convert("to-hf", "--checkpoint", run, "--output", tmp_path / "hf", "--max-shard-size", "20KB")
+    words = ("to-hf", "--checkpoint", run, "--output", tmp_path / "hf", "--max-shard-size", "20KB")
+    done = convert_in_process(*words)
     assert done.returncode == 0, done.stderr
     assert "largest difference" in done.stdout and "text/predicted_logits" in done.stdout
     assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1

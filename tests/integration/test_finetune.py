@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.finetune import main
 from tests.downstream_models import sentiment, write_bert, write_rows
+from tests.integration.route import call_here
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,10 +49,10 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     page = (files / "out" / "report.html").read_text()
     assert "Good &amp; bad" in page and "someone" in page and page.count("data:image/png;base64,") == 2
     assert (files / "out" / "confusion.png").read_bytes().startswith(b"\x89PNG")
-    second = run(*command)
+    second = call_here(main, "finetune", *command)
     assert second.returncode == 0 and "2 points of 2 have a result already" in second.stderr
     assert "run 1 of" not in second.stderr and second.stdout == first.stdout
-    other = run(*command, "--lora", 2)
+    other = call_here(main, "finetune", *command, "--lora", 2)
     assert other.returncode == 2 and "choose another --output" in other.stderr
 
 
@@ -70,7 +72,7 @@ def test_a_mistake_is_one_line(files: Path, tmp_path: Path, change: tuple[str, s
     name, value = change
     options = {"--task": str(files / "mine.yaml"), "--model": str(files / "model"), "--data": str(files / "data"),
                "--output": str(tmp_path / "out")} | {name: value}  # fmt: skip
-    done = run(*[part for option in options.items() for part in option])
+    done = call_here(main, "finetune", *[part for option in options.items() for part in option])
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.glob("out/points/*"))
 
