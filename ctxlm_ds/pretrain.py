@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.console import at_least, program, setup_logging
+from ctxlm_ds.console import at_least, program, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.planning.check_lines import model_lines, run_lines
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.process.launcher import end_torchrun
+from ctxlm_ds.process.local_ranks import run_ranks, without_ranks
 from ctxlm_ds.process.output_log import OutputLog
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import unused_settings
@@ -35,16 +36,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ctxlm_ds")
 
+MODULE = "ctxlm_ds.pretrain"
+
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; arguments that launchers add (--local_rank) are ignored."""
-    parser = argparse.ArgumentParser(prog=program("ctxlm_ds.pretrain"), description="Pretrain from a recipe.")
+    parser = argparse.ArgumentParser(prog=program(MODULE), description="Pretrain from a recipe.")
     parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
+    ranks_help = "start N ranks on this machine; with --check: number of ranks of the planned run"
+    parser.add_argument("--ranks", "--world-size", type=at_least(1), default=1, metavar="N", help=ranks_help)
     parser.add_argument("--check", action="store_true", help="only check the recipe and describe the run in brief")
     parser.add_argument("--print", action="store_true", help="with --check: print the resolved recipe instead")
-    parser.add_argument("--world-size", type=at_least(1), help="with --check: number of ranks of the planned run")
     parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
     parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -54,19 +58,21 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user's mistake ends with one message and exit status 2."""
     arguments = parse_arguments(argv)
+    if arguments.ranks > 1 and not arguments.check:
+        run_command(lambda: sys.exit(run_ranks(_rank_command(sys.argv[1:] if argv is None else argv), arguments.ranks)))
+    if arguments.check:
+        setup_logging()
+        return run_command(lambda: check_only(arguments))
     # Before torch is imported: until then SIGUSR1, Slurm's notice before a time limit, would end the process.
-    stop_signal = StopSignal() if arguments.check else StopSignal().install()
+    stop_signal = StopSignal().install()
     stop_signal.starting = True
     report = FailureReport(stop_signal)
     setup_logging(report.rank)
     try:
-        if arguments.check:
-            check_only(arguments)
-        else:
-            check_installed()
-            output_log = OutputLog() if report.rank == 0 else None
-            report.ranks = discover_ranks()
-            pretrain(arguments, report.ranks, stop_signal, report, output_log)
+        check_installed()
+        output_log = OutputLog() if report.rank == 0 else None
+        report.ranks = discover_ranks()
+        pretrain(arguments, report.ranks, stop_signal, report, output_log)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report.end(error))
     finally:
@@ -75,9 +81,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             end_torchrun()
 
 
+def _rank_command(words: Sequence[str]) -> list[str]:
+    """Return the command of a rank, in the way of the running one."""
+    by_name = sys.argv[0].startswith("ctxlm ")
+    start = [str(Path(sys.executable).with_name("ctxlm")), "pretrain"] if by_name else [sys.executable, "-m", MODULE]
+    return [*start, *without_ranks(words)]
+
+
 def check_only(arguments: argparse.Namespace) -> None:
     """Check a recipe for a planned number of ranks without importing torch."""
-    world_size = arguments.world_size or 1
+    world_size = arguments.ranks
     config = load_config(arguments.config, arguments.set, world_size)
     if needs_teacher(config) and config.teacher.path is not None:
         from ctxlm_ds.export.teacher import with_teacher

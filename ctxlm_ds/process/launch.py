@@ -31,6 +31,8 @@ logger = logging.getLogger("ctxlm_ds")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 VARIABLE = "GLOO_SOCKET_IFNAME"
+LOCAL_RANKS = "CTXLM_LOCAL_RANKS"
+"""Variable of ranks that `--ranks` has started (process/local_ranks.py)."""
 _ANY_PORT = 9
 
 
@@ -44,7 +46,7 @@ class RankInfo:
     local_world_size: int
     master_addr: str
     master_port: int
-    launcher: Literal["deepspeed", "torchrun", "srun", "environment", "single"]
+    launcher: Literal["deepspeed", "torchrun", "srun", "ranks", "environment", "single"]
     device_index: int
     """Accelerator of this rank among those it sees: its local rank, or 0 if each task sees a single one."""
 
@@ -76,8 +78,10 @@ def _from_launcher(environ: Mapping[str, str]) -> RankInfo:
     unknown = str(world_size if address in LOOPBACK else 1)
     local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
     local_world_size = _number(environ, local_name, unknown)
-    launcher: Literal["deepspeed", "torchrun", "environment"] = "environment"
-    if "TORCHELASTIC_RUN_ID" in environ:
+    launcher: Literal["deepspeed", "torchrun", "ranks", "environment"] = "environment"
+    if LOCAL_RANKS in environ:
+        launcher = "ranks"
+    elif "TORCHELASTIC_RUN_ID" in environ:
         launcher = "torchrun"
     elif "CROSS_RANK" in environ:
         launcher = "deepspeed"
@@ -128,7 +132,7 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
         logger.info("memory: %s", kept)
     use_own_build_folder()
     clear_stale_build_locks()
-    if ranks.launcher in ("deepspeed", "torchrun"):
+    if ranks.launcher in ("deepspeed", "torchrun", "ranks"):
         first_of_deepspeed = ranks.launcher == "deepspeed" and ranks.local_rank == 0
         die_with_launcher(watch_grandparent=first_of_deepspeed)
         if first_of_deepspeed:

@@ -28,14 +28,14 @@ class OutputLog:
         logger.addHandler(self._held)
 
     def open(self, run_dir: Path) -> None:
-        """Write to the file from now on; without one (OSError) a warning says so and the run goes on."""
+        """Write to the file from now on; without one (OSError) the run continues with a warning."""
         global _descriptor
         logger.removeHandler(self._held)
         try:
             file = _LogFile(run_dir / NAME, encoding="utf-8")
             _descriptor = os.open(run_dir / NAME, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
-            logger.warning("%s cannot be written, the run goes on: %s", run_dir / NAME, error.strerror)
+            logger.warning("%s cannot be written, the run continues: %s", run_dir / NAME, error.strerror)
             return
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
         self._held.setTarget(file)

@@ -81,7 +81,7 @@ def launcher(kind: str, num_ranks: int) -> list[object]:
         return [BIN / "deepspeed", "--num_gpus", num_ranks, "--master_port", free_port(), "--module", module]
     if kind == "torchrun":
         return [BIN / "torchrun", "--standalone", "--nproc_per_node", num_ranks, "-m", module]
-    return [sys.executable, "-m", module]
+    return [sys.executable, "-m", module, *(["--ranks", num_ranks] if kind == "ranks" else [])]
 
 
 def free_port() -> int:

@@ -98,13 +98,13 @@ def has_begun(run_dir: Path) -> bool:
     return (run_dir / "history.jsonl").exists()
 
 
-@pytest.mark.parametrize("kind", ["deepspeed", "torchrun", pytest.param("python", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["deepspeed", "torchrun", "ranks", pytest.param("python", marks=pytest.mark.soak)])
 def test_an_interrupted_run_saves_its_last_step(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
     shown, run_dir = interrupted(bert_route, tmp_path, kind, 64, has_steps)
     end = read_history(run_dir)[-1]
     announced = re.findall(r"stopping: saving step (\d+); Ctrl-C again ends it immediately", shown)
-    # torchrun's terminal interrupts every rank; one that is ahead may answer before the ranks agree about the step.
-    assert len(announced) == 1 and abs(int(announced[0]) - end["step"]) <= (kind == "torchrun"), shown
+    # These terminals interrupt every rank; one that is ahead may answer before the ranks agree about the step.
+    assert len(announced) == 1 and abs(int(announced[0]) - end["step"]) <= (kind in ("torchrun", "ranks")), shown
     assert (end["event"], end["reason"], end["failed"]) == ("end", "stopped by signal SIGINT", False)
     assert (run_dir / "checkpoints" / f"step-{end['step']:08d}").is_dir()
     log = (run_dir / "output.log").read_text()
@@ -121,6 +121,6 @@ def test_a_first_step_of_minutes_is_abandoned(bert_route: Prepared, tmp_path: Pa
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ["deepspeed", "torchrun"])
+@pytest.mark.parametrize("kind", ["deepspeed", "torchrun", "ranks"])
 def test_a_second_interrupt_ends_immediately(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
     interrupted(bert_route, tmp_path, kind, 1 << 16, has_begun, times=2)

@@ -46,7 +46,7 @@ def test_a_run_leaves_what_is_documented(single: Path) -> None:
         assert len([line for line in lines if text in line]) == 1, text
 
 
-@pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "srun"])
+@pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "srun", "ranks"])
 def test_every_launcher_gives_the_same_losses(kind: str, single: Path, bert_route: Prepared, tmp_path: Path) -> None:
     """Two ranks; srun's variables are set as srun sets them for each task."""
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"hidden_dropout": 0.0, "attention_dropout": 0.0})

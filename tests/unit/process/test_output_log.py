@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path, capfd: pytes
     (tmp_path / NAME).mkdir()
     start(tmp_path, "1")
     shown = capfd.readouterr().err
-    assert "cannot be written, the run goes on" in shown and "late 1" in shown and "Traceback" not in shown
+    assert "cannot be written, the run continues" in shown and "late 1" in shown and "Traceback" not in shown
 
 
 def test_a_full_disk_costs_lines_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,99 @@
+"""`--ranks N`: the ranks of a run on this machine, as processes of this one, which says nothing itself.
+
+As under torchrun, a rank that fails ends the others. Ctrl-C reaches every process of the terminal; ranks save and end
+by themselves, and this process waits for them. If it is killed, the kernel kills them (process/launcher.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.launch import LOCAL_RANKS, free_port
+from ctxlm_ds.process.slurm import is_srun_task
+
+GRACE_S = 30.0
+"""How long ranks may take to end after one has failed."""
+POLL_S = 0.1
+NAMES = ("--ranks", "--world-size")
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if a launcher has started this process as a rank."""
+    named = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
+    if named or is_srun_task(environ):
+        why = f"{named[0]} is set" if named else "srun has started this process"
+        raise ConfigError(f"--ranks starts ranks, but this process is a launcher's rank ({why}): leave --ranks out")
+
+
+def without_ranks(words: Sequence[str]) -> list[str]:
+    """Return a command's arguments without `--ranks N`."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word in NAMES:
+            next(rest, None)
+        elif word.partition("=")[0] not in NAMES:
+            kept.append(word)
+    return kept
+
+
+def run_ranks(command: Sequence[str], num_ranks: int) -> int:
+    """Run a command once for each rank, and return 0 or the exit status of the rank that failed first.
+
+    Raises:
+        ConfigError: a launcher has started this process as a rank.
+    """
+    check_alone(os.environ)
+    ranks = _Ranks()
+    # Functions, not SIG_IGN, which the ranks would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for number in FORWARDED:
+        signal.signal(number, ranks.forward)
+    ranks.start(command, num_ranks)
+    return ranks.wait()
+
+
+class _Ranks:
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: Sequence[str], num_ranks: int) -> None:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), LOCAL_RANKS: str(os.getpid())}
+        sizes = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        for rank in range(num_ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._processes.append(subprocess.Popen(command, env={**os.environ, **meeting, **sizes, **place}))
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.send_signal(number)
+
+    def wait(self) -> int:
+        failed, end_s = 0, float("inf")
+        while any([process.poll() is None for process in self._processes]):
+            failed = failed or self._first_failure()
+            if failed and end_s == float("inf"):
+                end_s = time.monotonic() + GRACE_S
+                self.forward(signal.SIGTERM, None)
+            if time.monotonic() > end_s:
+                self.forward(signal.SIGKILL, None)
+            time.sleep(POLL_S)
+        return failed or self._first_failure()
+
+    def _first_failure(self) -> int:
+        """Return the exit status of a rank that has failed, as a shell gives it; 0 if none has."""
+        for rank, process in enumerate(self._processes):
+            status = process.returncode
+            if status is not None and status < 0:
+                sys.stderr.write(f"rank {rank} was ended by {signal.Signals(-status).name}\n")
+            if status:
+                return status if status > 0 else 128 - status
+        return 0
