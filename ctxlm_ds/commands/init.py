@@ -159,8 +159,7 @@ def _preparation(answers: object, base: str) -> list[str]:
 
 
 def _launch(output: Path, ranks: int) -> str:
-    start = "ctxlm pretrain" if ranks == 1 else f"torchrun --standalone --nproc-per-node {ranks} -m ctxlm_ds.pretrain"
-    return f"{start} --config {shlex.quote(str(output))}"
+    return f"ctxlm pretrain --config {shlex.quote(str(output))}{f' --ranks {ranks}' if ranks > 1 else ''}"
 
 
 def _check_output(output: Path) -> None:

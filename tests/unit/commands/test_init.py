@@ -17,7 +17,7 @@ def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "ctxlm tokenizer --input corpus.txt --type gpt2 --output-dir tokenizer" in printed
     assert "--append-eod --output-prefix data/corpus" in printed
-    assert "torchrun --standalone --nproc-per-node 2 -m ctxlm_ds.pretrain --config gpt2.yaml" in printed
+    assert "ctxlm pretrain --config gpt2.yaml --ranks 2" in printed
     config = load_config("gpt2.yaml", world_size=2)
     assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
     with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
