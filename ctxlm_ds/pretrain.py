@@ -41,12 +41,13 @@ MODULE = "ctxlm_ds.pretrain"
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; arguments that launchers add (--local_rank) are ignored."""
-    parser = argparse.ArgumentParser(prog=program(MODULE), description="Pretrain from a recipe.")
+    parser = argparse.ArgumentParser(prog=program(MODULE), description="Pretrain from a recipe.", allow_abbrev=False)
     parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
     parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     ranks_help = "start N ranks on this machine; with --check: number of ranks of the planned run"
-    parser.add_argument("--ranks", "--world-size", type=at_least(1), default=1, metavar="N", help=ranks_help)
+    parser.add_argument("--ranks", type=at_least(1), default=1, metavar="N", help=ranks_help)
+    parser.add_argument("--world-size", type=at_least(1), metavar="N", help="with --check: the same as --ranks")
     parser.add_argument("--check", action="store_true", help="only check the recipe and describe the run in brief")
     parser.add_argument("--print", action="store_true", help="with --check: print the resolved recipe instead")
     parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
@@ -90,7 +91,7 @@ def _rank_command(words: Sequence[str]) -> list[str]:
 
 def check_only(arguments: argparse.Namespace) -> None:
     """Check a recipe for a planned number of ranks without importing torch."""
-    world_size = arguments.ranks
+    world_size = arguments.world_size or arguments.ranks
     config = load_config(arguments.config, arguments.set, world_size)
     if needs_teacher(config) and config.teacher.path is not None:
         from ctxlm_ds.export.teacher import with_teacher

@@ -16,19 +16,18 @@ from types import FrameType
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.launch import LOCAL_RANKS, free_port
-from ctxlm_ds.process.slurm import is_srun_task
+from ctxlm_ds.process.slurm import is_srun_task, read_task
 
 GRACE_S = 30.0
 """How long ranks may take to end after one has failed."""
 POLL_S = 0.1
-NAMES = ("--ranks", "--world-size")
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
     """Raise ConfigError if a launcher has started this process as a rank."""
     named = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
-    if named or is_srun_task(environ):
+    if named or (is_srun_task(environ) and read_task(environ).world_size > 1):
         why = f"{named[0]} is set" if named else "srun has started this process"
         raise ConfigError(f"--ranks starts ranks, but this process is a launcher's rank ({why}): leave --ranks out")
 
@@ -37,9 +36,9 @@ def without_ranks(words: Sequence[str]) -> list[str]:
     """Return a command's arguments without `--ranks N`."""
     kept, rest = [], iter(words)
     for word in rest:
-        if word in NAMES:
+        if word == "--ranks":
             next(rest, None)
-        elif word.partition("=")[0] not in NAMES:
+        elif not word.startswith("--ranks="):
             kept.append(word)
     return kept
 
@@ -63,6 +62,8 @@ def run_ranks(command: Sequence[str], num_ranks: int) -> int:
 class _Ranks:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._received: list[int] = []
+        """Signals that came; ranks that are started after them get them too."""
 
     def start(self, command: Sequence[str], num_ranks: int) -> None:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), LOCAL_RANKS: str(os.getpid())}
@@ -70,8 +71,11 @@ class _Ranks:
         for rank in range(num_ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             self._processes.append(subprocess.Popen(command, env={**os.environ, **meeting, **sizes, **place}))
+            for number in self._received:
+                self._processes[-1].send_signal(number)
 
     def forward(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
         for process in self._processes:
             if process.returncode is None:
                 process.send_signal(number)

@@ -46,6 +46,22 @@ def test_a_run_leaves_what_is_documented(single: Path) -> None:
         assert len([line for line in lines if text in line]) == 1, text
 
 
+def test_the_output_log_has_what_rank_0_says_over_all_starts(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe, run_dir = bert_route.recipe(tmp_path / "recipe.yaml", schedule={"warmup_steps": 1}), tmp_path / "run"
+
+    def start(*overrides: str, check: bool = True) -> str:
+        words = pretrain_words(recipe, [f"run_dir={run_dir}", *overrides])
+        return call(*launcher("ranks", 2), *words, check=check).stderr
+
+    assert "error: " in start("model.hidden_size=33", check=False) and not run_dir.exists()
+    said = start("training.max_steps=4")
+    said += start("optimizer.learning_rate=1000", "optimizer.weight_decay=1000", check=False)
+    assert "Training stopped" in said and "step 4/4" in said
+    line = re.compile(r"^(?:\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d .*)", re.MULTILINE)
+    expected = [text for text in line.findall(said) if "[rank " not in text]  # other ranks' lines have a tag
+    assert line.findall((run_dir / "output.log").read_text()) == expected
+
+
 @pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "srun", "ranks"])
 def test_every_launcher_gives_the_same_losses(kind: str, single: Path, bert_route: Prepared, tmp_path: Path) -> None:
     """Two ranks; srun's variables are set as srun sets them for each task."""

@@ -19,6 +19,12 @@ START = (
     "sys.exit(run_ranks(sys.argv[2:], int(sys.argv[1])))"
 )
 
+TASK = {
+    "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
+    "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "a", "SLURM_STEP_NODELIST": "a",
+    "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NNODES": "1",
+}  # fmt: skip
+
 
 def launch(program: str, num_ranks: int = 3) -> subprocess.Popen[str]:
     words = [sys.executable, "-c", START, str(num_ranks), sys.executable, "-c", program]
@@ -71,13 +77,13 @@ def test_a_signal_reaches_every_rank_and_the_launcher_waits(tmp_path: Path) -> N
 
 def test_ranks_of_a_launcher_start_no_ranks() -> None:
     check_alone({"SLURM_JOB_ID": "1"})
+    check_alone({**TASK, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})
     with pytest.raises(ConfigError, match=r"RANK is set.*leave --ranks out"):
         check_alone({"RANK": "0", "WORLD_SIZE": "2"})
-    task = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
     with pytest.raises(ConfigError, match="srun has started"):
-        check_alone(task)
+        check_alone(TASK)
 
 
 def test_a_rank_gets_the_other_arguments() -> None:
-    words = ["--config", "a", "--ranks", "2", "--set", "b=1", "--ranks=3", "--world-size", "4"]
+    words = ["--config", "a", "--ranks", "2", "--set", "b=1", "--ranks=3"]
     assert without_ranks(words) == ["--config", "a", "--set", "b=1"]
