@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 
+from ctxlm_ds.console import counted
 from ctxlm_ds.planning.hardware import GIB, GPUS, Gpu
 
 _MATRIX_SIZE = 512
@@ -36,7 +37,7 @@ class Machine:
 
     def __str__(self) -> str:
         if self.gpu is None:
-            return f"{self.ranks} CPU rank(s), {os.cpu_count()} cores"
+            return f"{counted(self.ranks, 'CPU rank')}, {os.cpu_count()} cores"
         return f"{self.ranks} x {self.gpu.name} ({self.gpu.memory_gib:.0f} GiB)"
 
 

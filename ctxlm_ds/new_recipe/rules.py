@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.new_recipe.dataset_size import num_rows
 from ctxlm_ds.new_recipe.translate import Translation, plain_value
@@ -119,7 +120,7 @@ def _global_batch(result: Translation, names: Names) -> None:
 
 def _accumulated(result: Translation, names: Names) -> None:
     rows = int(result.value("training.micro_batch_size")) * int(result.number(names[0], 1)) * result.ranks
-    source = f"micro batch x {_given(result, names) or 'no accumulation'} x {result.ranks} rank(s)"
+    source = f"micro batch x {_given(result, names) or 'no accumulation'} x {counted(result.ranks, 'rank')}"
     result.set("training.global_batch_size", rows, source)
 
 
