@@ -25,6 +25,7 @@ def test_results_are_those_of_a_fine_tuning(tmp_path: Path, capsys: pytest.Captu
     command = ["--task", str(tmp_path / "mine.yaml"), "--prompt", str(tmp_path / "prompt.yaml"),
                "--model", str(tmp_path / "model"), "--data", str(tmp_path / "data"),
                "--output", str(tmp_path / "out"), "--shots", "1", "--seeds", "1", "2"]  # fmt: skip
+    capsys.readouterr()  # what making the model has said
     main(command)
     shown = capsys.readouterr().out
     main(command)

@@ -89,7 +89,8 @@ def serving(hub: Hub) -> Iterator[str]:
 
 def export(endpoint: str, home: Path, *words: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
-    environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), **({"HF_TOKEN": token} if token else {})}
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    environment = {**kept, **hub, **({"HF_TOKEN": token} if token else {})}
     command = [sys.executable, str(ROOT / "tools" / "convert_checkpoint.py"), "to-hf", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
 
