@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ctxlm_ds.process.line_file import LineFile
 from tests.real_disks import memory_disk
 
@@ -36,3 +38,16 @@ def test_lines_of_a_course_that_is_left_are_forgotten(tmp_path: Path) -> None:
     file.forget_after(1)
     file.append(2, "line 2 again")
     assert path.read_text().splitlines() == ["line 1", "line 2 again"]
+
+
+def test_closing_writes_what_waits_or_says_what_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "folder" / "lines"
+    file = LineFile(path)
+    for step in (1, 2):
+        file.append(step, f"line {step}")
+    file.close()
+    assert "lacks its last 2 lines" in caplog.text
+    path.parent.mkdir()
+    caplog.clear()
+    file.close()
+    assert path.read_text().splitlines() == ["line 1", "line 2"] and not caplog.text
