@@ -50,11 +50,6 @@ def program(module: str) -> str:
     return sys.argv[0] if sys.argv[0].startswith("ctxlm ") else f"python -m {module}"
 
 
-def other_command(name: str, script: str) -> str:
-    """Return how to call another command in the way of the running one: `ctxlm NAME`, or `python tools/SCRIPT.py`."""
-    return f"ctxlm {name}" if sys.argv[0].startswith("ctxlm ") else f"python tools/{script}.py"
-
-
 def counted(count: int, noun: str) -> str:
     """Format a count: `1 document`, `1,234 documents`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

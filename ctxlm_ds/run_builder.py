@@ -230,7 +230,7 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
     for rank, description in topology.gather_some(None if own == first else own).items():
         raise DataError(
             f"rank {rank} reads other data than rank 0 ({description} instead of {first}); copy the same "
-            "datasets to every node and check them with tools/inspect_dataset.py --verify"
+            "datasets to every node and check them with ctxlm inspect --verify"
         )
     return own
 
@@ -294,7 +294,7 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
     if config.tokenizer.path is None:
         raise ConfigError(
             "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
-            "(tools/train_tokenizer.py makes one)"
+            "(ctxlm tokenizer makes one)"
         )
     tokenizer = load_tokenizer(config.tokenizer.path)
     size, least = config.model.vocab_size or tokenizer.output_size, tokenizer.output_size

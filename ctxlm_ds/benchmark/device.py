@@ -43,7 +43,7 @@ def measure_device(config: RunConfig, rounds: int) -> Iterator[Table]:
         ConfigError: torch finds no GPU, or the recipe's step cannot be measured.
     """
     if not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU here; run this on one (tools/benchmark.py pretrain measures a CPU)")
+        raise ConfigError("torch finds no GPU here; run this on one (ctxlm benchmark pretrain measures a CPU)")
     refuse(config)
     yield from measure_operations(config, "cuda", REPETITIONS)
     for dropout in DROPOUTS:

@@ -77,7 +77,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
     return [
         *table,
         f"{'one-core':<18}{core:>12,.0f} rows/s of {config.data.seq_length} positions, by processor time",
-        f"{MODEL + '/' + GPU:<18}{gpu:>12,.0f} rows/s are what one {GPU} trains {MODEL} on, as tools/plan_run.py "
+        f"{MODEL + '/' + GPU:<18}{gpu:>12,.0f} rows/s are what one {GPU} trains {MODEL} on, as ctxlm plan "
         f"counts: {gpu / core:.2f} cores",
     ]
 

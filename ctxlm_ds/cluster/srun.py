@@ -59,7 +59,7 @@ def step_environment(environ: Mapping[str, str], attempt: str, port: int | None)
     kept.update(CTXLM_ATTEMPT=attempt, PYTHONUNBUFFERED="1")
     log = job_log()
     if log is not None:
-        # For tools/run_status.py; the ranks' output goes through srun.
+        # For ctxlm status; the ranks' output goes through srun.
         kept["CTXLM_LOG_FILE"] = log
     if "SLURM_CPUS_PER_TASK" in kept:
         # Since 22.05 a step does not inherit the job's --cpus-per-task.

@@ -77,7 +77,7 @@ def _peers(text: str) -> list[str]:
 
 
 def _preprocess_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="as for tools/preprocess_data.py")
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="as for ctxlm preprocess")
     parser.add_argument("--tokenizer", required=True, metavar="DIR", help="tokenizer folder")
     parser.add_argument("--split-sentences", action="store_true", help="a sequence is a sentence")
     parser.add_argument(
@@ -260,8 +260,8 @@ COMMANDS = (
     ("document", "the tables of docs/benchmarks.md that need no data (make bench)", _document_options, _document, 3),
     ("device", "kernels, products and engine settings on this GPU, in ten minutes", _device_options, _device, 3),
     ("loader", "rows of the loader against transformers' collator", _recipe_options, _loader, 5),
-    ("preprocess", "tools/preprocess_data.py against encode_batch_fast", _preprocess_options, _preprocess, 5),
-    ("merge", "tools/merge_datasets.py against a copy of the files", _merge_options, _merge, 5),
+    ("preprocess", "ctxlm preprocess against encode_batch_fast", _preprocess_options, _preprocess, 5),
+    ("merge", "ctxlm merge against a copy of the files", _merge_options, _merge, 5),
     ("save", "a checkpoint written in the background against one that training waits for", _save_options, _save, 5),
     ("ngrams", "held-out loss of counted unigrams and trigrams, for a causal model's", _ngram_options, _ngrams, 1),
     ("targets", "held-out loss and accuracy of an encoder-decoder, next to unigrams", _target_options, _targets, 1),

@@ -44,11 +44,9 @@ def main() -> None:
     arguments = parser.parse_args()
     setup_logging()
     family = [] if arguments.family is None else ["--family", arguments.family]
-    root = checkout()
-    source = (arguments.folder or (root or Path.cwd()) / "runs" / "-".join(["default", *family[1:]])).absolute()
+    source = (arguments.folder or (checkout() or Path.cwd()) / "runs" / "-".join(["default", *family[1:]])).absolute()
     if not (source / "hf" / "config.json").is_file():
-        command = ["-m", "ctxlm_ds.commands.main", "demo"] if root is None else [root / "tools" / "pretrain_default.py"]
-        run(*command, *family, "--output-dir", source)
+        run("demo", *family, "--output-dir", source)
     folder = source / "downstream"
     write_tasks(source / "corpus", folder / "tasks")
     rows = [["task", "pretrained, accuracy", "random weights"]]
@@ -59,21 +57,21 @@ def main() -> None:
 
 
 def run(*words: object) -> None:
-    """Print and run a Python command.
+    """Print and run a command of ctxlm.
 
     Raises:
         CtxlmError: it failed; its error message is above.
     """
     command = [str(word) for word in words]
-    print("$ python " + " ".join(command), flush=True)
-    if subprocess.run([sys.executable, *command], cwd=checkout(), check=False).returncode != 0:
+    print("$ ctxlm " + " ".join(command), flush=True)
+    if subprocess.run([Path(sys.executable).with_name("ctxlm"), *command], cwd=checkout(), check=False).returncode:
         raise CtxlmError("the step above failed; fix it and run the same command again")
 
 
 def fine_tune(task: Path, model: Path, folder: Path, arguments: argparse.Namespace, start: str) -> str:
     """Fine-tune and return median and spread of the accuracy on the development file."""
     output = folder / task.stem / start
-    run("-m", "ctxlm_ds.finetune", "--task", task, "--model", model, "--data", task.with_suffix(""), "--output", output,
+    run("finetune", "--task", task, "--model", model, "--data", task.with_suffix(""), "--output", output,
         "--seeds", *range(1, arguments.seeds + 1), "--learning-rates", RATE, "--epochs", arguments.epochs,
         *(["--random"] if start == "random" else []))  # fmt: skip
     summary = json.loads((output / "metrics.json").read_text(encoding="utf-8"))

@@ -87,12 +87,6 @@ def load(command: Command) -> Callable[[], None]:
     return loaded
 
 
-def name_of(script: str) -> str:
-    """Return the subcommand that a file of tools/ starts: `train_tokenizer.py` -> `tokenizer`."""
-    place = f"commands.{script.removesuffix('.py')}"
-    return next(command.name for command in COMMANDS.values() if command.place == place)
-
-
 def help_text() -> str:
     """Return the subcommands with a line each."""
     width = max(map(len, COMMANDS))

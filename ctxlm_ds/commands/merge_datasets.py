@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from ctxlm_ds.console import counted, format_size, other_command, setup_logging
+from ctxlm_ds.console import counted, format_size, setup_logging
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,5 +40,4 @@ def main() -> None:
         f"{joined.prefix}: {counted(result.num_parts, 'part')}, {counts}; {format_size(num_bytes)} in "
         f"{result.seconds:.1f} s, {format_size(num_bytes / max(1e-9, result.seconds))}/s"
     )
-    inspect = other_command("inspect", "inspect_dataset")
-    print(f"next: {inspect} {shlex.quote(joined.prefix)} --verify")
+    print(f"next: ctxlm inspect {shlex.quote(joined.prefix)} --verify")

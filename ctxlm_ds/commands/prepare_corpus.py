@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from ctxlm_ds.console import aligned, at_least, format_duration, logger, other_command, setup_logging
+from ctxlm_ds.console import aligned, at_least, format_duration, logger, setup_logging
 from ctxlm_ds.data.hygiene.corpora import (
     CleaningRule,
     CorpusRecipe,
@@ -40,13 +40,13 @@ def build_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("input").add_mutually_exclusive_group(required=True)
     what.add_argument("--list", action="store_true", help="list the published corpora and their sources")
     what.add_argument("--corpus", metavar="NAME", help="a data recipe: a shipped name, or a path of a YAML file")
-    what.add_argument("--input", nargs="+", metavar="FILE", help="files as for tools/preprocess_data.py")
+    what.add_argument("--input", nargs="+", metavar="FILE", help="files as for ctxlm preprocess")
     source = parser.add_argument_group("input, in detail")
     pair: dict[str, Any] = {"nargs": "+", "action": "append", "default": [], "metavar": ("SOURCE", "FILE")}
     source.add_argument("--downloaded", **pair, help="read a source of the data recipe from your copy of its files")
     source.add_argument("--replace", **pair, help="read other files instead of a source (its counts are not checked)")
     source.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="with --input: keys")
-    source.add_argument("--input-format", default="auto", help="with --input: as for tools/preprocess_data.py")
+    source.add_argument("--input-format", default="auto", help="with --input: as for ctxlm preprocess")
     source.add_argument("--clean", nargs="+", default=[], choices=get_args(CleaningRule), help="with --input: rules")
     source.add_argument("--join-rows", type=int, default=0, metavar="N", help="with --input: N rows are a document")
     source.add_argument("--limit", type=_megabytes, metavar="MB", help="read this much of each source, for a trial")
@@ -172,9 +172,8 @@ def empty_warnings(report: dict[str, Any]) -> list[str]:
 def next_lines(report: dict[str, Any], directory: Path) -> list[str]:
     """Return the commands that come next; none if no document is left."""
     sources = [source["name"] for source in report["sources"] if source["files"]]
-    preprocess = other_command("preprocess", "preprocess_data")
     commands = [
-        f"next: {preprocess} --input '{directory}/{source}-*.jsonl.zst' --tokenizer TOKENIZER "
+        f"next: ctxlm preprocess --input '{directory}/{source}-*.jsonl.zst' --tokenizer TOKENIZER "
         f"--split-sentences --output-prefix PREFIX-{source}"
         for source in sources
     ]

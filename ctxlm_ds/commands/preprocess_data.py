@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.console import at_least, counted, format_duration, other_command, setup_logging
+from ctxlm_ds.console import at_least, counted, format_duration, setup_logging
 from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
 from ctxlm_ds.errors import ConfigError
 
@@ -41,7 +41,7 @@ MEGATRON = {
     "--merge-file": "leave it out: merges.txt is read from the folder of vocab.json, which --tokenizer names",
     "--trust-remote-code": "leave it out: no code of a tokenizer is run",
     "--lang": "leave it out: --split-sentences needs no language",
-    "--partitions": "--workers N for this machine; --shard I/N for jobs on several, then tools/merge_datasets.py",
+    "--partitions": "--workers N for this machine; --shard I/N for jobs on several, then ctxlm merge",
     "--keep-sequential-samples": _ALWAYS,
     "--log-interval": "leave it out: progress is shown every ten seconds",
     "--dataset-impl": "leave it out: the format is that of mmap",
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     space_help = "with --split-sentences: encode the space between sentences (byte-level BPE; for rows that join them)"
     add("--leading-space", action="store_true", help=space_help)
     add = parser.add_argument_group("tokenizer").add_argument
-    tokenizer_help = "folder of train_tokenizer.py or of any Hugging Face tokenizer; vocab.txt, vocab.json or *.model"
+    tokenizer_help = "folder of ctxlm tokenizer or of any Hugging Face tokenizer; vocab.txt, vocab.json or *.model"
     names = ("--tokenizer", "--tokenizer-model", "--vocab-file")
     add(*names, dest="tokenizer", required=True, metavar="DIR", help=tokenizer_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
@@ -111,11 +111,10 @@ def _speed_line(characters: int, seconds: float) -> str:
 
 def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
     if num_shards == 1:
-        inspect = other_command("inspect", "inspect_dataset")
-        return [f"next: {inspect} {shlex.quote(results[0].prefix)} --show 1"]
+        return [f"next: ctxlm inspect {shlex.quote(results[0].prefix)} --show 1"]
     joined = [shlex.quote(result.prefix.rpartition("_shard")[0]) for result in results]
     return [
-        f"next, when all {num_shards} shards are there: {other_command('merge', 'merge_datasets')} "
+        f"next, when all {num_shards} shards are there: ctxlm merge "
         f"--input {prefix}_shard*-of-{num_shards:05d}.idx --output-prefix {prefix}"
         for prefix in joined
     ]

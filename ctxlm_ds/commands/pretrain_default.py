@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds import atomic
 from ctxlm_ds.benchmark.unigram import unigram, unigram_figures
-from ctxlm_ds.commands.main import name_of
 from ctxlm_ds.console import format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import CtxlmError, DataError
@@ -74,7 +73,7 @@ def main() -> None:
     job = Job(arguments.output_dir or default_folder(arguments.corpus, arguments.family), config)
     job.make_datasets(arguments.corpus, arguments.vocab_size, arguments.ranks)
     job.pretrain(recipe, arguments.set, arguments.ranks)
-    job.run_tool("convert_checkpoint.py", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
+    job.run_command("convert", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
     report(job)
     say(f"done in {format_duration(time.monotonic() - started_s)}; the model: {job.model}")
 
@@ -108,25 +107,25 @@ class Job:
         """Make corpus, tokenizer and datasets if they are missing, as family and sample format need them."""
         if not inputs:
             done = (self.corpus / "train.jsonl").exists()
-            self.run_tool("extract_docstrings.py", "--output-dir", self.corpus, done=done)
+            self.run_command("docstrings", "--output-dir", self.corpus, done=done)
         elif not (self.corpus / "train.jsonl").exists():
             split_corpus(inputs, self.corpus)
-        self.run_tool(
-            "train_tokenizer.py", "--input", self.corpus / "train.jsonl",
+        self.run_command(
+            "tokenizer", "--input", self.corpus / "train.jsonl",
             "--type", FAMILIES.get(self.config.model.family).tokenizer,
             "--vocab-size", vocab_size or self.config.model.vocab_size or SMALLEST_VOCABULARY,
             "--output-dir", self.tokenizer, done=(self.tokenizer / "tokenizer.json").exists(),
         )  # fmt: skip
         for split in ("train", HELDOUT):
-            self.run_tool(
-                "preprocess_data.py", "--input", self.corpus / f"{split}.jsonl", "--json-keys", "text",
+            self.run_command(
+                "preprocess", "--input", self.corpus / f"{split}.jsonl", "--json-keys", "text",
                 "--tokenizer", self.tokenizer, "--output-prefix", self.folder / "data" / split,
                 *self._form(), "--workers", workers, "--overwrite",
                 done=self.dataset(split).with_suffix(".json").exists(),
             )  # fmt: skip
 
     def _form(self) -> list[str]:
-        """Return the options of preprocess_data.py that the sample format needs."""
+        """Return the options of ctxlm preprocess that the sample format needs."""
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
         data = self.config.data
@@ -149,13 +148,9 @@ class Job:
             f"data.validation=[{{name: {HELDOUT}, path: {self.dataset(HELDOUT)}}}]", *overrides,
         )  # fmt: skip
 
-    def run_tool(self, script: str, *arguments: object, done: bool = False) -> None:
-        """Run one of the scripts in tools/, or the same command of an installed package, unless it is done."""
-        root = checkout()
-        if root is not None:
-            self.run(sys.executable, root / "tools" / script, *arguments, done=done)
-        else:
-            self.run(Path(sys.executable).with_name("ctxlm"), name_of(script), *arguments, done=done)
+    def run_command(self, name: str, *arguments: object, done: bool = False) -> None:
+        """Run a command of ctxlm, unless it is done."""
+        self.run(Path(sys.executable).with_name("ctxlm"), name, *arguments, done=done)
 
     def run(self, *words: object, done: bool = False) -> None:
         """Print a command and run it, unless it is done.

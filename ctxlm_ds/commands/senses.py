@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--input", nargs="+", required=True, metavar="FILE", help="text: files, globs, hf://NAME")
     add("--json-key", default="text", metavar="KEY", help="key or column of the text (default: text)")
     add("--output", required=True, type=Path, metavar="FILE", help="the picture, .png")
-    add("--layers", default="-1", metavar="WHICH", help="as in tools/embed.py, one vector of a word (default: -1)")
+    add("--layers", default="-1", metavar="WHICH", help="as in ctxlm embed, one vector of a word (default: -1)")
     add("--pooling", choices=["first", "mean", "last"], help="vector of a word of several subwords (default: mean)")
     add("--max-sentences", type=at_least(2), default=200, metavar="N", help="with the word (default: 200)")
     add("--senses", type=at_least(1), default=2, metavar="N", help="groups of occurrences (default: 2)")

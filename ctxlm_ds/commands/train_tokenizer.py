@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.console import other_command, setup_logging
+from ctxlm_ds.console import setup_logging
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.sources.corpus import Corpus
@@ -134,8 +134,7 @@ def main() -> None:
     print(f"{args.output_dir}: {tokenizer.kind}, {size}; on up to 2 MB of the text it was made of:")
     record = tokenizer.facts.training
     print("\n".join(report_lines({args.output_dir: {**record, "languages": record["report"]}})))
-    preprocess = other_command("preprocess", "preprocess_data").split()
-    words = [*preprocess, "--input", *args.input, "--tokenizer", args.output_dir]
+    words = ["ctxlm", "preprocess", "--input", *args.input, "--tokenizer", args.output_dir]
     if args.json_keys != ["text"]:
         words += ["--json-keys", *args.json_keys]
     if args.input_format != "auto":

@@ -145,7 +145,7 @@ def load_tokenizer(folder: Path, splits_words: bool) -> Any:
 
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model {folder}: no config.json; give a folder in Hugging Face's form "
-                          "(tools/convert_checkpoint.py to-hf writes one)")  # fmt: skip
+                          "(ctxlm convert to-hf writes one)")  # fmt: skip
     try:
         options = {"add_prefix_space": True} if splits_words and _is_byte_level(folder) else {}
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)

@@ -130,7 +130,7 @@ class StoredTrainLoader(TrainLoader):
             if first_row + plan.global_batch_size > self._stored.num_rows:
                 raise DataError(
                     f"teacher.outputs holds {self._stored.num_rows:,} rows, and the run has read {first_row:,}: "
-                    "rollbacks pass over rows; write more (--steps of tools/teacher_outputs.py)"
+                    "rollbacks pass over rows; write more (--steps of ctxlm teacher)"
                 )
             numbers = range(number, number + len(step.micro_batches))
             number = numbers.stop

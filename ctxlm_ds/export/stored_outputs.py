@@ -36,7 +36,7 @@ SHARD_BYTES = 1 << 28
 """Most bytes of a file, unless one micro-batch has more."""
 TRAIN = "train"
 SHOWN_CHARACTERS = 40
-TOOL = "tools/teacher_outputs.py"
+TOOL = "ctxlm teacher"
 
 
 @dataclass(frozen=True)

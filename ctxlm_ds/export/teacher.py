@@ -97,13 +97,13 @@ def _folder(config: RunConfig) -> Path:
     if config.teacher.path is None:
         raise ConfigError(
             f"teacher.path is not set: objective {config.objective.name} learns from a teacher; name its Hugging Face "
-            "folder, e.g. --set teacher.path=teacher (tools/convert_checkpoint.py to-hf writes one)"
+            "folder, e.g. --set teacher.path=teacher (ctxlm convert to-hf writes one)"
         )
     folder = Path(config.teacher.path)
     if not folder.is_dir():
         raise ConfigError(
             f"teacher.path: {folder} is not a folder; give a local Hugging Face model folder (download a model of the "
-            "Hub there first, or write one with tools/convert_checkpoint.py to-hf)"
+            "Hub there first, or write one with ctxlm convert to-hf)"
         )
     return folder
 

@@ -37,7 +37,7 @@ class Family:
     sample_format: str
     """Published sample format."""
     tokenizer: str
-    """Published type of tokenizer (tools/train_tokenizer.py)."""
+    """Published type of tokenizer (ctxlm tokenizer)."""
     tiny: Callable[[], dict[str, Any]]
     """Makes the `model`, `objective` and `data` sections of a recipe small enough for tests."""
     vocab_size: int | None = None

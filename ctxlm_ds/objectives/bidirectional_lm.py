@@ -110,7 +110,7 @@ class BidirectionalLM(Objective):
         if self.config.inputs == "characters" and not hasattr(self._tokenizer, "char_ids"):
             raise ConfigError(
                 f"objective {self.name} reads the characters of words, which a tokenizer of kind "
-                f"{getattr(self._tokenizer, 'kind', None)} does not have; make one with tools/train_tokenizer.py "
+                f"{getattr(self._tokenizer, 'kind', None)} does not have; make one with ctxlm tokenizer "
                 "--type elmo, or set objective.inputs and model.inputs to words"
             )
 

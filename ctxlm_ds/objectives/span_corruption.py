@@ -146,7 +146,7 @@ def token_ids(tokenizer: Tokenizer, names: Sequence[str], setting: str, options:
         tokenizer: the run's.
         names: n different tokens.
         setting: the setting that names them.
-        options: the options of tools/train_tokenizer.py that make them.
+        options: the options of ctxlm tokenizer that make them.
 
     Raises:
         ConfigError: the vocabulary lacks one.
@@ -156,7 +156,7 @@ def token_ids(tokenizer: Tokenizer, names: Sequence[str], setting: str, options:
     if missing:
         raise ConfigError(
             f"{setting}: the tokenizer has no {missing[0]}, rows need {len(names)} such tokens ({names[0]} to "
-            f"{names[-1]}); train it with tools/train_tokenizer.py {options}, or name tokens that it has"
+            f"{names[-1]}); train it with ctxlm tokenizer {options}, or name tokens that it has"
         )
     return [token_id for token_id in ids if token_id is not None]
 

@@ -1,7 +1,7 @@
 """The events of a run: RUN/history.jsonl, one per line, and RUN/attempts, a folder for each start's evidence.
 
 Written by rank 0 while it holds the run's lock, and by the job that starts and restarts it; read by the job (is there
-progress?), by tools/run_status.py and by people. Needs no torch. A torn last line (a killed writer) is passed over.
+progress?), by ctxlm status and by people. Needs no torch. A torn last line (a killed writer) is passed over.
 attempts/ATTEMPT/rank-00003.json says how one rank ended. `python -m ctxlm_ds.process.run_history RUN_DIR` ends with
 status 0 if the run has been trained to its end, else with 1.
 """

@@ -202,7 +202,7 @@ def _check_lanes(config: RunConfig) -> Iterator[Problem]:
         return
     name, sources = f"data.sample_format {config.data.sample_format}", config.data.train
     if len(sources) > 1:
-        text = f"{len(sources)} sources: {name} reads one in lanes; join them with tools/merge_datasets.py"
+        text = f"{len(sources)} sources: {name} reads one in lanes; join them with ctxlm merge"
         yield Problem("data.train", text, ("data.sample_format",))
     elif config.data.blend != "concatenate" or any(source.epochs is not None for source in sources):
         text = f"{config.data.blend}, epochs {sources[0].epochs}" if sources else config.data.blend

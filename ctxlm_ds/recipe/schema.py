@@ -38,7 +38,7 @@ class TokenizerConfig(Section):
     """Tokenizer that encoded the datasets."""
 
     path: str | None = None
-    """Folder of the tokenizer (made by tools/train_tokenizer.py, or any local Hugging Face tokenizer folder)."""
+    """Folder of the tokenizer (made by ctxlm tokenizer, or any local Hugging Face tokenizer folder)."""
 
 
 class TeacherConfig(Section):
@@ -53,7 +53,7 @@ class TeacherConfig(Section):
     placement: Literal["spread", "last"] = "spread"
     """Under a pipeline: `spread` gives each stage a share of its layers, `last` puts all of them on the last stage."""
     outputs: str | None = None
-    """Folder of its outputs for the rows of the run, written by tools/teacher_outputs.py; null computes them in each
+    """Folder of its outputs for the rows of the run, written by ctxlm teacher; null computes them in each
     step."""
     fingerprint: str | None = None
     """sha256 of its files, which the run sets; a run cannot resume with another teacher."""

@@ -108,7 +108,7 @@ class ObjectiveSection(Section):
 
     @property
     def needs_spans(self) -> bool:
-        """True if datasets must give spans of their text (preprocess_data.py --spans-key)."""
+        """True if datasets must give spans of their text (ctxlm preprocess --spans-key)."""
         return False
 
     def sample_length(self, data: DataSection) -> int:
@@ -178,11 +178,11 @@ class DataSection(Section):
     fixed: ClassVar[tuple[str, ...]] = ("blend", "temperature", "split", "seq_length", "sample_format")
     """Settings that decide the rows; a run cannot change them when it resumes."""
     by_sentence: ClassVar[bool] = False
-    """True if each sequence of the datasets should be a sentence (preprocess_data.py --split-sentences)."""
+    """True if each sequence of the datasets should be a sentence (ctxlm preprocess --split-sentences)."""
     frames: ClassVar[bool] = False
     """True if samples begin and end with special tokens."""
     ends_documents: ClassVar[bool] = False
-    """True if the datasets must end each document with the separator (preprocess_data.py --append-eod)."""
+    """True if the datasets must end each document with the separator (ctxlm preprocess --append-eod)."""
 
     in_lanes: ClassVar[bool] = False
     """True if row r of a batch continues row r of the batch before it."""

@@ -35,7 +35,7 @@ def missing_role(folder: str | Path, role: str) -> str:
     return (
         f"{folder}: the tokenizer has no {role} token, which masked language models need; "
         f"name one as {role}_token in {Path(folder) / 'tokenizer_config.json'}, "
-        "or train a tokenizer with tools/train_tokenizer.py"
+        "or train a tokenizer with ctxlm tokenizer"
     )
 
 
@@ -109,7 +109,7 @@ class Tokenizer:
 
     @property
     def eod_id(self) -> int:
-        """Id that ends a document (preprocess_data.py --append-eod): `<eod>` if it is special, or sep_id."""
+        """Id that ends a document (ctxlm preprocess --append-eod): `<eod>` if it is special, or sep_id."""
         token_id = self.backend.token_to_id(END_OF_DOCUMENT)
         return token_id if token_id in self.special_ids else self.sep_id
 

@@ -45,7 +45,7 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
         return load_vocabulary(vocabulary, split_special_tokens)
     if not folder.is_dir():
         raise TokenizerError(
-            f"{folder}: no such tokenizer folder; make one with tools/train_tokenizer.py --output-dir {folder}, "
+            f"{folder}: no such tokenizer folder; make one with ctxlm tokenizer --output-dir {folder}, "
             "or download a Hugging Face tokenizer there first (names on the Hub are not looked up)"
         )
     if PARTIAL_MARK in folder.resolve().name:

@@ -48,7 +48,7 @@ def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
             raise
         raise ConfigError(
             f"memory ran out. {_model_size(config)}. Choose a smaller model, micro-batch or another layout; "
-            "python tools/plan_run.py --config RECIPE --gpu NAME lists layouts that fit"
+            "ctxlm plan --config RECIPE --gpu NAME lists layouts that fit"
         ) from error
 
 

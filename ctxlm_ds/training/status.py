@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ctxlm_ds.console import format_duration, other_command
+from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.output_log import FILE_ONLY
 from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
@@ -235,8 +235,7 @@ class StatusHook(IntervalHook):
         family = FAMILIES.get(self._start.config.model.family)
         if family.export is not None or family.own_format is not None:
             run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
-            convert = other_command("convert", "convert_checkpoint")
-            yield f"  to export: {convert} to-hf --checkpoint {run} --output {output}"
+            yield f"  to export: ctxlm convert to-hf --checkpoint {run} --output {output}"
 
 
 def status_cells(

@@ -38,7 +38,7 @@ find_layout() { # RECIPE: sets LAYOUT to the words for ctxlm_ds.pretrain; empty 
         fi
     done <"$CTXLM_HOME/slurm/published/layouts.txt"
     echo "no layout for $SLURM_JOB_NUM_NODES x $tasks ${type:-unknown GPU} in slurm/published/layouts.txt: the recipe's" \
-        "own micro-batch is taken; python tools/plan_run.py --config $1 finds one for --set"
+        "own micro-batch is taken; ctxlm plan --config $1 finds one for --set"
 }
 
 pretrain() { # WORDS...: slurm/pretrain.sbatch with them, handing signals on; its exit status

@@ -209,7 +209,7 @@ def test_an_interrupted_folder_is_refused_and_continued(results: Results, tmp_pa
     contents = {name: (folder / name).read_bytes() for name in names}
     outputs = stored_outputs.read_manifest(folder)
     stored_outputs.write_manifest(folder, outputs.__class__(**{**vars(outputs), "files": None}))
-    assert "is not complete; run tools/teacher_outputs.py again" in trained(results, DISTILBERT, folder)["error"]
+    assert "is not complete; run ctxlm teacher again" in trained(results, DISTILBERT, folder)["error"]
     assert results.groups.run(write, 1, run, folder, {}, 1 << 20)[0] == names
     assert {name: (folder / name).read_bytes() for name in names} == contents
     (error,) = results.groups.run(write, 1, run, folder, {"training": {"seed": 2}}, 1 << 20)[0]

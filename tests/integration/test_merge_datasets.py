@@ -18,7 +18,7 @@ def test_shards_joined_are_the_whole(shards: Path) -> None:
     done = run_tool("merge_datasets", "--input", *parts, "--output-prefix", shards / "joined")
     whole, joined = IndexedDataset(shards / "whole_text_sentence"), IndexedDataset(shards / "joined")
     assert done.stdout.startswith(f"{shards}/joined: 3 parts, 150 documents, {len(whole):,} sequences")
-    assert done.stdout.endswith(f"next: python tools/inspect_dataset.py {shards}/joined --verify\n")
+    assert done.stdout.endswith(f"next: ctxlm inspect {shards}/joined --verify\n")
     for extension in ("bin", "idx"):
         joined_bytes = (shards / f"joined.{extension}").read_bytes()
         assert joined_bytes == (shards / f"whole_text_sentence.{extension}").read_bytes()

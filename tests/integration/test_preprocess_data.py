@@ -151,8 +151,8 @@ def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Pat
             assert re.search(r"^4 characters in 0:\d\d \(\d+/s\)$", done.stdout, re.MULTILINE)
     line = done.stdout.splitlines()[-1]
     whole = f"{tmp_path}/data_text_document"
-    assert line.startswith("next, when all 2 shards are there: python tools/merge_datasets.py --input ")
-    command = line.split("python tools/merge_datasets.py ")[1]
+    assert line.startswith("next, when all 2 shards are there: ctxlm merge --input ")
+    command = line.split("ctxlm merge ")[1]
     assert command == f"--input {whole}_shard*-of-00002.idx --output-prefix {whole}"
     merged = run_tool("merge_datasets", "--input", *sorted(tmp_path.glob("*_shard*.idx")), "--output-prefix", whole)
     assert merged.stdout.startswith(f"{whole}: 2 parts, 1 document, 1 sequence, ") and "kB in " in merged.stdout

@@ -42,7 +42,7 @@ def test_a_run_leaves_what_is_documented(single: Path) -> None:
     assert checkpoints == ["latest", "step-00000004", "step-00000008", "step-00000012"]
     lines = (single / "output.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
-    for text in ("importing torch", "reading the data", "step 12/12 | loss", "to export: python tools/"):
+    for text in ("importing torch", "reading the data", "step 12/12 | loss", "to export: ctxlm convert"):
         assert len([line for line in lines if text in line]) == 1, text
 
 

@@ -35,12 +35,12 @@ def test_the_whole_job_and_again(tmp_path: Path) -> None:
         "--output-dir", tmp_path / "out", "--vocab-size", 400, "--set", *TINY,
     ]  # fmt: skip
     first = call(*command)
-    for words in ("train_tokenizer.py", "preprocess_data.py", "ctxlm_ds.pretrain", "to-hf"):
+    for words in ("ctxlm tokenizer", "ctxlm preprocess", "ctxlm_ds.pretrain", "to-hf"):
         assert words in first.stdout
     assert "held-out masked-LM loss" in first.stdout and "unigram distribution's loss" in first.stdout
     assert first.stdout.count("filled:") == 5
     again = call(*command)
-    assert "train_tokenizer.py" not in again.stdout and "preprocess_data.py" not in again.stdout
+    assert "ctxlm tokenizer" not in again.stdout and "ctxlm preprocess" not in again.stdout
     losses = [line for line in first.stdout.splitlines() if "nats" in line]
     assert losses == [line for line in again.stdout.splitlines() if "nats" in line]
     evaluated = [json.loads(line) for line in (tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()]

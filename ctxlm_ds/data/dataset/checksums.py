@@ -18,7 +18,7 @@ _MAX_MANIFEST_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _LINE = re.compile(r"\\?([0-9a-f]{64})  (.+)\.(bin|idx|json|spans)")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
-_WRITE_AGAIN = "remove it and write it again with tools/inspect_dataset.py --write-manifest"
+_WRITE_AGAIN = "remove it and write it again with ctxlm inspect --write-manifest"
 
 
 def manifest_path(prefix: str | Path) -> Path:

@@ -117,7 +117,7 @@ def _wrong_size(path: Path, size: int, expected: int, num_sequences: int, fairse
     if size == fairseq:
         return (
             f"{path}: fairseq's dataset format, which has Megatron's magic number but no document index; "
-            "preprocess the original text with tools/preprocess_data.py"
+            "preprocess the original text with ctxlm preprocess"
         )
     if size == expected + num_sequences:
         return f"{path}: a multimodal dataset (it has a mode for each sequence); only text is supported"
@@ -182,7 +182,7 @@ def _check_documents(index: IndexArrays, idx_path: Path) -> None:
     if len(documents) == 1 and documents[0] == 0 and index.num_sequences:
         raise DataError(
             f"{idx_path}: {index.num_sequences} sequences and no document: joined by a merge of old versions of "
-            "Megatron, which lost them; join the parts again with tools/merge_datasets.py"
+            "Megatron, which lost them; join the parts again with ctxlm merge"
         )
     if documents[0] != 0 or documents[-1] != index.num_sequences:
         raise DataError(

@@ -122,7 +122,7 @@ def _folder_prefixes(folder: Path) -> list[str]:
             "finished?); remove that, or name the datasets one by one"
         )
     if not indexes:
-        unfinished = ", or let tools/preprocess_data.py finish it" if PARTIAL_MARK.rstrip("-") in folder.name else ""
+        unfinished = ", or let ctxlm preprocess finish it" if PARTIAL_MARK.rstrip("-") in folder.name else ""
         raise DataError(f"{folder}: no dataset (.bin and .idx) in this folder; check --input{unfinished}")
     return [str(folder / name) for name in sorted(indexes)]
 
@@ -171,7 +171,7 @@ def _check_shards(parts: Sequence[MergeInput]) -> None:
             shown = ", ".join(missing[:_MOST_SHOWN]) + (" …" if len(missing) > _MOST_SHOWN else "")
             raise DataError(
                 f"{name}: {len(numbers)} of its {count} shards are named, missing {shown or 'none, one is double'}; "
-                "make them with tools/preprocess_data.py --shard, or name all"
+                "make them with ctxlm preprocess --shard, or name all"
             )
         _check_one_input(members, count)
         if numbers != list(range(count)) * times:
@@ -203,7 +203,7 @@ def _check_one_input(members: Sequence[tuple[int, MergeInput]], count: int) -> N
         reason = "of files that had changed since"
     raise DataError(
         f"{other.prefix}: shard {other_number} does not belong to shard {number}, {first.prefix}: it was made {reason}"
-        "; make all shards again (--overwrite) with the same tools/preprocess_data.py --input, in the same order"
+        "; make all shards again (--overwrite) with the same ctxlm preprocess --input, in the same order"
     )
 
 

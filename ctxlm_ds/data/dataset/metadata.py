@@ -50,7 +50,7 @@ def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str
         return None
     if recorded is not None:
         restore = (
-            f"restore it (changed on purpose: remove {manifest.name}, then tools/inspect_dataset.py --write-manifest)"
+            f"restore it (changed on purpose: remove {manifest.name}, then ctxlm inspect --write-manifest)"
         )
         if "json" not in recorded:
             raise DataError(f"{manifest}: does not list {path.name}; the file is cut short, {restore}")

@@ -87,7 +87,7 @@ class IndexedDataset:
 
     @property
     def has_spans(self) -> bool:
-        """True if spans of the text are given (preprocess_data.py --spans-key)."""
+        """True if spans of the text are given (ctxlm preprocess --spans-key)."""
         return "spans" in ((self.metadata or {}).get("sha256") or {})
 
     @cached_property
@@ -100,7 +100,7 @@ class IndexedDataset:
         num_bytes = path.stat().st_size if path.is_file() else None
         if num_bytes != self.num_tokens:
             found = "no such file" if num_bytes is None else f"{num_bytes} bytes, {self.num_tokens} tokens need as many"
-            raise DataError(f"{path}: {found}; copy it again, or run tools/preprocess_data.py again")
+            raise DataError(f"{path}: {found}; copy it again, or run ctxlm preprocess again")
         return np.memmap(path, np.uint8, "r") if num_bytes else np.empty(0, dtype=np.uint8)
 
     def with_tokens(self, tokens: NDArray[Any]) -> IndexedDataset:
@@ -188,5 +188,5 @@ def _suggestion(prefix: Path) -> str:
         return f"; the folder {prefix.parent} cannot be read"
     near = [name for name in names if name.startswith(prefix.name) or prefix.name.startswith(name)] or names
     if not near:
-        return "; make it with tools/preprocess_data.py"
+        return "; make it with ctxlm preprocess"
     return f"; datasets in that folder: {', '.join(near[:5])}"

@@ -102,7 +102,7 @@ class SampleFormat(ABC):
     def joins_sentences(self, data: DataSection) -> bool:
         """Return whether sentences follow each other without a separator.
 
-        A byte-level BPE tokenizer must then encode the space between them (preprocess_data.py --leading-space).
+        A byte-level BPE tokenizer must then encode the space between them (ctxlm preprocess --leading-space).
         """
         return True
 

@@ -19,7 +19,7 @@ SEGMENTS = 2
 
 
 class GivenPairsSection(PairSection):
-    """Rows of the two texts of a record, the longer one cut first (preprocess_data.py --join-keys)."""
+    """Rows of the two texts of a record, the longer one cut first (ctxlm preprocess --join-keys)."""
 
     by_sentence: ClassVar[bool] = False
 

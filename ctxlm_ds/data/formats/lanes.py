@@ -118,7 +118,7 @@ class BidirectionalLanes(Lanes):
         if making.dataset.metadata is not None and ends_with_eod(making.dataset, making.template.sep_id):
             raise DataError(
                 f"{making.dataset.prefix}: its documents end with the end-of-document token, but data.sample_format "
-                f"{self.name} marks the sentences; run tools/preprocess_data.py again without --append-eod"
+                f"{self.name} marks the sentences; run ctxlm preprocess again without --append-eod"
             )
         return super().make(making)
 

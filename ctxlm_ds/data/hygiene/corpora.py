@@ -56,7 +56,7 @@ class CorpusSource(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     """First part of the names of its files."""
     input: Annotated[list[str], Field(min_length=1)]
-    """Files, globs and hf://NAME?config=C&split=S&revision=R, as for tools/preprocess_data.py."""
+    """Files, globs and hf://NAME?config=C&split=S&revision=R, as for ctxlm preprocess."""
     json_keys: Annotated[list[str], Field(min_length=1)] = ["text"]
     """Keys or columns. The first is the text that is cleaned and filtered; it is written as `text`."""
     input_format: str = "auto"

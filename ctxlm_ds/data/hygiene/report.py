@@ -157,7 +157,7 @@ def read_report(directory: Path) -> dict[str, Any] | None:
 
 
 def cleaning_record(sources: Iterable[Source]) -> list[dict[str, Any]]:
-    """Return what tools/prepare_corpus.py did to files: one object per stage and folder; none for other files."""
+    """Return what ctxlm corpus did to files: one object per stage and folder; none for other files."""
     folders = dict.fromkeys(Path(source.path).resolve().parent for source in sources if source.format != "hf")
     reports = [report for folder in folders if (report := read_report(folder)) is not None]
     return [{"corpus": report.get("name"), **stage} for report in reports for stage in report["stages"]]

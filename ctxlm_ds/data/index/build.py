@@ -68,7 +68,7 @@ class IndexPlace:
         if config.objective.needs_spans and not dataset.has_spans:
             raise DataError(
                 f"{part.prefix}: gives no spans, which this objective masks (objective.spans); run "
-                "tools/preprocess_data.py again with --spans-key"
+                "ctxlm preprocess again with --spans-key"
             )
         documents = (0, dataset.num_documents) if part.documents is None else part.documents
         if not 0 <= documents[0] <= documents[1] <= dataset.num_documents:
@@ -96,7 +96,7 @@ def language_id(language: str | None, tokenizer: Tokenizer) -> int:
     if token_id is None or token_id not in tokenizer.special_ids:
         raise ConfigError(
             f"data: the tokenizer has no special token {language}, which a source names as its language; train it with "
-            f"tools/train_tokenizer.py --special-tokens {language} ..., or name a token that it has"
+            f"ctxlm tokenizer --special-tokens {language} ..., or name a token that it has"
         )
     return token_id
 
@@ -111,7 +111,7 @@ def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSe
     if made_with is not None and made_with != tokenizer.fingerprint:
         raise DataError(
             f"{dataset.prefix}: made with another tokenizer (fingerprint {made_with[:12]}, the recipe's is "
-            f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run tools/preprocess_data.py again"
+            f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run ctxlm preprocess again"
         )
     joins_sentences = FORMATS.get(data.sample_format)().joins_sentences(data)
     if space is None or not tokenizer.sentence_prefix or not is_split(dataset) or joins_sentences == bool(space):
@@ -120,7 +120,7 @@ def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSe
     need = "joins sentences" if joins_sentences else "ends each sentence with a separator"
     raise DataError(
         f"{dataset.prefix}: its sentences were encoded {encoded} the space before them, but data.sample_format "
-        f"{data.sample_format} {need}; run tools/preprocess_data.py again {option} --leading-space, or set "
+        f"{data.sample_format} {need}; run ctxlm preprocess again {option} --leading-space, or set "
         f"data.sample_format full_sentences or doc_sentences with data.separate_sentences {str(not space).lower()}"
     )
 
@@ -274,7 +274,7 @@ def excerpt(
     if count < total:
         title = (
             f"rows of only the first {count:,} of {total:,} documents, made as training makes them: a run on all of "
-            "them has other rows and masks (tools/build_samples.py --show shows those)"
+            "them has other rows and masks (ctxlm samples --show shows those)"
         )
     with tempfile.TemporaryDirectory(prefix="samples-") as folder:
         data = config.data.model_copy(update={"sample_index_dir": folder})

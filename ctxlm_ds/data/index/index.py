@@ -85,8 +85,8 @@ class SampleReader:
     def _damaged(self, number: int) -> DataError:
         return DataError(
             f"{self._prefix}: sample {number} of its index does not fit the dataset, whose tokens are below "
-            f"{self.vocab_size}; run tools/inspect_dataset.py --verify, delete the folder of the index and "
-            "build it again (tools/build_samples.py)"
+            f"{self.vocab_size}; run ctxlm inspect --verify, delete the folder of the index and "
+            "build it again (ctxlm samples)"
         )
 
 

@@ -29,7 +29,7 @@ SETTLED_NS = 2_000_000_000
 HASHING_THREADS = 8
 NPY_HEADER_BYTES = 128
 LOGGED_BYTES = 1 << 30
-REMEDY = "delete the folder and build the samples again (tools/build_samples.py)"
+REMEDY = "delete the folder and build the samples again (ctxlm samples)"
 
 
 class NpyAppender:

@@ -48,7 +48,7 @@ def collate_arrays(
         sizes = ", ".join(f"{field.name} {field.columns}" for field in fields)
         raise DataError(
             f"row {row} of a micro-batch does not fit into its fields ({sizes}); the sample index is damaged: delete "
-            "its folder and build it again (tools/build_samples.py)"
+            "its folder and build it again (ctxlm samples)"
         )
     return flat
 

@@ -77,7 +77,7 @@ def build_run_rows(
     """
     if not config.data.train:
         raise ConfigError(
-            "data.train is empty: name one or more dataset prefixes made by tools/preprocess_data.py, e.g. "
+            "data.train is empty: name one or more dataset prefixes made by ctxlm preprocess, e.g. "
             "--set data.train=[data/wiki_text_sentence]"
         )
     train = build_rows(train_parts(config), tokenizer, config, objective, workers=workers, verify=verify, trust=trust)

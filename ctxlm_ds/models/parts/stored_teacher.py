@@ -1,4 +1,4 @@
-"""Layers that read what a teacher computed ahead, in the place of the teacher's layers (tools/teacher_outputs.py).
+"""Layers that read what a teacher computed ahead, in the place of the teacher's layers (ctxlm teacher).
 
 The vocabulary's products are not stored but their input: the hidden states at the predicted positions are some hundred
 times smaller than logits. A run keeps the word table and computes the same products.

@@ -73,7 +73,7 @@ def sample_tokens(
     if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= len(is_special):
         names = ", ".join(index.dataset.prefix for index in rows.indexes)
         raise DataError(
-            f"{names}: a token outside of the vocabulary of {len(is_special)}; run inspect_dataset.py --verify"
+            f"{names}: a token outside of the vocabulary of {len(is_special)}; run ctxlm inspect --verify"
         )
     tokens = tokens[~is_special[tokens]]
     if len(tokens) == 0:

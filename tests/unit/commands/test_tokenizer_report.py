@@ -41,7 +41,7 @@ def test_the_tools_print_the_same_figures(tmp_path: Path, corpus: Path) -> None:
     assert made.returncode == 0, made.stderr
     record = json.loads((folder / "ctxlm_tokenizer.json").read_text())
     lines = report_lines({str(folder): {**record, "languages": record["report"]}})
-    assert "\n".join(lines) in made.stdout and "next: python tools/preprocess_data.py" in made.stdout
+    assert "\n".join(lines) in made.stdout and "next: ctxlm preprocess" in made.stdout
     other = tmp_path / "other"
     train_tokenizer("bpe", TEXTS, 400, other)
     told = run_tool(

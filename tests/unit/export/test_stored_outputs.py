@@ -69,10 +69,10 @@ def test_a_damaged_manifest_is_one_message(tmp_path: Path, change: dict[str, Any
 
 def test_a_recipe_of_another_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
-    with pytest.raises(ConfigError, match=r"outputs holds no teacher_outputs.json; tools/teacher_outputs.py writes"):
+    with pytest.raises(ConfigError, match=r"outputs holds no teacher_outputs.json; ctxlm teacher writes"):
         open_outputs(recipe(folder))
     write_manifest(folder, outputs(files=None))
-    with pytest.raises(ConfigError, match="is not complete; run tools/teacher_outputs.py again"):
+    with pytest.raises(ConfigError, match="is not complete; run ctxlm teacher again"):
         open_outputs(recipe(folder))
     write_manifest(folder, outputs())
     assert open_outputs(recipe(folder, objective={"temperature": 4.0})) == outputs()

@@ -49,7 +49,7 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
         "  last training loss 2.0000",
         "  held out: wiki loss 3.2100, masked_lm_accuracy 0.5000",
         f"  checkpoints and metrics.jsonl are in {tmp_path}/a run",
-        f"  to export: python tools/convert_checkpoint.py to-hf --checkpoint '{tmp_path}/a run' "
+        f"  to export: ctxlm convert to-hf --checkpoint '{tmp_path}/a run' "
         f"--output '{tmp_path}/a run/hf'",
     ]
     assert len((tmp_path / "a run" / "metrics.jsonl").read_text().splitlines()) == 5

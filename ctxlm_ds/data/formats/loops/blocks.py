@@ -42,7 +42,7 @@ def text_bounds(
     if not ends_with_eod(dataset, eod_id):
         raise DataError(
             f"{dataset.prefix}: its documents do not end with the end-of-document token {eod_id}, which data."
-            "sample_format blocks puts between documents; run tools/preprocess_data.py again with --append-eod"
+            "sample_format blocks puts between documents; run ctxlm preprocess again with --append-eod"
         )
     first, after = documents
     places = np.unique(dataset.first_tokens(dataset.document_indices[first : after + 1]))

@@ -84,7 +84,7 @@ def test_a_set_of_shards_is_joined_whole(tmp_path: Path, caplog: pytest.LogCaptu
     fails("5 of its 4 shards are named, missing none, one is double", [*shards, others[0]], tmp_path / "j")
     (tmp_path / "c_text_sentence_shard00001-of-00004.partial").mkdir()
     unfinished = sorted(map(str, tmp_path.glob("c_text_sentence_shard00001*")))
-    fails("partial: no dataset .* let tools/preprocess_data.py finish it", unfinished, tmp_path / "j")
+    fails("partial: no dataset .* let ctxlm preprocess finish it", unfinished, tmp_path / "j")
     with caplog.at_level(logging.WARNING, logger="ctxlm_ds"):
         merge_datasets(shards[::-1], tmp_path / "backwards")
     assert "joined in the order given, which is not theirs" in caplog.text
