@@ -160,7 +160,9 @@ class TrainSource(Section):
 
 
 class ValidationSource(Section):
-    """One held-out dataset."""
+    """One held-out dataset; may be written as its path alone, whose last part is then its name."""
+
+    SHORT_FORM: ClassVar[str] = "path"
 
     name: str
     """Name in the metrics (`eval/NAME/…`)."""
@@ -170,6 +172,11 @@ class ValidationSource(Section):
     """Part of data.split; `all` takes every document."""
     language: str | None = None
     """Special token of the language of its texts, if the objective reads one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"name": value.rstrip("/").rpartition("/")[2], "path": value} if isinstance(value, str) else value
 
 
 class DataSection(Section):

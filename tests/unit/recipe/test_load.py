@@ -61,6 +61,13 @@ def test_values_of_yaml_as_people_write_them(tmp_path: Path) -> None:
     assert paths(config) == ["no", "on", "1e5x"]
 
 
+def test_a_held_out_dataset_may_be_its_path_alone(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "data: {validation: [data/heldout_text, {name: b, path: data/other}]}")
+    sources = load_config(recipe).data.validation
+    assert [(one.name, one.path) for one in sources] == [("heldout_text", "data/heldout_text"), ("b", "data/other")]
+    assert load_config(recipe, ["data.validation=[x/y]"]).data.validation[0].name == "y"
+
+
 def test_the_section_of_an_earlier_version_is_refused_with_what_replaces_it(tmp_path: Path) -> None:
     (problem,) = problems_of(write(tmp_path / "r.yaml", "pipeline: {shards: 64}"))
     assert "pipeline: unknown setting" in problem and "slurm/route.sh" in problem and "docs/route.md" in problem
