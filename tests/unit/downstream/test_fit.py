@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -88,8 +90,16 @@ def test_every_way_of_tuning_learns_and_saves_a_plain_model(tmp_path: Path, tuni
 def test_a_deepspeed_file_that_contradicts_the_command_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 2}}')
+    given: dict[str, Any] = {}
+
+    def make(**arguments: Any) -> Any:
+        given.update(arguments)
+        found = ["- ds train_batch_size=64 vs hf train_batch_size (calculated)=4"]  # transformers' words
+        return SimpleNamespace(hf_deepspeed_config=SimpleNamespace(mismatches=found))
+
     with pytest.raises(ConfigError, match=r"mine\.json: train_batch_size=64, the command has .*=4; write .auto."):
-        training_arguments(tmp_path, POINT, FitSettings(deepspeed=str(mine)), "accuracy")
+        training_arguments(tmp_path, POINT, FitSettings(deepspeed=str(mine)), "accuracy", make)
+    assert given["deepspeed"]["train_batch_size"] == 64 and given["deepspeed"]["gradient_clipping"] == "auto"
 
 
 def test_random_weights_are_a_seed_apart_from_the_folder(tmp_path: Path) -> None:
