@@ -21,7 +21,9 @@ from ctxlm_ds.downstream.features.options import GRID, add_features, check_optio
 from ctxlm_ds.downstream.task import TaskDescription, load_task
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
+from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 if TYPE_CHECKING:
     from ctxlm_ds.downstream.fit import FitSettings, Point
@@ -96,7 +98,7 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--train-on", choices=["first", "all"], default="first", help="subwords of a word with a label")
     group.add_argument("--read-from", choices=["first", "sum"], default="first", help="distribution of a word")
     group.add_argument(
-        "--deepspeed", type=Path, metavar="JSON", help="DeepSpeed's configuration for transformers' Trainer"
+        "--deepspeed", type=Path, metavar="JSON", help="DeepSpeed's configuration, or the name of one in ds_configs/"
     )
     group.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     group.add_argument("--bf16", action="store_true")
@@ -130,6 +132,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_logging(int(os.environ.get("RANK", "0")))
     quiet_libraries()
     check_options(arguments)
+    if arguments.deepspeed is not None:  # it may build operators; before torch is imported
+        use_own_build_folder()
+        clear_stale_build_locks()
     source: Path = arguments.model or arguments.features
     name, task = load_task(arguments.task)
     task = _changed(task, arguments)
@@ -221,8 +226,11 @@ def _settings(arguments: argparse.Namespace) -> FitSettings:
     from ctxlm_ds.downstream.fit import FitSettings
     from ctxlm_ds.downstream.tuning import Tuning
 
-    if arguments.deepspeed is not None and not arguments.deepspeed.is_file():
-        raise ConfigError(f"--deepspeed {arguments.deepspeed}: no such file")
+    if arguments.deepspeed is not None:
+        deepspeed_for_trainer(arguments.deepspeed)
+        if "MASTER_ADDR" not in os.environ:
+            raise ConfigError("--deepspeed: needs a launcher, also for one process: torchrun --standalone "
+                              "--nproc-per-node=N -m ctxlm_ds.finetune …, or deepspeed --module …")  # fmt: skip
     tuning = Tuning(arguments.train_layers, arguments.gradual, arguments.layer_decay, arguments.lora)
     return FitSettings(
         tuning, arguments.random, arguments.weight_decay, arguments.warmup, arguments.early_stopping,

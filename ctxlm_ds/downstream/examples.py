@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import lzma
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -244,7 +245,9 @@ def _number(task: TaskDescription, label: str, origin: str) -> str:
         number = float(label)
     except ValueError:
         raise DataError(f"{origin}: the score {show_value(label)} is not a number") from None
-    low, high = task.range or (float("-inf"), float("inf"))
+    if not math.isfinite(number):
+        raise DataError(f"{origin}: the score {show_value(label)} is not finite; remove the line")
+    low, high = task.range or (number, number)
     if not low <= number <= high:
         raise DataError(f"{origin}: the score {number} is outside of {low} to {high}")
     return label
@@ -263,6 +266,9 @@ def _read_conll(task: TaskDescription, path: Path, text: str) -> Iterator[Exampl
             if max(word_column, tag_column) >= len(cells):
                 raise DataError(f"{path}:{line}: {len(cells)} columns; words are in column {word_column}, "
                                 f"tags in column {tag_column}: each word needs its tag")  # fmt: skip
+            if not cells[word_column].strip() or not cells[tag_column].strip():
+                raise DataError(f"{path}:{line}: the {'tag' if cells[word_column].strip() else 'word'} is empty; "
+                                "each word needs its tag")  # fmt: skip
             start = start if words else line
             words.append(cells[word_column].strip())
             tags.append(cells[tag_column].strip())
@@ -319,7 +325,7 @@ def _read_squad(task: TaskDescription, path: Path, text: str) -> Iterator[Exampl
                     yield _squad_example(task, paragraph["context"], question, origin)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not in the form of SQuAD: {error} is missing or of another type") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: no JSON ({error})") from None
 
 

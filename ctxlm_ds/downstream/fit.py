@@ -20,6 +20,7 @@ from ctxlm_ds.downstream.examples import Example
 from ctxlm_ds.downstream.kinds.base import Features, Kind, Prediction
 from ctxlm_ds.downstream.tuning import GradualUnfreezing, Tuning, apply_tuning, layered_optimizer
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}
@@ -69,7 +70,7 @@ def training_arguments(
         make: returns the arguments; None takes TrainingArguments.
 
     Raises:
-        ConfigError: the batch cannot be divided by the ranks.
+        ConfigError: the batch cannot be divided by the ranks, or DeepSpeed's JSON says something else.
     """
     from transformers import TrainingArguments
 
@@ -79,15 +80,20 @@ def training_arguments(
         raise ConfigError(f"--batch-sizes {point.batch_size}: not a multiple of the {devices} devices")
     best = {"load_best_model_at_end": True, "metric_for_best_model": metric, "greater_is_better": metric != "mse",
             "save_strategy": "epoch", "save_total_limit": 1}  # fmt: skip
-    return (make or TrainingArguments)(
+    arguments = (make or TrainingArguments)(
         output_dir=str(folder), per_device_train_batch_size=point.batch_size // devices, per_device_eval_batch_size=32,
         learning_rate=point.learning_rate, num_train_epochs=point.epochs, seed=point.seed,
         weight_decay=settings.weight_decay, warmup_steps=settings.warmup_share, lr_scheduler_type="linear",
         eval_strategy="epoch", logging_strategy="epoch", report_to=[], disable_tqdm=True,
-        deepspeed=settings.deepspeed, bf16=settings.bf16, use_cpu=not torch.cuda.is_available(),
+        deepspeed=None if settings.deepspeed is None else deepspeed_for_trainer(settings.deepspeed),
+        bf16=settings.bf16, use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         **(best if settings.early_stopping else {"save_strategy": "no"}),
     )  # fmt: skip
+    if settings.deepspeed is not None and (found := arguments.hf_deepspeed_config.mismatches):
+        differences = "; ".join(one.removeprefix("- ds ").replace(" vs hf ", ", the command has ") for one in found)
+        raise ConfigError(f"--deepspeed {settings.deepspeed}: {differences}; write \"auto\" or leave it out")
+    return arguments
 
 
 def load_config(folder: Path, kind: Kind) -> Any:
@@ -182,6 +188,10 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
     frozen = settings.tuning.frozen_by()
     if kind.new_tokens and frozen:
         raise ConfigError(f"{frozen}: the embeddings of the new tokens must be trained, which this option freezes")
+    if settings.deepspeed:
+        from ctxlm_ds.training.runtime import leave_out_shared_memory
+
+        leave_out_shared_memory()
     arguments = training_arguments(folder, point, settings, kind.task.judged_by[0], kind.arguments)
     set_seed(point.seed)
     model = kind.model(model_folder, load_config(model_folder, kind), settings.random)

@@ -40,6 +40,8 @@ NEVER_PRINT_STEPS = 2**31 - 1
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("expert_parallel",))
 """Settings whose value "auto" has a meaning in DeepSpeed."""
+OF_TRAINER = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+"""Settings that transformers' Trainer has, too."""
 CLOSED_SECTIONS = ("aio", "comet", "csv_monitor", "pipeline", "tensorboard", "wandb")
 """Sections whose keys are those of the rules."""
 
@@ -168,6 +170,20 @@ def build_deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
     }  # fmt: skip
     return result | {name: value for name, value in defaults.items() if name not in result}
+
+
+def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:
+    """Read a JSON for transformers' Trainer, which replaces "auto"; what the JSON lacks is added as "auto".
+
+    Without these settings, DeepSpeed would refuse the batch sizes and leave gradients unclipped.
+
+    Raises:
+        ConfigError: the file cannot be read, or DeepSpeed knows no such key or value.
+    """
+    result = load_deepspeed_json(path_or_name)
+    problems = [*_unknown_keys(result, ()), *value_problems(result, {*REFUSED, *OF_TRAINER, "optimizer", "scheduler"})]
+    raise_problems(f"--deepspeed {path_or_name}", problems)
+    return {**dict.fromkeys(OF_TRAINER, AUTO), "bf16": {"enabled": AUTO}, "steps_per_print": NEVER_PRINT_STEPS} | result
 
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[str, Owned]:

@@ -66,6 +66,7 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
         (("--point", "7"), "the grid has the points 0 to 0"),
         (("--warmup", "1"), "not a number from 0 up to 1"),
         (("--deepspeed", "missing.json"), "no such file"),
+        (("--deepspeed", "zero2"), "needs a launcher, also for one process: torchrun"),
     ],
 )
 def test_a_mistake_is_one_line(files: Path, tmp_path: Path, change: tuple[str, str], message: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from ctxlm_ds.downstream.fit import FitSettings, Point, load_config, make_trainer, run_point, training_arguments
 from ctxlm_ds.downstream.prepare import Parts, make_kind, make_sets
 from ctxlm_ds.downstream.tuning import Tuning
+from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import sentiment, write_bert
 
 LABELS = ["bad", "good"]
@@ -82,6 +85,21 @@ def test_every_way_of_tuning_learns_and_saves_a_plain_model(tmp_path: Path, tuni
     assert set(result) >= {"dev", "test", "log"} and not (tmp_path / "out" / "trainer").exists()
     saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
     assert saved.config.id2label == {0: "bad", 1: "good"}
+
+
+def test_a_deepspeed_file_that_contradicts_the_command_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 2}}')
+    given: dict[str, Any] = {}
+
+    def make(**arguments: Any) -> Any:
+        given.update(arguments)
+        found = ["- ds train_batch_size=64 vs hf train_batch_size (calculated)=4"]  # transformers' words
+        return SimpleNamespace(hf_deepspeed_config=SimpleNamespace(mismatches=found))
+
+    with pytest.raises(ConfigError, match=r"mine\.json: train_batch_size=64, the command has .*=4; write .auto."):
+        training_arguments(tmp_path, POINT, FitSettings(deepspeed=str(mine)), "accuracy", make)
+    assert given["deepspeed"]["train_batch_size"] == 64 and given["deepspeed"]["gradient_clipping"] == "auto"
 
 
 def test_random_weights_are_a_seed_apart_from_the_folder(tmp_path: Path) -> None:

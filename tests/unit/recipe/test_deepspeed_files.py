@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, find_deepspeed_json, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import (
+    build_deepspeed_config,
+    deepspeed_for_trainer,
+    find_deepspeed_json,
+    load_deepspeed_json,
+)
 from tests.unit.recipe.test_deepspeed import CONFIG_DIR
 from tests.unit.recipe.test_deepspeed_rules import config_of
 
@@ -66,3 +71,17 @@ def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:
         load_deepspeed_json(path)
     for word in (*words, str(path)):
         assert word in str(caught.value)
+
+
+def test_a_file_for_the_trainer_gets_what_it_lacks_as_auto(tmp_path: Path) -> None:
+    found = deepspeed_for_trainer("zero2")
+    assert found["zero_optimization"]["stage"] == 2 and found["bf16"] == {"enabled": "auto"}
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"):
+        assert found[name] == "auto"
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')
+    assert deepspeed_for_trainer(mine)["gradient_clipping"] == 1.0
+    mine.write_text('{"zero_optimization": {"stagee": 2, "stage": 7}}')
+    with pytest.raises(ConfigError, match=r"mine\.json: 2 problems") as caught:
+        deepspeed_for_trainer(mine)
+    assert "did you mean zero_optimization.stage?" in str(caught.value) and "stage: 7" in str(caught.value)
