@@ -94,19 +94,10 @@ def _init_process_group() -> None:
             # DeepSpeed would bind the device, and every further group would split the communicator of all ranks.
             # Without it, the members of a group make its communicator at first use.
             torch.distributed.init_process_group("nccl", timeout=timeout)
-    leave_out_shared_memory()
+    # The shared-memory all-reduce is for inference; building it would take a minute at the first start on a CPU.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     backend = get_accelerator().communication_backend_name()
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
-
-
-def leave_out_shared_memory() -> None:
-    """Keep DeepSpeed from building its shared-memory all-reduce, which is for inference.
-
-    It would take a minute or more at the first start on a CPU.
-    """
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def import_muon_uncompiled() -> None:

@@ -23,7 +23,7 @@ OF_FEATURES = {
 OF_FINE_TUNING = {
     "train_layers": None, "gradual": False, "layer_decay": 1.0, "lora": 0, "random": False, "save_model": False,
     "train_on": "first", "read_from": "first", "text_to_text": False, "gpt1_inputs": False, "crf": False, "beams": 1,
-    "lm_weight": None, "max_length": None,
+    "lm_weight": None, "max_length": None, "deepspeed": None,
 }  # fmt: skip
 """Options that need a model, with their defaults."""
 

@@ -24,6 +24,7 @@ REST = ["--task", "cola", "--data", "data"]
         (("--features", "m", "--train-layers", "0"), "--train-layers: only with --model"),
         (("--features", "m", "--max-length", "64"), "--max-length: only with --model"),
         (("--features", "m", "--random"), "--random: only with --model"),
+        (("--features", "m", "--deepspeed", "zero2"), "--deepspeed: only with --model"),
     ],
 )
 def test_options_of_the_other_way_are_refused(options: tuple[str, ...], message: str) -> None:
