@@ -208,8 +208,8 @@ class StatusHook(IntervalHook):
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
-        fills = OBJECTIVES.get(self._start.config.objective.name).masked_tokens is not None
-        what = "filled" if fills else "continued"
+        objective = OBJECTIVES.get(self._start.config.objective.name)
+        what = "filled" if objective.masked_tokens else "continued" if objective.next_tokens else "written"
         for given, written in texts:
             logger.info("step %d %s: %s", step, what, " ".join(f"{given} | {written}".split()))
 
