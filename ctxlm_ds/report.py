@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -28,6 +29,8 @@ COLOURS = 8
 """Colours of the page's style, `--c0` to `--c7`."""
 MOST_POINTS = 2000
 """Most points of a curve that are drawn."""
+GROWING_POINTS = 512
+"""Most points of a curve that grows while it is drawn."""
 STYLE = """
 :root { --ink: #1d2630; --paper: #fdfdfc; --grid: #dfe3e6; --c0: #9db8d9; --c1: #0b5cad; --c2: #b3470b;
   --c3: #2e8b57; --c4: #8e5bb5; --c5: #b08a1e; --c6: #d0588a; --c7: #3d9aa8 }
@@ -66,9 +69,57 @@ class Chart:
         return min(steps), max(max(steps), min(steps) + 1), low, high if high > low else low + (abs(low) or 1.0)
 
 
+class GrowingCurve:
+    """A curve that gets a value at each step, in bounded memory: a point is the mean over some steps."""
+
+    def __init__(self, most: int = GROWING_POINTS) -> None:
+        self._most, self._span = most, 1
+        self._parts: dict[int, tuple[float, int, int]] = {}
+        """Sum, count and last step of the values by step // span, in the order of the steps."""
+
+    def add(self, step: int, value: float) -> None:
+        """Add a value of a later step; one that is not finite leaves a gap."""
+        if not math.isfinite(value):
+            return
+        self._put(value, 1, step)
+        while len(self._parts) > self._most:
+            self._span *= 2
+            parts, self._parts = self._parts, {}
+            for part in parts.values():
+                self._put(*part)
+
+    def _put(self, total: float, count: int, step: int) -> None:
+        before, number, _ = self._parts.get(step // self._span, (0.0, 0, 0))
+        self._parts[step // self._span] = before + total, number + count, step
+
+    def go_back(self, step: int) -> None:
+        """Forget the points after a step."""
+        self._parts = {key: part for key, part in self._parts.items() if part[2] <= step}
+
+    @property
+    def points(self) -> Points:
+        """Step and mean of each part."""
+        return [(float(step), total / count) for total, count, step in self._parts.values()]
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics.jsonl."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sampled_metrics(path: Path, most: int = MOST_POINTS) -> Iterator[dict[str, Any]]:
+    """Yield about `most` lines of a metrics.jsonl, evenly spread, and those with held-out figures.
+
+    The others are not parsed. A file that does not exist has no lines; a damaged line is left out.
+    """
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        size, length = path.stat().st_size, len(file.readline())
+        every = max(1, size // max(1, length * most))
+        file.seek(0)
+        for number, line in enumerate(file):
+            if number % every == 0 or b'"eval/' in line:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
 
 def points_of(records: Iterable[Mapping[str, Any]], figure: str) -> Points:
@@ -187,7 +238,7 @@ def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -
     legend = [f"{mark} {name}" for mark, name in zip(MARKS, chart.curves, strict=False)]
     legend += [f"{LEVEL_MARK} {name} ({value:.3g})" for name, value in chart.levels.items()]
     axis = f"{'':>8} +{'-' * columns}"
-    steps = f"{'':>9} {f'step {first:g}':<{columns - 8}}{f'{last:g}':>8}"
+    steps = f"{'':>9} {f'step {first:.0f}':<{columns - 8}}{f'{last:.0f}':>8}"
     return [f"{'':>9} {chart.title}", *picture, axis, steps, f"{'':>9} {'   '.join(legend)}"]
 
 

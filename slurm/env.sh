@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
 # Settings of this cluster. Every script in slurm/ sources this file on the compute node (route.sh on the login node as
-# well). All are optional; a commented line shows the default or an example. A copy slurm/profiles/NAME.sh is another
-# cluster or partition: ctxlm submit --profile NAME.
+# well). All are optional; a commented line shows the default or an example. A file slurm/profiles/NAME.sh is another
+# cluster or partition: ctxlm submit --profile NAME. Two examples are there.
 
 # --- sbatch: options that `ctxlm submit` gives, before those of its command line ---------------------------------------
 ##SBATCH --partition=gpu --account=me --time=24:00:00

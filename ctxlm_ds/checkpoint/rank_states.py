@@ -26,14 +26,13 @@ from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard
-from ctxlm_ds.process.cgroups import CGROUP_ROOT, OWN_CGROUPS, memory_left, read_text
+from ctxlm_ds.process.cgroups import CGROUP_ROOT, MEMINFO, OWN_CGROUPS, machine_memory_left, memory_left
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.fragments import Fragment
 
 logger = logging.getLogger("ctxlm_ds")
 PORTABLE = 1
 """cudaHostRegisterPortable"""
-MEMINFO = Path("/proc/meminfo")
 USABLE_SHARE = 0.8
 """Part of the available memory that copies may take; data workers and evaluations need some later."""
 
@@ -237,9 +236,8 @@ def memory_need(
     """Return this rank's need together with what is available to it now."""
     host = socket.gethostname()
     available = {f"{host}, cgroup {name}": left for name, left in memory_left(root, own_cgroups).items()}
-    for line in read_text(meminfo).splitlines():
-        if line.startswith("MemAvailable:"):
-            available[host] = int(line.split()[1]) * 1024
+    if (machine := machine_memory_left(meminfo)) is not None:
+        available[host] = machine
     return MemoryNeed(needed_bytes, available)
 
 

@@ -79,7 +79,13 @@ class Objective(ABC):
     next_tokens: ClassVar[str | None] = None
     """Output with the logits of the next token at every position, by which texts are continued; None if none."""
     masked_tokens: ClassVar[str | None] = None
-    """Output with the logits of the words at prediction_positions, by which masks are filled; None if none."""
+    """Output with the logits of the words at the places in `slots_field`, by which masks are filled; None if none."""
+    slots_field: ClassVar[str] = "prediction_positions"
+    """Field with the places of the predictions."""
+    target_tokens: ClassVar[str | None] = None
+    """Output with the logits of the next token of a target, which a decoder writes for an input; None if none."""
+    why_no_text: ClassVar[str] = "predicts no next tokens, fills no masks and writes no targets"
+    """Why the model writes no text, if it has none of these outputs."""
 
     terms: tuple[LossTerm, ...]
     pad_id: int
@@ -104,7 +110,20 @@ class Objective(ABC):
     @property
     def written_tokens(self) -> str | None:
         """Return the output by which the model writes into texts."""
-        return self.next_tokens or self.masked_tokens
+        return self.next_tokens or self.masked_tokens or self.target_tokens
+
+    def masked_row(
+        self, ids: Sequence[int], places: Sequence[int], tokenizer: Tokenizer
+    ) -> tuple[list[int], dict[str, Sequence[int]]]:
+        """Return the input of a text whose masks are to be filled, and what further fields of its row begin with.
+
+        Args:
+            ids: tokens of the text.
+            places: those of the masks in it.
+            tokenizer: of the run.
+        """
+        row = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+        return row, {self.slots_field: [place + 1 for place in places]}
 
     @property
     def generation_settings(self) -> dict[str, int]:

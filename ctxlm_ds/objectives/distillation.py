@@ -75,7 +75,6 @@ class Distillation(MaskedLM):
 
     name = "distillation"
     section: ClassVar[type[MaskedLMSection]] = DistillationSection
-    masked_tokens: ClassVar[str | None] = None
     teacher_outputs: tuple[str, ...] = ("predicted_logits", LAST_HIDDEN)
 
     def __init__(self, section: DistillationSection, tokenizer: Tokenizer | None = None) -> None:

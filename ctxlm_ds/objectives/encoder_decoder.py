@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, render_tokens, token_fields
@@ -49,6 +49,7 @@ class EncoderDecoder(Objective):
     """
 
     outputs = ("decoder_logits",)
+    target_tokens: ClassVar[str | None] = "decoder_logits"
     config: EncoderDecoderSection
 
     def __init__(self, section: EncoderDecoderSection, tokenizer: Tokenizer | None = None) -> None:
@@ -58,6 +59,10 @@ class EncoderDecoder(Objective):
         self._start_id = self.pad_id
         if tokenizer is not None and section.decoder_start == "sep":
             self._start_id = tokenizer.sep_id
+
+    def input_row(self, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+        """Return the input of a text for which the decoder is to write a target."""
+        return [*ids, tokenizer.sep_id]
 
     def start_ids(self, examples: TargetExamples) -> int | NDArray[np.int32]:
         """Return the token that the decoder reads first, or that of each sequence [c]."""

@@ -91,6 +91,8 @@ class MaskedSeq2Seq(EncoderDecoder):
 
     name = "masked_seq2seq"
     section = MaskedSeq2SeqSection
+    target_tokens = None
+    why_no_text = "has a decoder that writes masked tokens at their places only, each from the text's token before it"
     terms = (target_term("masked_seq2seq"),)
     config: MaskedSeq2SeqSection
 

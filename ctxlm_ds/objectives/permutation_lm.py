@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
@@ -95,6 +95,8 @@ class PermutationLM(Objective):
     name = "permutation_lm"
     section = PermutationLMSection
     outputs = ("permuted_logits",)
+    masked_tokens = "permuted_logits"
+    slots_field = "target_positions"
     lane_directions = 1
     terms = (LossTerm("permutation_lm", ("permuted_logits",), (LABELS,)),)
 
@@ -179,6 +181,15 @@ class PermutationLM(Objective):
             filled = np.flatnonzero(np.diff(row_starts))
             arrays["directions"][filled, 0] = self._backward(examples.examples)[row_starts[filled]]
         return row
+
+    def masked_row(
+        self, ids: Sequence[int], places: Sequence[int], tokenizer: Tokenizer
+    ) -> tuple[list[int], dict[str, Sequence[int]]]:
+        """Return the text and its end: each place is predicted from all tokens that are not to be predicted."""
+        row = [*ids, tokenizer.sep_id, tokenizer.cls_id]
+        ranks = [int(place in places) for place in range(len(row))]
+        types = [*[0] * (len(row) - 1), CLS_TYPE]
+        return row, {self.slots_field: places, "ranks": ranks, "token_type_ids": types}
 
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
         """Return the text with predicted tokens in brackets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field as Setting
@@ -151,6 +151,9 @@ class TextInfilling(EncoderDecoder):
         if self.config.language_tokens:
             return {}
         return super().generation_settings | {"forced_bos_token_id": self._rules.cls_id}
+
+    def input_row(self, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+        return [tokenizer.cls_id, *ids, tokenizer.sep_id]
 
     def start_ids(self, examples: TargetExamples) -> int | NDArray[np.int32]:
         """Return `decoder_start`, or with languages the last token of each target [c] (mBART)."""

@@ -145,6 +145,7 @@ class TinyBert(Masking):
 
     name = "tinybert"
     section = TinyBertSection
+    why_no_text = "learns its teacher's hidden states, attention and classes, and has no output over words"
     outputs: tuple[str, ...] = ("hidden_states.-1", "projected_states")
     teacher_outputs: tuple[str, ...] = ("hidden_states.0",)  # comparisons name the others
     terms: tuple[LossTerm, ...] = (EMBEDDING, HIDDEN, ATTENTION)

@@ -1,4 +1,4 @@
-"""CPU cores and memory that the cgroups of this process (version 1 or 2) allow."""
+"""CPU cores and memory that this machine has and the cgroups of this process (version 1 or 2) allow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
 SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}  # folders in which version 1 may mount a controller together with others
 
 
@@ -30,6 +31,20 @@ def cgroup_quota(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> float | N
 def memory_left(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> dict[str, int]:
     """Measure the bytes that each memory limit of this process still leaves, by the path of its cgroup."""
     return dict(_limits("memory", _memory_left, root, own))
+
+
+def machine_memory_left(meminfo: Path = MEMINFO) -> int | None:
+    """Measure the bytes that programs can still take on this machine; None if the kernel does not say."""
+    for line in read_text(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def available_memory(meminfo: Path = MEMINFO, root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:
+    """Measure the bytes that this process can still take: the machine's, cut by its cgroups; None if unknown."""
+    machine = machine_memory_left(meminfo)
+    return min([*([] if machine is None else [machine]), *memory_left(root, own).values()], default=None)
 
 
 def read_text(path: Path) -> str:

@@ -232,10 +232,15 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
         return
     setting = "evaluation.continuations" if config.evaluation.continuations else "evaluation.prompts"
     objective = OBJECTIVE.registry.get(config.objective.name)
-    if objective.next_tokens is None and objective.masked_tokens is None:
-        name = config.objective.name
-        text = f"objective.name {name} predicts no next tokens and fills no masks, so it writes no text; leave it out"
+    if not (objective.next_tokens or objective.masked_tokens or objective.target_tokens):
+        text = f"objective.name {config.objective.name} {objective.why_no_text}, so it writes no text; leave it out"
         yield Problem(setting, text, ("objective.name",))
+    if config.teacher.outputs is not None:
+        text = "teacher.outputs are stored for the rows of the data, and these texts have none; leave it out"
+        yield Problem(setting, text, ("teacher.outputs",))
+    if config.evaluation.prompts and config.objective.needs_languages:
+        text = "texts here name no language, which the decoder reads first; evaluation.continuations has held-out texts"
+        yield Problem("evaluation.prompts", text, ("objective.language_tokens",))
 
 
 def _check_downstream(config: RunConfig) -> Iterator[Problem]:

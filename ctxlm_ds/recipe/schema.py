@@ -238,11 +238,13 @@ class EvaluationConfig(Section):
     that train with different shares can be compared."""
     continuations: Annotated[int, Field(ge=0, le=1000)] = 0
     """Held-out texts (those of the first validation source) whose first 16 tokens a causal model continues after each
-    evaluation, and in which a masked model fills two masks; for the log, TensorBoard and RUN/report.html."""
+    evaluation, in which a masked model fills two masks, and which a decoder restores from the corrupted tokens; for the
+    log, TensorBoard and RUN/report.html."""
     prompts: list[str] = []
-    """Texts that it continues, or whose mask tokens it fills, before these."""
+    """Texts that it continues, whose mask tokens it fills, or for which a decoder writes a target, before these."""
     continuation_tokens: SmallInt = 24
-    """Most tokens of a continuation, at most data.seq_length - 1; each costs the forward pass of a micro-batch."""
+    """Most tokens of a continuation, at most data.seq_length - 1, or of a target, at most the longest of training; each
+    costs the forward pass of a micro-batch."""
     continuation_temperature: NonNegativeFloat = 0.0
     """0 takes the most probable token, more draws one from softmax(logits / temperature), by seed, step and text."""
     downstream: list[DownstreamTask] = []

@@ -1,7 +1,8 @@
-"""What a model writes into texts after an evaluation: a causal model continues them, a masked one fills their masks.
+"""What a model writes into texts after an evaluation.
 
-A token of a continuation, or all masks, cost the forward pass of a micro-batch. The passes are those of the evaluation,
-in any layout: every rank takes part, the last pipeline stage chooses, and the ranks agree about the tokens.
+A causal model continues them, a masked one fills their masks, a decoder writes the target of an input.
+A token of a continuation or target, or all masks, cost the forward pass of a micro-batch. The passes are those of the
+evaluation, in any layout: every rank takes part, the last pipeline stage chooses, and the ranks agree about the tokens.
 Data-parallel ranks do the same work.
 Shape letters: b rows, s positions, v vocabulary, n tensor-parallel ranks.
 """
@@ -10,16 +11,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ctxlm_ds.data.fields import Field
 from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.sample import DECODER, Batch
 from ctxlm_ds.kernels.sampling import in_pieces
 from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, EncoderDecoder
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_largest, first_over_ranks
 from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
@@ -139,13 +141,18 @@ class Continuations:
             field.name: torch.full((len(rows), field.columns), field.fill, dtype=getattr(torch, field.dtype))
             for field in self._fields
         }
-        for number, row in enumerate(rows):
-            length = len(row)
-            fields["input_ids"][number, :length] = torch.tensor(row)
-            fields["position_ids"][number, :length] = torch.arange(length)
-            fields["sequence_ids"][number, :length] = 1
-            fields["sequence_starts"][number, :2] = torch.tensor([0, length])
+        _put(fields, rows)
         return Batch(fields)
+
+
+def _put(fields: Mapping[str, Tensor], rows: Sequence[Sequence[int]], prefix: str = "") -> None:
+    """Write rows of one sequence each into the fields of tokens, or with a prefix into those of a decoder."""
+    for number, row in enumerate(rows):
+        length = len(row)
+        fields[f"{prefix}input_ids"][number, :length] = torch.tensor(row)
+        fields[f"{prefix}position_ids"][number, :length] = torch.arange(length)
+        fields[f"{prefix}sequence_ids"][number, :length] = 1
+        fields[f"{prefix}sequence_starts"][number, :2] = torch.tensor([0, length])
 
 
 class FilledMasks(Continuations):
@@ -158,7 +165,7 @@ class FilledMasks(Continuations):
         super().__init__(prompts, config, objective, tokenizer)
         own = ([token for token in prompt if token not in self._unmasked] for prompt in prompts)
         self._prompts = [ids[: self._room - 2] for ids in own]
-        self._slots = slots_of(objective, config)
+        self._slots, self._objective = slots_of(objective, config), objective
 
     @property
     def _unmasked(self) -> frozenset[int]:
@@ -196,17 +203,72 @@ class FilledMasks(Continuations):
         return f"{found} (was {self._tokenizer.decode([before])})" if known else found
 
     def _masked_batch(self, masked: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> Batch:
-        tokenizer = self._tokenizer
         spare: list[list[int]] = [[]] * (self._rows - len(masked))
-        batch = self._batch([[tokenizer.cls_id, *ids, tokenizer.sep_id] for ids in [*masked, *spare]])
-        for row, of_row in enumerate(places):
-            batch.fields["prediction_positions"][row, : len(of_row)] = torch.tensor(of_row) + 1
+        texts = zip([*masked, *spare], [*places, *spare], strict=True)
+        made = [self._objective.masked_row(ids, of_row, self._tokenizer) for ids, of_row in texts]
+        batch = self._batch([row for row, _ in made])
+        for number, (_, further) in enumerate(made):
+            for name, values in further.items():
+                batch.fields[name][number, : len(values)] = torch.tensor(values, dtype=torch.int64)
         return batch
+
+
+class Given(NamedTuple):
+    """A text for whose input a decoder writes a target."""
+
+    ids: list[int]
+    """Input of the encoder."""
+    start: list[int]
+    """Tokens that the decoder reads first."""
+    target: list[int]
+    """Target that a held-out text has; empty for others."""
+
+
+class WrittenTargets(Continuations):
+    """Writes the targets of the same inputs after each evaluation, token by token."""
+
+    def __init__(self, given: Sequence[Given], config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> None:
+        """Prepare the rows."""
+        super().__init__((), config, objective, tokenizer)
+        self._given = [one._replace(ids=[*one.ids[:-1][: self._room - 1], one.ids[-1]]) for one in given]
+        longest = next(field.columns for field in self._fields if field.name == DECODER_FIELDS[0])
+        started = max(len(one.start) for one in given)
+        self._tokens = min(config.evaluation.continuation_tokens, longest + 1 - started)
+        self._inputs: list[list[int]] = []
+
+    def write(self, engine: Engine, step: int) -> list[Text]:
+        """Return each input and its target up to the end; all ranks call it."""
+        choice = TokenChoice(self._output, self._temperature, engine.parallel)
+        written: list[Text] = []
+        for first in range(0, len(self._given), self._rows):
+            given = self._given[first : first + self._rows]
+            for one, tokens in zip(given, self.targets(engine, choice, given, step, first), strict=True):
+                target = f" (was {self._text(one.target, one)})" if one.target else ""
+                written.append((self._text(one.ids, one), self._text(tokens, one) + target))
+        return written
+
+    def targets(
+        self, engine: Engine, choice: TokenChoice, given: Sequence[Given], step: int, first: int
+    ) -> list[list[int]]:
+        """Return the targets of at most a micro-batch of inputs, the first of them number `first` of the run."""
+        self._inputs = [one.ids for one in given]
+        return self.tokens(engine, choice, [one.start for one in given], step, first)
+
+    def _batch(self, rows: Sequence[Sequence[int]]) -> Batch:
+        """Return the inputs, and rows of the decoder, as a micro-batch of the usual shape."""
+        spare = [[self._tokenizer.sep_id]] * (len(rows) - len(self._inputs))
+        batch = super()._batch([*self._inputs, *spare])
+        _put(batch.fields, rows, DECODER)
+        return batch
+
+    def _text(self, ids: Sequence[int], given: Given) -> str:
+        ends = {self._tokenizer.sep_id, self._tokenizer.pad_id, *given.start}
+        return self._tokenizer.decode([token for token in ids if token not in ends])
 
 
 def slots_of(objective: Objective, config: RunConfig) -> int:
     """Return the prediction slots of a row."""
-    return next(field.columns for field in objective.fields(config.data) if field.name == "prediction_positions")
+    return next(field.columns for field in objective.fields(config.data) if field.name == objective.slots_field)
 
 
 def encode_prompts(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> list[list[int]]:
@@ -249,6 +311,13 @@ def build_continuations(
     """
 
     count, sources = config.evaluation.continuations, list(rows.validation.values())[:1]
+    if isinstance(objective, EncoderDecoder):
+        given = [given_prompt(ids, objective, tokenizer) for ids in prompts]
+        if count:
+            given += topology.compute_on_rank_0(
+                lambda: [one for rows in sources for one in held_out_targets(rows, count, config, objective)]
+            )
+        return WrittenTargets(given, config, objective, tokenizer) if given else None
     found: list[Sequence[int]] = list(prompts)
     if count:
         found += topology.compute_on_rank_0(lambda: [ids for rows in sources for ids in held_out_prompts(rows, count)])
@@ -265,6 +334,52 @@ def held_out_prompts(rows: RowSource, count: int) -> list[list[int]]:
     begins = samples.starts[row_starts[:-1]]
     ends = np.minimum(samples.starts[row_starts[:-1] + 1], begins + PROMPT_TOKENS)
     return [samples.input_ids[begin:end].tolist() for begin, end in zip(begins, ends, strict=True)]
+
+
+def given_prompt(ids: Sequence[int], objective: EncoderDecoder, tokenizer: Tokenizer) -> Given:
+    """Return the input of a text, for which the decoder begins as transformers' generate()."""
+    start = objective.generation_settings["decoder_start_token_id"]
+    return Given(objective.input_row(ids, tokenizer), [start, *_forced(objective)], [])
+
+
+def held_out_targets(rows: RowSource, count: int, config: RunConfig, objective: EncoderDecoder) -> list[Given]:
+    """Return inputs and targets of the first tokens of the first `count` held-out rows, corrupted as in training."""
+    import numpy as np
+
+    from ctxlm_ds.data.numba_random import stream_key
+    from ctxlm_ds.data.sample import starts_of
+
+    numbers = np.arange(min(count, len(rows)), dtype=np.int64)
+    if not len(numbers):
+        return []
+    samples, row_starts = rows.samples(numbers, np.zeros_like(numbers))
+    firsts = row_starts[:-1]
+    places = [
+        np.flatnonzero(~samples.special_mask[begin:end])[:PROMPT_TOKENS] + begin
+        for begin, end in zip(samples.starts[firsts], samples.starts[firsts + 1], strict=True)
+    ]
+    lengths = np.array([len(of_text) for of_text in places], dtype=np.int64)
+    begun = samples._replace(
+        input_ids=samples.input_ids[np.concatenate(places)],
+        special_mask=np.zeros(int(lengths.sum()), dtype=np.bool_),
+        starts=starts_of(lengths),
+        second_starts=lengths,
+        sequence_labels=samples.sequence_labels[firsts],
+        keys=samples.keys[firsts],
+        continues_span=samples.continues_span[:0],
+        language_ids=samples.language_ids[firsts],
+    )
+    key = stream_key(config.training.seed, "held-out texts")
+    examples = objective.corrupt_batch(begun, key, objective.budgets(lengths, config.data))
+    first_tokens = np.broadcast_to(objective.start_ids(examples), len(numbers)).tolist()
+    made = ((examples.example(number), token) for number, token in enumerate(first_tokens))
+    forced = _forced(objective)
+    return [Given(one.input_ids.tolist(), [token, *forced], one.target_ids.tolist()) for one, token in made]
+
+
+def _forced(objective: EncoderDecoder) -> list[int]:
+    """Return the token with which every target begins, if there is one; the decoder reads it next."""
+    return [token for name, token in objective.generation_settings.items() if name == "forced_bos_token_id"]
 
 
 def _until(tokens: Sequence[int], end: int) -> Iterator[int]:

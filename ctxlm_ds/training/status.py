@@ -17,8 +17,8 @@ from ctxlm_ds.process.output_log import FILE_ONLY
 from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
-from ctxlm_ds.training.live_table import LiveTable
-from ctxlm_ds.training.metrics import TENSORBOARD_DIR
+from ctxlm_ds.training.live_table import LiveTable, LossCurves
+from ctxlm_ds.training.metrics import METRICS_NAME, TENSORBOARD_DIR
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -144,6 +144,7 @@ class StatusHook(IntervalHook):
         self._forecast = Forecast(start)
         self._line_step = start.step
         if sys.stderr.isatty():
+            self._curves = LossCurves(start.step, self._run_dir / METRICS_NAME)
             self._table = LiveTable(f"{start.config.name} in {self._run_dir}")
 
     def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
@@ -155,6 +156,8 @@ class StatusHook(IntervalHook):
 
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._loss = metrics.loss
+        if self._table is not None:
+            self._curves.add(metrics.step, metrics.loss)
         self._left_s = self._time_left.update(metrics)
         self._log(self._forecast.after_step(metrics.step_seconds, self._left_s))
         super().on_step_end(metrics)
@@ -168,7 +171,7 @@ class StatusHook(IntervalHook):
         if self._table is not None:
             left = f"{cells.pop('left')} left"
             done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
-            self._table.show(cells, self._share_done(metrics), done, self._facts())
+            self._table.show(cells, self._share_done(metrics), done, self._facts(), self._curves)
             if metrics.step < self._line_step + self._interval_steps and metrics.step < self._start.last_step:
                 return
             cells["left"] = left.removesuffix(" left")
@@ -194,15 +197,19 @@ class StatusHook(IntervalHook):
         super().on_rollback(step)
         self._time_left.go_back(step)
         self._line_step = step
+        if self._table is not None:
+            self._curves.go_back(step)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._figures.update(figures)
         self._evaluated_step = step
+        if self._table is not None:
+            self._curves.add_held_out(step, figures)
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
-        fills = OBJECTIVES.get(self._start.config.objective.name).masked_tokens is not None
-        what = "filled" if fills else "continued"
+        objective = OBJECTIVES.get(self._start.config.objective.name)
+        what = "filled" if objective.masked_tokens else "continued" if objective.next_tokens else "written"
         for given, written in texts:
             logger.info("step %d %s: %s", step, what, " ".join(f"{given} | {written}".split()))
 

@@ -1,6 +1,6 @@
-"""Texts that causal families continue are those of transformers' generate(), on every layout, and so are T5's targets.
+"""Texts that models write are those of transformers' generate(), on every layout: continuations, targets, masks.
 
-The engine's evaluation passes write the former (training/continuations.py), from the weights that the export has.
+The engine's evaluation passes write them (training/continuations.py), from the weights that the export has.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
+from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.continuations import Continuations, TokenChoice
+from ctxlm_ds.training.continuations import (
+    FIRST_MASK,
+    MASK_EVERY,
+    Continuations,
+    FilledMasks,
+    Given,
+    TokenChoice,
+    WrittenTargets,
+)
+from ctxlm_ds.training.engine import Engine
 from tests.families import hugging_face, runs
 from tests.families.runs import MICRO_ROWS, ONE_RANK, Layout, Run
 from tests.families.test_contract import Results
@@ -54,14 +64,19 @@ def prompts(run: Run, count: int) -> list[list[int]]:
     return held_out(run, count)["input_ids"][:, :PROMPT].tolist()
 
 
-def ours(rank: int, world_size: int, run: Run, count: int, temperature: float = 0.0) -> list[list[int]]:
-    """Case: the tokens after each prompt."""
+def with_noise(run: Run, temperature: float = 0.0) -> tuple[Engine, RunConfig]:
+    """An engine with the weights of `hugging_face.make_pair`, and the recipe of its texts."""
     engine, config = runs.build(run), run.config()
     weights = dict(hugging_face.noisy(config, run.seed, NOISE, MATRICES).named_parameters())
     held = {fragment.name for fragment in engine.fragments()}
     engine.load_weights((name, weight.detach()) for name, weight in weights.items() if name in held)
     update = {"continuation_tokens": WRITTEN, "continuation_temperature": temperature}
-    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
+    return engine, config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
+
+
+def ours(rank: int, world_size: int, run: Run, count: int, temperature: float = 0.0) -> list[list[int]]:
+    """Case: the tokens after each prompt."""
+    engine, config = with_noise(run, temperature)
     tokenizer, given = load_tokenizer(config.tokenizer.path), prompts(run, count)
     writer = Continuations(given, config, build_objective(config.objective, tokenizer), tokenizer)
     choice = TokenChoice("logits", temperature, engine.parallel)
@@ -109,6 +124,66 @@ def targets(rank: int, world_size: int, run: Run, folder: Path) -> list[list[lis
     return [up_to_the_end(rows, config) for rows in (written[:, 1:], wanted)]
 
 
+def our_targets(rank: int, world_size: int, run: Run, count: int) -> list[list[int]]:
+    """Case: the targets that the engine writes for corrupted held-out texts."""
+    engine, config = with_noise(run)
+    tokenizer, fields = load_tokenizer(config.tokenizer.path), held_out(run, count)
+    lengths = (fields["sequence_ids"] > 0).sum(1).tolist()
+    start = export_of(config.model.family).start_id(tokenizer)
+    rows = zip(fields["input_ids"].tolist(), lengths, strict=True)
+    given = [Given(ids[:length], [start], []) for ids, length in rows]
+    writer = WrittenTargets(given, config, build_objective(config.objective, tokenizer), tokenizer)
+    choice, groups = TokenChoice("decoder_logits", 0.0, engine.parallel), range(0, count, MICRO_ROWS)
+    return [row for i in groups for row in writer.targets(engine, choice, given[i : i + MICRO_ROWS], 0, i)]
+
+
+def our_masks(rank: int, world_size: int, run: Run, count: int) -> list[tuple[str, str]]:
+    """Case: the first tokens of held-out texts with the masks that the writer puts there, and what it fills in."""
+    engine, config = with_noise(run)
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    return FilledMasks(prompts(run, count), config, build_objective(config.objective, tokenizer), tokenizer).write(
+        engine, 0
+    )
+
+
+def their_masks(rank: int, world_size: int, run: Run, folder: Path, count: int) -> list[str]:
+    """Case: what the exported model predicts at these places."""
+    config = run.config()
+    (part,) = hugging_face.make_pair(config, folder, run.seed, NOISE, MATRICES).theirs
+    tokenizer, found = load_tokenizer(config.tokenizer.path), []
+    predict = PREDICTIONS[run.family]
+    for prompt in prompts(run, count):
+        ids = [token for token in prompt if token not in tokenizer.special_ids]
+        places = list(range(min(FIRST_MASK, len(ids) - 1), len(ids), MASK_EVERY))
+        with torch.no_grad():
+            words = predict(part.model.eval(), ids, places, tokenizer).argmax(-1).tolist()
+        pairs = zip(words, places, strict=True)
+        found.append(", ".join(f"{tokenizer.decode([w])} (was {tokenizer.decode([ids[at]])})" for w, at in pairs))
+    return found
+
+
+def at_masks(model: torch.nn.Module, ids: list[int], places: list[int], tokenizer: Tokenizer) -> torch.Tensor:
+    """Logits at masks."""
+    masked = [tokenizer.mask_id if place in places else token for place, token in enumerate(ids)]
+    logits: torch.Tensor = model(torch.tensor([[tokenizer.cls_id, *masked, tokenizer.sep_id]])).logits
+    return logits[0, 1:-1][places]
+
+
+def from_the_others(model: torch.nn.Module, ids: list[int], places: list[int], tokenizer: Tokenizer) -> torch.Tensor:
+    """Logits of an XLNet's second stream."""
+    row = torch.tensor([[*ids, tokenizer.sep_id, tokenizer.cls_id]])
+    length = row.shape[1]
+    hidden = torch.zeros(1, length, length)  # [1, i, j], 1 if token i does not see j
+    hidden[:, :, places] = 1.0
+    mapping = torch.nn.functional.one_hot(torch.tensor([places]), length).float()
+    types = torch.tensor([[0] * (length - 1) + [2]])
+    logits: torch.Tensor = model(row, perm_mask=hidden, target_mapping=mapping, token_type_ids=types).logits
+    return logits[0]
+
+
+PREDICTIONS = {"xlnet": from_the_others, "distilbert+teacher": at_masks}
+
+
 @pytest.mark.parametrize("family", CAUSAL)
 def test_greedy_continuations_are_those_of_generate(results: Results, family: str, tmp_path: Path) -> None:
     run = results.run(family)
@@ -132,3 +207,22 @@ def test_greedy_targets_are_those_of_generate(results: Results, family: str, tmp
     written, wanted = results.of(targets, results.run(family), tmp_path / "model")
     assert len(wanted) == NUM_PROMPTS and len({tuple(row) for row in wanted}) > NUM_PROMPTS // 4
     assert written == wanted
+
+
+@pytest.mark.parametrize("layout", [ONE_RANK, *LAYOUTS], ids=str)
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_the_engine_writes_these_targets(results: Results, family: str, layout: Layout, tmp_path: Path) -> None:
+    run = results.run(family)
+    _, wanted = results.of(targets, run.on(ONE_RANK), results.folder / family)
+    longest = held_out(run, FEW)["decoder_input_ids"].shape[1]
+    assert results.of(our_targets, run.on(layout), FEW) == [row[:longest] for row in wanted[-FEW:]]
+
+
+@pytest.mark.parametrize("layout", [ONE_RANK, *LAYOUTS], ids=str)
+@pytest.mark.parametrize("family", PREDICTIONS)
+def test_masks_are_filled_as_the_exported_model_does(results: Results, family: str, layout: Layout) -> None:
+    """From the words around them: by XLNet's second stream, and by a student next to its teacher."""
+    run = results.run(family)
+    wanted = results.of(their_masks, run.on(ONE_RANK), results.folder / family, FEW)
+    assert [words for _, words in results.of(our_masks, run.on(layout), FEW)] == wanted
+    assert len(set(wanted)) > 1

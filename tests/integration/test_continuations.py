@@ -1,16 +1,23 @@
-"""A BERT fills masks at each evaluation: as the exported model does, the same when split, and the run is unchanged."""
+"""A BERT fills masks at each evaluation, and a T5 spans: as the exported model does, and the same when split.
+
+The run is unchanged.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, BertForPreTraining
+from transformers import AutoTokenizer, BertForPreTraining, T5ForConditionalGeneration
 
+from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, launcher, metrics, pretrain_words, tool
+from tests.integration.route import call, launcher, metrics, pretrain_words, tool, write_recipe
+from tests.text import write_corpus
 
 PROMPT = "the [MASK] is about [MASK]."
+SPANS = "the <extra_id_0> is about <extra_id_1>."
 
 
 def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
@@ -36,3 +43,52 @@ def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
     with torch.no_grad():
         words = model(**inputs).prediction_logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
     assert written[12][0] == [PROMPT, ", ".join(tokenizer.decode([word]) for word in words)]
+
+
+def t5_recipe(folder: Path) -> Path:
+    """A tiny T5 over made-up texts, from the tools as a user runs them."""
+    for name, count, seed in (("train", 60, 1), ("heldout", 15, 2)):
+        write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
+    words = ("--type", "t5", "--vocab-size", 500, "--output-dir", folder / "tokenizer")
+    tool("train_tokenizer.py", "--input", folder / "train.jsonl", *words)
+    for name in ("train", "heldout"):
+        tool("preprocess_data.py", "--input", folder / f"{name}.jsonl", "--json-keys", "text", "--tokenizer",
+             folder / "tokenizer", "--output-prefix", folder / name, "--append-eod")  # fmt: skip
+    tiny = FAMILIES.get("t5").tiny()
+    return write_recipe(
+        folder / "t5.yaml",
+        {
+            "name": "tiny-t5", "model": tiny["model"], "tokenizer": {"path": str(folder / "tokenizer")},
+            "objective": tiny["objective"],
+            "data": {
+                **tiny["data"], "train": [str(folder / "train_text_document")], "num_workers": 0,
+                "validation": [{"name": "heldout", "path": str(folder / "heldout_text_document")}],
+            },
+            "optimizer": {"learning_rate": 0.01}, "schedule": {"warmup_steps": 2},
+            "training": {"global_batch_size": 4, "micro_batch_size": 2, "max_steps": 6, "precision": "fp32"},
+            "evaluation": {
+                "interval_steps": 6, "max_rows": 8, "prompts": [SPANS], "continuations": 1, "continuation_tokens": 8,
+            },
+            "logging": {"interval_steps": 1, "tensorboard": False},
+        },
+    )  # fmt: skip
+
+
+def test_written_targets(tmp_path: Path) -> None:
+    recipe = t5_recipe(tmp_path)
+    one, split = tmp_path / "one", tmp_path / "split"
+    done = call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={one}"]))
+    assert done.stderr.count("step 6 written: ") == 2
+    parallel = [f"run_dir={split}", "parallel.tensor_parallel_size=2", "parallel.sequence_parallel=true"]
+    call(*launcher("torchrun", 2), *pretrain_words(recipe, parallel))
+    ((given, written), (held_out, restored)) = metrics(one, "texts")[6]
+    assert metrics(split, "texts") == metrics(one, "texts")
+    assert given == SPANS and "<extra_id_0>" in held_out and " (was <extra_id_0>" in restored
+
+    tool("convert_checkpoint.py", "to-hf", "--checkpoint", one, "--output", tmp_path / "hf")
+    model = T5ForConditionalGeneration.from_pretrained(tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    inputs = tokenizer(SPANS, return_tensors="pt")
+    ids = model.generate(inputs["input_ids"], max_new_tokens=8, do_sample=False)[0].tolist()
+    ends = {tokenizer.pad_token_id, tokenizer.eos_token_id}
+    assert written == load_tokenizer(tmp_path / "tokenizer").decode([token for token in ids if token not in ends])

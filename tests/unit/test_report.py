@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,11 +13,13 @@ import pytest
 from ctxlm_ds.report import (
     MOST_POINTS,
     Chart,
+    GrowingCurve,
     overlaid,
     page,
     points_of,
     read_metrics,
     run_charts,
+    sampled_metrics,
     svg,
     table,
     terminal_picture,
@@ -86,6 +89,39 @@ def test_long_curves_are_thinned() -> None:
     few = thinned(points)
     assert len(few) <= MOST_POINTS + 1 and few[0] == points[0] and few[-1] == points[-1]
     assert thinned(points[:5]) == points[:5] and thinned([]) == []
+
+
+def test_a_curve_of_a_million_steps_stays_small() -> None:
+    curve = GrowingCurve(most=100)
+    for step in range(1, 1_000_001):
+        curve.add(step, 1_000_000 / step if step % 7 else math.nan)
+    points = curve.points
+    assert 50 <= len(points) <= 100 and points[-1][0] == 1_000_000
+    assert points == sorted(points) and points[-1][1] == pytest.approx(1.0, abs=0.02)
+    curve.go_back(500_000)
+    assert 25 <= len(curve.points) <= 51 and curve.points[-1][0] <= 500_000
+
+
+def test_few_points_are_kept_as_they_are() -> None:
+    curve = GrowingCurve()
+    for step, value in ((10, 3.0), (20, math.inf), (5000, 1.0)):
+        curve.add(step, value)
+    assert curve.points == [(10.0, 3.0), (5000.0, 1.0)]
+    few = GrowingCurve(most=2)
+    for step in (1, 2, 1_000_000):
+        few.add(step, float(step))
+    assert few.points == [(2.0, 1.5), (1_000_000.0, 1_000_000.0)]
+
+
+def test_some_lines_of_long_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert list(sampled_metrics(path)) == []
+    lines = [json.dumps({"step": 1000 + step, "loss": 1.5}) for step in range(500)]
+    lines.insert(251, json.dumps({"step": 1250, "eval/dev/loss": 1.0}))
+    path.write_text("\n".join([*lines, '{"step": 15']))
+    found = list(sampled_metrics(path, most=50))
+    assert 45 <= len(found) <= 65 and {"step": 1250, "eval/dev/loss": 1.0} in found
+    assert len(list(sampled_metrics(path, most=1000))) == 501
 
 
 def test_png(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.cluster.settings import misspelt, read_preflight, read_settings
+
 ROOT = Path(__file__).resolve().parents[3]
+PROFILES = sorted((ROOT / "slurm" / "profiles").glob("*.sh"))
 SHOW = 'echo "$CTXLM_PYTHON|$PATH|$PYTHONPATH"'
 ONCE = 'source "$CTXLM_HOME/slurm/common.sh"'
 AGAIN = f"bash -c '{ONCE} && {SHOW}'"
@@ -41,6 +44,29 @@ def test_settings_that_cannot_be_read_end_the_job(env_sh: Path, tmp_path: Path) 
 def test_a_last_line_that_is_false_is_no_mistake(env_sh: Path) -> None:
     env_sh.write_text("CTXLM_RESTART=off\n[ -d /nowhere ] && module load cuda\n")
     assert source(env_sh, "echo $CTXLM_RESTART").stdout == "off\n"
+
+
+def test_profiles_are_shipped() -> None:
+    assert {profile.stem for profile in PROFILES} >= {"cpu", "gpu-h100"}
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("commented", [False, True], ids=["as it is", "without its comment signs"])
+def test_a_shipped_profile_loads(profile: Path, commented: bool, tmp_path: Path) -> None:
+    """Its commented lines are valid too: each setting is known, and no other output comes."""
+    text = profile.read_text()
+    if commented:
+        starts = ("# module ", "# export ", "# CTXLM_STAGE_DIR")
+        text = "".join(line.removeprefix("# ") if line.startswith(starts) else line for line in text.splitlines(True))
+        text = "module() { true; }\n" + text
+    copy = tmp_path / "profile.sh"
+    copy.write_text(text)
+    done = source(copy, "env", CTXLM_PYTHON=sys.executable, USER="me")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    variables = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert misspelt(variables) == [] and read_settings(variables) and read_preflight(variables)
+    if profile.stem == "cpu":
+        assert variables["DS_ACCELERATOR"] == "cpu" and read_settings(variables).srun_options == ("--cpu-bind=cores",)
 
 
 def make_venv(folder: Path) -> Path:

@@ -38,6 +38,7 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
 def test_slurm_scripts_are_copied(tmp_path, capsys):
     main(["--slurm", str(tmp_path / "slurm")])
     assert (tmp_path / "slurm" / "pretrain.sbatch").is_file()
+    assert {path.name for path in (tmp_path / "slurm" / "profiles").iterdir()} == {"cpu.sh", "gpu-h100.sh"}
     assert f"next: cd {tmp_path} && ctxlm submit RECIPE.yaml" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"folder named slurm; give .*jobs/slurm"):
         main(["--slurm", str(tmp_path / "jobs")])

@@ -1,11 +1,11 @@
-"""Cores of a process: affinity, and cgroup quotas of both versions."""
+"""Cores of a process: affinity, and cgroup quotas of both versions; the memory that is left to it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from ctxlm_ds.process.cgroups import available_cores, cgroup_quota
+from ctxlm_ds.process.cgroups import available_cores, available_memory, cgroup_quota
 
 
 def _write(path: Path, text: str) -> None:
@@ -54,3 +54,14 @@ def test_affinity_counts(tmp_path: Path) -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     assert available_cores(tmp_path, tmp_path / "none") == len(allowed)
+
+
+def test_memory_is_the_machines_cut_by_limits(tmp_path: Path) -> None:
+    _write(tmp_path / "own", "0::/job\n")
+    places = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "own"
+    assert available_memory(*places) is None
+    _write(tmp_path / "meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert available_memory(*places) == 4000 * 1024
+    for name, text in (("max", "3000000"), ("current", "2000000"), ("stat", "inactive_file 5\nactive_file 0\n")):
+        _write(tmp_path / "cgroup" / "job" / f"memory.{name}", text)
+    assert available_memory(*places) == 1_000_005

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from ctxlm_ds.data.sample import Samples, empty_samples
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
@@ -14,7 +16,16 @@ from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.training.continuations import Continuations, FilledMasks, MaskChoice, TokenChoice, encode_prompts
+from ctxlm_ds.training.continuations import (
+    Continuations,
+    FilledMasks,
+    MaskChoice,
+    TokenChoice,
+    WrittenTargets,
+    encode_prompts,
+    given_prompt,
+    held_out_targets,
+)
 
 WORDS = 300
 ROWS, LENGTH = 3, 12
@@ -108,13 +119,36 @@ def test_draws_depend_on_key_and_place_and_follow_the_temperature() -> None:
     assert choice.chosen != first
 
 
-def test_models_of_neither_next_tokens_nor_masks_write_no_text() -> None:
-    spans = RunConfig.model_validate({"objective": {"name": "span_corruption"}, "evaluation": {"prompts": ["a"]}})
-    (problem,) = [found for found in find_problems(spans) if found.path.startswith("evaluation")]
-    assert problem.path == "evaluation.prompts" and "predicts no next tokens and fills no masks" in problem.text
-    masked = RunConfig.model_validate({"evaluation": {"prompts": ["a"]}})
-    assert not [found for found in find_problems(masked) if found.path.startswith("evaluation")]
-    assert not [found for found in find_problems(config(continuations=1)) if found.path.startswith("evaluation")]
+@pytest.mark.parametrize(
+    ("objective", "family", "reason"),
+    [
+        ("tinybert", "tinybert", "has no output over words"),
+        ("bidirectional_lm", "elmo", "lanes of both directions"),
+        ("masked_seq2seq", "bart", "writes masked tokens at their places only"),
+    ],
+)
+def test_models_that_write_no_text_say_why(objective: str, family: str, reason: str) -> None:
+    sections = {"objective": {"name": objective}, "model": {"family": family}}
+    silent = RunConfig.model_validate({**sections, "evaluation": {"prompts": ["a"]}})
+    (problem,) = [found for found in find_problems(silent) if found.path.startswith("evaluation")]
+    assert problem.path == "evaluation.prompts" and reason in problem.text
+
+
+@pytest.mark.parametrize(
+    "objective", ["masked_lm", "span_corruption", "text_infilling", "permutation_lm", "distillation", "prefix_lm"]
+)
+def test_the_others_may_write(objective: str) -> None:
+    writes = RunConfig.model_validate({"objective": {"name": objective}, "evaluation": {"continuations": 1}})
+    assert not [found for found in find_problems(writes) if found.path.startswith("evaluation")]
+
+
+def test_texts_without_what_their_rows_need_are_refused() -> None:
+    languages = {"objective": {"name": "text_infilling", "language_tokens": True}, "evaluation": {"prompts": ["a"]}}
+    (problem,) = [p for p in find_problems(RunConfig.model_validate(languages)) if p.path.startswith("evaluation")]
+    assert "name no language" in problem.text
+    stored = {"objective": {"name": "distillation"}, "teacher": {"outputs": "o"}, "evaluation": {"continuations": 1}}
+    (problem,) = [p for p in find_problems(RunConfig.model_validate(stored)) if p.path.startswith("evaluation")]
+    assert "teacher.outputs are stored" in problem.text
 
 
 def masked_config(*prompts: str) -> RunConfig:
@@ -186,3 +220,108 @@ def test_prompts_without_masks_or_with_too_many_are_refused(with_masks: Tokenize
     text = str(error.value)
     assert "evaluation.prompts[0]" in text and "write [MASK] for 1 to 4 of its words, not 0" in text
     assert "evaluation.prompts[2]" in text and "evaluation.prompts[1]" not in text
+
+
+class Echo(Counter):
+    """An engine whose decoder writes the tokens of the input in their order, and then the end."""
+
+    def choose(self, batch: Any, choice: TokenChoice) -> list[int]:
+        self.batches.append(batch)
+        fields = batch.fields
+        logits = torch.nn.functional.one_hot(fields["input_ids"], WORDS).float()
+        columns = fields["decoder_input_ids"].shape[1]
+        choice({"decoder_logits": logits[:, :columns]}, {}, torch.ones(1))
+        return choice.chosen
+
+
+def seq2seq_config(name: str, **evaluation: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "objective": {"name": name}, "evaluation": evaluation, "data": {"seq_length": LENGTH, "packing": False},
+            "training": {"micro_batch_size": ROWS, "global_batch_size": ROWS},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def with_sentinels(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    texts = iter(["the quick brown fox jumps over the lazy dog ."] * 30)
+    names = ["<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+    folder = tmp_path_factory.mktemp("tokenizers") / "sentinels"
+    return train_tokenizer("wordpiece", texts, WORDS, folder, special_tokens=names)
+
+
+def test_a_decoder_writes_the_target_of_an_input(with_sentinels: Tokenizer) -> None:
+    tokenizer, prompt = with_sentinels, "the <extra_id_0> fox"
+    config = seq2seq_config("span_corruption", prompts=[prompt, "lazy dog"])
+    objective = build_objective(config.objective, tokenizer)
+    given = [given_prompt(ids, objective, tokenizer) for ids in encode_prompts(config, objective, tokenizer)]  # type: ignore[arg-type]
+    engine = Echo()
+    written = WrittenTargets(given, config, objective, tokenizer).write(engine, 1)  # type: ignore[arg-type]
+    assert written == [(prompt, prompt), ("lazy dog", "lazy dog")]
+    assert len(engine.batches) == 4, "up to the end of the longest"
+    fields, words = engine.batches[2].fields, tokenizer.encode_batch([prompt])[0]
+    assert fields["input_ids"][0, :5].tolist() == [*words, tokenizer.sep_id, tokenizer.pad_id]
+    assert fields["sequence_ids"][:, :4].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]]
+    assert fields["decoder_input_ids"][0, :4].tolist() == [tokenizer.pad_id, *words[:2], tokenizer.pad_id]
+    assert fields["decoder_sequence_ids"][:, :4].tolist() == [[1, 1, 1, 0]] * 2 + [[1, 0, 0, 0]]
+    assert fields["decoder_sequence_starts"][:, 1].tolist() == [3, 3, 1]
+
+
+def test_a_target_begins_and_is_framed_as_in_training(with_sentinels: Tokenizer) -> None:
+    tokenizer = with_sentinels
+    config = seq2seq_config("text_infilling", prompts=["the [MASK] fox", "the quick brown fox " * 9])
+    objective = build_objective(config.objective, tokenizer)
+    given = [given_prompt(ids, objective, tokenizer) for ids in encode_prompts(config, objective, tokenizer)]  # type: ignore[arg-type]
+    assert given[0].start == [tokenizer.sep_id, tokenizer.cls_id]
+    assert (given[0].ids[0], given[0].ids[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
+    engine = Echo()
+    written = WrittenTargets(given, config, objective, tokenizer).write(engine, 1)  # type: ignore[arg-type]
+    assert written[0] == ("the [MASK] fox", "the [MASK] fox")
+    inputs = engine.batches[0].fields["input_ids"][1]
+    assert inputs[0] == tokenizer.cls_id and inputs[-1] == tokenizer.sep_id, "cut, with its end"
+    assert len(engine.batches) <= LENGTH - 1
+
+
+@pytest.mark.parametrize("name", ["span_corruption", "text_infilling"])
+def test_held_out_texts_are_corrupted_as_in_training(name: str, with_sentinels: Tokenizer) -> None:
+    tokenizer = with_sentinels
+    config = seq2seq_config(name, continuations=2)
+    objective = build_objective(config.objective, tokenizer)
+    words = tokenizer.encode_batch(["the quick brown fox jumps over the lazy dog"])[0]
+    rows = Rows([tokenizer.cls_id, *words, tokenizer.sep_id])
+    given = held_out_targets(rows, 5, config, objective)  # type: ignore[arg-type]
+    assert len(given) == 2 and given == held_out_targets(rows, 5, config, objective)  # type: ignore[arg-type]
+    for one in given:
+        assert one.ids[-1] == one.target[-1] == tokenizer.sep_id and one.ids != [*words, tokenizer.sep_id]
+        assert one.start == list(objective.generation_settings.values())
+        assert set(words) <= {*one.ids, *one.target}
+    engine = Echo()
+    ((_, written), _) = WrittenTargets(given, config, objective, tokenizer).write(engine, 1)  # type: ignore[arg-type]
+    assert " (was " in written and "the" in written
+
+
+class Rows:
+    """Two held-out rows of one text."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = np.array(ids, dtype=np.int32)
+
+    def __len__(self) -> int:
+        return 2
+
+    def samples(self, numbers: Any, epochs: Any) -> tuple[Samples, Any]:
+        count, length = len(numbers), len(self._ids)
+        samples = empty_samples(np.full(count, length))
+        samples.input_ids[:] = np.tile(self._ids, count)
+        samples.special_mask[:] = np.tile(np.arange(length) % (length - 1) == 0, count)
+        samples.keys[:, 0] = numbers
+        return samples, np.arange(count + 1)
+
+
+def test_places_are_predicted_from_the_other_tokens(with_masks: Tokenizer) -> None:
+    """As XLNet is trained: a mask has a higher rank than the text, and its own token is not read."""
+    objective = build_objective(seq2seq_config("permutation_lm").objective, with_masks)
+    row, fields = objective.masked_row([7, with_masks.mask_id, 9], [1], with_masks)
+    assert row == [7, with_masks.mask_id, 9, with_masks.sep_id, with_masks.cls_id]
+    assert fields == {"target_positions": [1], "ranks": [0, 1, 0, 0, 0], "token_type_ids": [0, 0, 0, 0, 2]}

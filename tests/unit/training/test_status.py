@@ -135,6 +135,7 @@ def test_a_live_table_on_a_terminal(outcome: str, tmp_path: Path) -> None:
     assert re.search(r"100%  0:00 left, done about (\w+ )?\d\d:\d\d", plain)
     assert "held out at step 20: wiki loss 1.2500" in plain
     assert re.search(r"last checkpoint step-00000016, \d:\d\d ago", plain)
+    assert "training loss" in plain and "o wiki" in plain and re.search(r"\d \|\.", plain)
     assert "40/40" in plain and re.search(r"\b[2-9]/40|1\d/40", plain)
     assert re.search(r"\d\d:\d\d:\d\d step 20 held out: wiki loss 1.2500\s*$", plain, re.MULTILINE)
     # Cursor up: redrawn in place. Cursor hidden, and shown again at the end.
