@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.console import at_least, other_command, program, run_command, setup_logging
+from ctxlm_ds.console import at_least, program, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.planning.check_lines import model_lines, run_lines
@@ -108,7 +108,7 @@ def check_only(arguments: argparse.Namespace) -> None:
     sys.stdout.writelines(f"{line}\n" for line in run_lines(config, zero_stage, world_size, run_directory(config)))
     sys.stdout.flush()
     changes = ["--set", *arguments.set] if arguments.set else []
-    plan = f"{other_command('plan', 'plan_run')} {shlex.join(['--config', arguments.config, *changes])}"
+    plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"
     for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
     sys.stdout.writelines(f"{line}\n" for line in model_lines(config, deepspeed, world_size, plan, for_gpus))
 
