@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.console import at_least, program, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
-from ctxlm_ds.planning.check_lines import model_lines, run_lines
+from ctxlm_ds.planning.check_lines import missing_lines, model_lines, run_lines
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.process.launcher import end_torchrun
@@ -105,7 +105,8 @@ def check_only(arguments: argparse.Namespace) -> None:
         sys.stdout.write(dump_config(config))
         return
     zero_stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
-    sys.stdout.writelines(f"{line}\n" for line in run_lines(config, zero_stage, world_size, run_directory(config)))
+    lines = run_lines(config, zero_stage, world_size, run_directory(config)) + missing_lines(config)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
     changes = ["--set", *arguments.set] if arguments.set else []
     plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"

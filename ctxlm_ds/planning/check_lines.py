@@ -71,6 +71,16 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
     ]
 
 
+def missing_lines(config: RunConfig) -> list[str]:
+    """Return a line with the files and folders of a recipe that this machine does not have; none if it has all."""
+    named = [("tokenizer.path", config.tokenizer.path), ("initialize_from", config.initialize_from),
+             ("teacher.path", config.teacher.path)]  # fmt: skip
+    named += [("data.train", f"{source.path}.idx") for source in config.data.train]
+    named += [("data.validation", f"{source.path}.idx") for source in config.data.validation]
+    missing = [f"{setting} {path}" for setting, path in named if path is not None and not Path(path).exists()]
+    return [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
+
+
 def model_lines(
     config: RunConfig,
     deepspeed: Mapping[str, Any],

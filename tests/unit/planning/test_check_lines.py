@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.planning import check_lines
-from ctxlm_ds.planning.check_lines import model_lines, planned_model, run_lines
+from ctxlm_ds.planning.check_lines import missing_lines, model_lines, planned_model, run_lines
 from ctxlm_ds.planning.hardware import GIB
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
@@ -33,6 +33,16 @@ def test_a_ramp_reads_fewer_tokens() -> None:
     assert lines[1].endswith("= 131,072 tokens, from 64 rows (batch_ramp)")
     rows = load_config("bert-base", ramp, 1).training.rows_after(10)
     assert rows < 10 * 1024 and lines[3] == f"  steps: 10, {rows * 128:,} tokens in all"
+
+
+def test_what_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "a.idx").touch()
+    changes = ["tokenizer.path=tok", "data.train=[a, data/b]", "data.validation=[{name: c, path: c}]"]
+    (line,) = missing_lines(load_config("bert-base", changes))
+    assert line == f"  not found from {tmp_path}: data.train data/b.idx, data.validation c.idx"
+    assert missing_lines(load_config("bert-base", changes[:1])) == []
 
 
 @pytest.fixture
