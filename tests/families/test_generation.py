@@ -152,13 +152,15 @@ def their_masks(rank: int, world_size: int, run: Run, folder: Path, count: int) 
     (part,) = hugging_face.make_pair(config, folder, run.seed, NOISE, MATRICES).theirs
     tokenizer, found = load_tokenizer(config.tokenizer.path), []
     predict = PREDICTIONS[run.family]
+    mask = tokenizer.mask_id
     for prompt in prompts(run, count):
-        ids = [token for token in prompt if token not in tokenizer.special_ids]
-        places = list(range(min(FIRST_MASK, len(ids) - 1), len(ids), MASK_EVERY))
+        ids = [token for token in prompt if token not in tokenizer.special_ids - {mask}]
+        own = [place for place, token in enumerate(ids) if token == mask]  # rows of masked models have some
+        places = own or list(range(min(FIRST_MASK, len(ids) - 1), len(ids), MASK_EVERY))
         with torch.no_grad():
             words = predict(part.model.eval(), ids, places, tokenizer).argmax(-1).tolist()
-        pairs = zip(words, places, strict=True)
-        found.append(", ".join(f"{tokenizer.decode([w])} (was {tokenizer.decode([ids[at]])})" for w, at in pairs))
+        was = ["" if own else f" (was {tokenizer.decode([ids[place]])})" for place in places]
+        found.append(", ".join(f"{tokenizer.decode([word])}{old}" for word, old in zip(words, was, strict=True)))
     return found
 
 
