@@ -24,7 +24,7 @@ from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.start_records import StartRecord, newest_checkpoint
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, JOB_ATTEMPT, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
 WAIT_FOR_LOCK_S = 180
@@ -67,7 +67,7 @@ class RankStarter:
     def start(self) -> RankStart:
         """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
         context, signals = self._context, self._signals
-        name = f"job-{context.job_id}-{context.restarts}-{self._tries}"
+        name = f"{JOB_ATTEMPT}{context.job_id}-{context.restarts}-{self._tries}"
         record = start_records.begin(context.run_dir, name, context.chain, context.job_id, context.node_list)
         self._tries += 1
         again = f", restart {context.restarts}" if context.restarts else ""
