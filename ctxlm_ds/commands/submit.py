@@ -152,10 +152,10 @@ class Submission:
         self._make_folders()
         job = self._sbatch("--parsable").strip().split(";")[0]
         size = f"{counted(self._args.nodes, 'node')} x {counted(self._args.ranks, 'rank')}"
-        runs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
+        logs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
         tasks = "" if self._args.sweep is None else f"{counted(self._num_tasks, 'task')} of "
-        print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {runs}/slurm-{job}.log")
-        print(f"next: ctxlm status {runs} --watch 60")
+        print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job}.log")
+        print(f"next: ctxlm status {self._run_dir} --watch 60")
         print(f"next: scancel --signal=INT {job}          (save and stop)")
 
     def _make_folders(self) -> None:

@@ -98,7 +98,7 @@ def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
     script = f"{site}/slurm/pretrain.sbatch"
     assert words[7:] == ["--array=0-1%1", script, "mine.yaml", "--sweep", "runs/mine/sweep.txt"]
-    assert Path("runs/mine/1").is_dir() and "ctxlm status runs/mine/*" in capsys.readouterr().out
+    assert Path("runs/mine/1").is_dir() and "next: ctxlm status runs/mine --watch" in capsys.readouterr().out
     assert told("mine.yaml --sweep lr.txt --array=0-1%1") == words, "to resume"
     (site / "lr.txt").write_text("optimizer.learning_rate=3e-4\n")
     with pytest.raises(ConfigError, match=r"runs/mine/sweep.txt has other settings"):
