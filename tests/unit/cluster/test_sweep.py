@@ -36,8 +36,8 @@ def test_a_job_that_is_no_task_is_refused(sweep: Path, task: str, told: str) -> 
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("# none\n", "no line"), ("a.b 1\n", "a.b: a line"), ("run_dir=x\n", "run_dir=x"), ("--set a=1\n", "--set:"),
-     ("a='b\n", "No closing quotation")],
+    [("# none\n", "no line"), ("\na.b 1\n", r"a.txt:2: a.b: a line"), ("run_dir=x\n", "run_dir=x"),
+     ("--set a=1\n", "--set:"), ("a='b\n", "a.txt:1: No closing quotation")],
 )  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "a.txt").write_text(text)
