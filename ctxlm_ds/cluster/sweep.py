@@ -11,6 +11,7 @@ from ctxlm_ds.errors import ConfigError
 
 OPTION = "--sweep"
 SWEEP_NAME = "sweep.txt"
+RUN_DIR = "run_dir="
 TASK_VARIABLE = "CTXLM_SWEEP_TASK"
 """The task's number, also for a successor of its job, which is in no array."""
 
@@ -42,7 +43,7 @@ def _read_line(line: str, place: str) -> SweepTask:
     except ValueError as error:
         raise ConfigError(f"--sweep {place}: {error}") from error
     for word in task.settings:
-        if "=" not in word or word.startswith(("-", "run_dir=")):
+        if "=" not in word or word.startswith(("-", RUN_DIR)):
             raise ConfigError(f"--sweep {place}: {word}: a line has settings as after --set, without run_dir: a.b=c")
     return task
 
@@ -52,7 +53,7 @@ def task_settings(path: Path, task: int) -> list[str]:
     tasks = read_sweep(path)
     if task >= len(tasks):
         raise ConfigError(f"--sweep {path}: has the tasks 0 to {len(tasks) - 1}, and the job is number {task}")
-    return [*tasks[task].settings, f"run_dir={path.parent / str(task)}"]
+    return [*tasks[task].settings, f"{RUN_DIR}{path.parent / str(task)}"]
 
 
 def task_of(environ: Mapping[str, str]) -> str:
@@ -68,4 +69,7 @@ def of_task(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, 
     if not task.isdigit() or place + 1 == len(arguments):
         raise ConfigError(f"{OPTION} FILE needs an array; submit with: ctxlm submit RECIPE {OPTION} FILE")
     settings = task_settings(Path(arguments[place + 1]), int(task))
-    return (*arguments[:place], *arguments[place + 2 :], "--set", *settings)
+    # The command's run_dir, that of all tasks, would be reported as replaced.
+    others = [*arguments[:place], *arguments[place + 2 :]]
+    others = [settings[-1] if word.startswith(RUN_DIR) else word for word in others]
+    return (*others, "--set", *settings)
