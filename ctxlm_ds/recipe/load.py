@@ -198,10 +198,8 @@ def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
     if not is_name:
         raise ConfigError(f"recipe {path}: no such file")
     near = nearest_name(str(recipe), shipped_recipes())
-    hint = f"did you mean {near}? " if near else ""
-    raise ConfigError(
-        f"recipe {recipe}: no file and no shipped recipe of that name; {hint}Shipped: {', '.join(shipped_recipes())}"
-    )
+    known = f"did you mean {near}? `ctxlm recipes` lists all" if near else f"shipped: {', '.join(shipped_recipes())}"
+    raise ConfigError(f"recipe {recipe}: no file and no shipped recipe of that name; {known}")
 
 
 def _recipe_chain(recipe: str | Path) -> list[tuple[Path, YamlSource]]:
