@@ -62,7 +62,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
 
 
 def _runs_below(folder: Path) -> list[Path]:
-    """Return the runs in a folder that is none itself; those of a sweep also before they have begun."""
+    """Return the runs in a folder that is not a run; those of a sweep also before they have begun."""
     if is_run(folder):
         return []
     sweep = (folder / SWEEP_NAME).is_file()

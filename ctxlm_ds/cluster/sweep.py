@@ -25,7 +25,7 @@ class SweepTask:
 
 
 def read_sweep(path: Path) -> list[SweepTask]:
-    """Read the tasks; empty lines and comments are none. Raises ConfigError without a task or for a wrong line."""
+    """Read the tasks, not empty lines and comments. Raises ConfigError without a task or for a wrong line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

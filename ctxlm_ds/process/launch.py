@@ -227,7 +227,7 @@ class StopSignal:
         """Return the line that a signal is answered with."""
         what = "saving a checkpoint" if self.step is None else f"saving step {self.step}"
         what = "no step is done, nothing to save" if self.step == 0 else what
-        what = "training has not begun" if self.starting else what
+        what = "before the first step" if self.starting else what
         if self.name == "SIGINT" and not in_job():
             return f"stopping: {what}; Ctrl-C again ends it immediately"
         return f"{self.name}: stopping: {what}"

@@ -32,7 +32,7 @@ SHOWN_CHARACTERS = 400
 NOT_SHOWN = {"event", "time_unix_s", "step", "environment", "attempt", "pid", "log"}
 """Facts of an event that another column or section has, or that are of no use in a page."""
 LABELS = ("name", "run_dir")
-"""Settings that tell runs apart by themselves."""
+"""Settings that name a run."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def comparison(runs: Mapping[str, RunRecord]) -> list[str]:
     rows = [["run", "step", "loss", "different settings"]]
     settings = {name: values for name, *values in _different_settings(runs) if name not in LABELS}
     for number, (label, run) in enumerate(runs.items()):
-        last = next((record for record in reversed(run.records) if record.get("loss") is not None), {})
+        last: Mapping[str, Any] = next((one for one in reversed(run.records) if one.get("loss") is not None), {})
         loss = f"{last['loss']:.4f}" if last else "-"
         different = " ".join(f"{name}={values[number]}" for name, values in settings.items())
         rows.append([label, str(last.get("step", "-")), loss, shortened(different, SHOWN_CHARACTERS)])

@@ -169,7 +169,7 @@ def test_a_job_s_log_has_the_time_and_no_terminal(
     monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-0")
     stop.step, stop.starting = step, step is None
     os.kill(os.getpid(), number)
-    what = "training has not begun" if step is None else f"saving step {step}"
+    what = "before the first step" if step is None else f"saving step {step}"
     assert re.fullmatch(rf"\d\d:\d\d:\d\d {number.name}: stopping: {what}\n", capfd.readouterr().err)
 
 
