@@ -6,13 +6,14 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 WIDTH, HEIGHT = 720, 280
 """Size of a chart in pixels."""
+LOSS_TITLE = "loss (nats)"
 SINGLE_FIGURES = {
     "learning rate": "learning_rate",
     "gradient norm": "grad_norm",
@@ -133,6 +134,8 @@ def run_charts(
 ) -> list[Chart]:
     """Return loss and accuracy, training and held out, and the figures of SINGLE_FIGURES over the steps.
 
+    The loss is that of the log. If it is not the loss of the term alone, the term's has a chart of its own.
+
     Args:
         records: lines of metrics.jsonl.
         term: the loss term, whose held-out figures are those of every source.
@@ -145,8 +148,11 @@ def run_charts(
         curves = {"training": points_of(records, trained), **held_out}
         return Chart(title, curves, {name: values[level] for name, values in levels.items()})
 
+    of_term = chart(LOSS_TITLE, term, f"{term}_loss", 0)
+    whole = replace(chart(LOSS_TITLE, "loss", "loss", 0), levels={})
+    differs = any(whole.curves.values()) and whole.curves != of_term.curves
     return [
-        chart("loss (nats)", term, f"{term}_loss", 0),
+        *([whole, replace(of_term, title=f"{term} {LOSS_TITLE}")] if differs else [of_term]),
         chart("top-1 accuracy", f"{term}_accuracy", f"{term}_accuracy", 1),
         *(Chart(title, {title: points_of(records, figure)}, {}) for title, figure in SINGLE_FIGURES.items()),
     ]

@@ -181,7 +181,7 @@ class Endings:
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
         if not requeued:
             self._successors.cancel(begun=True)
-        log(f"{start.ended.describe()}; {how}")
+        log(f"{start.ended.describe()}; {how}{'' if requeued else '; to resume: submit the same command again'}")
         return start.ended.exit_status
 
     def on_term(self) -> None:

@@ -7,6 +7,8 @@ directory; srun's status comes last.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +20,13 @@ from ctxlm_ds.cluster.rank_failures import RankFailure, gather_failures
 from ctxlm_ds.cluster.rank_output import OUTPUT_NAME, LogFilter
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome, Prepared
 from ctxlm_ds.cluster.run_files import read_job_id
-from ctxlm_ds.cluster.slurm_commands import cancel_steps, node_address, show_job, stop_delay_s
+from ctxlm_ds.cluster.slurm_commands import cancel_steps, node_address, show_job, stop_delay_s, time_left_s
 from ctxlm_ds.cluster.srun import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
 from ctxlm_ds.cluster.staging import run_staging
 from ctxlm_ds.cluster.start_records import StartRecord, newest_checkpoint
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR, ClusterError, ConfigError
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, read_history
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, JOB_ATTEMPT, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
 WAIT_FOR_LOCK_S = 180
@@ -67,7 +69,7 @@ class RankStarter:
     def start(self) -> RankStart:
         """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
         context, signals = self._context, self._signals
-        name = f"job-{context.job_id}-{context.restarts}-{self._tries}"
+        name = f"{JOB_ATTEMPT}{context.job_id}-{context.restarts}-{self._tries}"
         record = start_records.begin(context.run_dir, name, context.chain, context.job_id, context.node_list)
         self._tries += 1
         again = f", restart {context.restarts}" if context.restarts else ""
@@ -108,21 +110,24 @@ class RankStarter:
                 continue
             passed_on = self._signals.count
             if self._signals.name == "SIGUSR1":
-                self._postpone()
+                self._notice()
             step.stop_in_order()
             if self._signals.name == "SIGTERM":
                 self._on_term()
         return status
 
-    def _postpone(self) -> None:
-        """Wait if a short job's notice came at its very beginning."""
-        try:
-            delay_s = stop_delay_s(show_job(self._context.job_id, ANSWER_S), time.time())
-        except ClusterError:
-            return
-        if delay_s > 0:
-            log(f"notice of the time limit comes early; the ranks get it in {format_duration(delay_s)}")
-            self._signals.sleep(delay_s)
+    def _notice(self) -> None:
+        """Say how near the time limit is; wait if a short job's notice of it came at its very beginning."""
+        left = ""
+        with contextlib.suppress(ClusterError):
+            job = show_job(self._context.job_id, ANSWER_S)
+            delay_s = stop_delay_s(job, time.time())
+            if delay_s > 0:
+                log(f"notice of the time limit comes early; the ranks get it in {format_duration(delay_s)}")
+                self._signals.sleep(delay_s)
+            left_s = time_left_s(job, time.time())
+            left = f", {format_duration(left_s)} before the time limit" if math.isfinite(left_s) else ""
+        log(f"SIGUSR1{left}: the ranks save and stop")
 
 
 def read_outcome(

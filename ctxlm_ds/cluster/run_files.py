@@ -6,6 +6,7 @@ A file that cannot be read is an OSError or a ValueError. Needs neither torch no
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
 from ctxlm_ds.cluster.start_records import CANCELLED
+from ctxlm_ds.cluster.sweep import SWEEP_NAME
 from ctxlm_ds.process import run_history as history
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FailureRecord, read_failures, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME
@@ -44,6 +46,27 @@ class Start:
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds anything of a run."""
     return any((folder / name).exists() for name in RUN_FILES)
+
+
+def find_runs(patterns: Sequence[str]) -> list[Path]:
+    """Return run directories, each once: a pattern's matches, and the runs in a folder that is not a run.
+
+    The shell expands a pattern, too: of several paths those that are no folders are left out, but not those that are
+    missing.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        for path in [Path(match) for match in sorted(glob.glob(pattern))] or [Path(pattern)]:
+            found.update(dict.fromkeys(_runs_below(path) or [path]))
+    return [path for path in found if path.is_dir() or not path.exists()] or list(found)
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Return the runs in a folder that is not a run; those of a sweep also before they have begun."""
+    if is_run(folder):
+        return []
+    sweep = (folder / SWEEP_NAME).is_file()
+    return [child for child in sorted(folder.glob("*")) if is_run(child) or (sweep and child.name.isdigit())]
 
 
 def read_last_step(run_dir: Path) -> dict[str, Any] | None:

@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.errors import ConfigError
 
 OPTION = "--sweep"
 SWEEP_NAME = "sweep.txt"
+RUN_DIR = "run_dir="
 TASK_VARIABLE = "CTXLM_SWEEP_TASK"
 """The task's number, also for a successor of its job, which is in no array."""
 
 
-def read_sweep(path: Path) -> list[list[str]]:
-    """Read the settings of each task; empty lines and comments are no tasks. Raises ConfigError without a task."""
+@dataclass(frozen=True)
+class SweepTask:
+    """A task of a sweep: where its line is (`lr.txt:2`), and the line's settings."""
+
+    place: str
+    settings: list[str]
+
+
+def read_sweep(path: Path) -> list[SweepTask]:
+    """Read the tasks, not empty lines and comments. Raises ConfigError without a task or for a wrong line."""
     try:
-        lines = [shlex.split(line, comments=True) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--sweep {path}: {getattr(error, 'strerror', None) or error}") from error
-    tasks = [line for line in lines if line]
-    for word in (word for task in tasks for word in task):
-        if "=" not in word or word.startswith(("-", "run_dir=")):
-            raise ConfigError(f"--sweep {path}: {word}: a line has settings as after --set, without run_dir: a.b=c ...")
+    read = (_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1))
+    tasks = [task for task in read if task.settings]
     if not tasks:
         raise ConfigError(f"--sweep {path}: no line with settings; a line is a task: a.b=c ...")
     return tasks
+
+
+def _read_line(line: str, place: str) -> SweepTask:
+    try:
+        task = SweepTask(place, shlex.split(line, comments=True))
+    except ValueError as error:
+        raise ConfigError(f"--sweep {place}: {error}") from error
+    for word in task.settings:
+        if "=" not in word or word.startswith(("-", RUN_DIR)):
+            raise ConfigError(f"--sweep {place}: {word}: a line has settings as after --set, without run_dir: a.b=c")
+    return task
 
 
 def task_settings(path: Path, task: int) -> list[str]:
@@ -34,7 +53,7 @@ def task_settings(path: Path, task: int) -> list[str]:
     tasks = read_sweep(path)
     if task >= len(tasks):
         raise ConfigError(f"--sweep {path}: has the tasks 0 to {len(tasks) - 1}, and the job is number {task}")
-    return [*tasks[task], f"run_dir={path.parent / str(task)}"]
+    return [*tasks[task].settings, f"{RUN_DIR}{path.parent / str(task)}"]
 
 
 def task_of(environ: Mapping[str, str]) -> str:
@@ -50,4 +69,7 @@ def of_task(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, 
     if not task.isdigit() or place + 1 == len(arguments):
         raise ConfigError(f"{OPTION} FILE needs an array; submit with: ctxlm submit RECIPE {OPTION} FILE")
     settings = task_settings(Path(arguments[place + 1]), int(task))
-    return (*arguments[:place], *arguments[place + 2 :], "--set", *settings)
+    # The command's run_dir, that of all tasks, would be reported as replaced.
+    others = [*arguments[:place], *arguments[place + 2 :]]
+    others = [settings[-1] if word.startswith(RUN_DIR) else word for word in others]
+    return (*others, "--set", *settings)

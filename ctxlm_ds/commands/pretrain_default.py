@@ -191,7 +191,7 @@ def report(job: Job) -> None:
     model = last[f"eval/{HELDOUT}/{term}_loss"], last[f"eval/{HELDOUT}/{term}_accuracy"]
     unigram = unigram_of(job)
     charts = run_charts(records, term, {UNIGRAM: unigram})
-    say("\n" + "\n".join(terminal_picture(charts[0])))
+    say("\n" + "\n".join(terminal_picture(next(chart for chart in charts if chart.levels))))
     say(f"\n{figures_line(f'held-out {title} loss', model)}")
     say(figures_line("unigram distribution's loss", unigram))
     shown, rows = demonstrate(job)

@@ -6,15 +6,13 @@ Reads the run directories only (and squeue, if there is one), so it runs on a lo
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from ctxlm_ds.cluster.run_files import is_run
+from ctxlm_ds.cluster.run_files import find_runs
 from ctxlm_ds.cluster.status import RunStatus, read_statuses
 from ctxlm_ds.console import aligned, counted, format_duration
 
@@ -32,18 +30,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
     parser.add_argument("--watch", type=float, metavar="N", help="show it every N seconds, until Ctrl-C")
     return parser.parse_args()
-
-
-def find_runs(patterns: list[str]) -> list[Path]:
-    """Return run directories, each once: a pattern's matches, and the runs in a folder that is not a run."""
-    found: dict[Path, None] = {}
-    for pattern in patterns:
-        matches = [Path(path) for path in sorted(glob.glob(pattern))] or [Path(pattern)]
-        # A pattern may match other files; a named path is always shown.
-        for path in [path for path in matches if path.is_dir()] if len(matches) > 1 else matches:
-            below = [] if is_run(path) else [child for child in sorted(path.glob("*")) if is_run(child)]
-            found.update(dict.fromkeys(below or [path]))
-    return list(found)
 
 
 def cells(status: RunStatus) -> dict[str, str]:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctxlm_ds.cluster.inputs import input_problems
-from ctxlm_ds.cluster.sweep import OPTION, SWEEP_NAME, read_sweep
+from ctxlm_ds.cluster.sweep import OPTION, SWEEP_NAME, SweepTask, read_sweep
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import checkout
@@ -86,10 +86,13 @@ def check(args: argparse.Namespace) -> RunConfig:
         ConfigError: a setting is wrong, or an input is missing or does not fit.
     """
     world_size = args.nodes * args.ranks
-    tasks = [[]] if args.sweep is None else read_sweep(args.sweep)
-    configs = [load_config(args.recipe, [*args.set, *task], world_size) for task in tasks]
+    tasks = [SweepTask("", [])] if args.sweep is None else read_sweep(args.sweep)
+    configs = [
+        load_config(args.recipe, [*args.set, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
+        for task in tasks
+    ]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
-    first.set = [*args.set, *tasks[0]]
+    first.set = [*args.set, *tasks[0].settings]
     check_only(first)
     try:
         problems = dict.fromkeys(line for config in configs for line in input_problems(config))
@@ -152,10 +155,10 @@ class Submission:
         self._make_folders()
         job = self._sbatch("--parsable").strip().split(";")[0]
         size = f"{counted(self._args.nodes, 'node')} x {counted(self._args.ranks, 'rank')}"
-        runs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
+        logs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
         tasks = "" if self._args.sweep is None else f"{counted(self._num_tasks, 'task')} of "
-        print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {runs}/slurm-{job}.log")
-        print(f"next: ctxlm status {runs} --watch 60")
+        print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job}.log")
+        print(f"next: ctxlm status {self._run_dir} --watch 60")
         print(f"next: scancel --signal=INT {job}          (save and stop)")
 
     def _make_folders(self) -> None:

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -25,6 +26,7 @@ from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.launcher import die_with_launcher, interrupted, take_terminal
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.process.output_log import say
+from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
 
 logger = logging.getLogger("ctxlm_ds")
@@ -217,15 +219,16 @@ class StopSignal:
         self.requested = True
         self.name = signal.Signals(number).name
         if os.environ.get("RANK", "0") == "0":
-            # The terminal's cursor may be behind a live table.
-            begin = "\n" if os.isatty(2) else ""
+            # The terminal's cursor may be behind a live table; a job's log has the time of each line.
+            begin = "\n" if os.isatty(2) else time.strftime("%H:%M:%S ") if in_job() else ""
             say(self._announcement(), begin)
 
     def _announcement(self) -> str:
         """Return the line that a signal is answered with."""
         what = "saving a checkpoint" if self.step is None else f"saving step {self.step}"
         what = "no step is done, nothing to save" if self.step == 0 else what
-        if self.name == "SIGINT":
+        what = "before the first step" if self.starting else what
+        if self.name == "SIGINT" and not in_job():
             return f"stopping: {what}; Ctrl-C again ends it immediately"
         return f"{self.name}: stopping: {what}"
 

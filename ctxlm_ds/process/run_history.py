@@ -27,6 +27,8 @@ ATTEMPTS_DIR = "attempts"
 ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
 """Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
 DEFAULT_ATTEMPT = "by-hand"
+JOB_ATTEMPT = "job-"
+"""The names of a Slurm job's starts begin so; it starts its ranks itself (cluster/job.py)."""
 
 START = "start"  # rank 0 begins or resumes: step, world_size, job_id
 END = "end"  # rank 0 ended in order: step, reason, completed, failed
@@ -76,6 +78,11 @@ def is_completed(run_dir: Path) -> bool:
 def attempt_folder(run_dir: Path) -> Path:
     """Return the folder of this start's evidence (failures, stacks), which is not made here."""
     return run_dir / ATTEMPTS_DIR / (os.environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT)
+
+
+def in_job() -> bool:
+    """Return whether this rank was started by a Slurm job of ours, which may start it again."""
+    return os.environ.get(ATTEMPT_VARIABLE, "").startswith(JOB_ATTEMPT)
 
 
 def _parse(line: str) -> dict[str, Any] | None:

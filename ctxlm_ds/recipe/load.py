@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -37,7 +37,7 @@ from ctxlm_ds.untrusted_json import read_text
 logger = logging.getLogger("ctxlm_ds")
 
 COMMAND_LINE = "--set "
-"""Prefix of the origin of a setting from the command line."""
+"""Prefix of the place of a setting from the command line."""
 MAX_SETTING_CHARACTERS = 300
 """Longest setting of the command line in a message."""
 MAX_EXTENDS = 20
@@ -51,6 +51,8 @@ class RawRecipe:
     places: list[dict[SettingPath, str]] = field(default_factory=list)
     """Per source, the newest last: file and line (or option) of every setting that it writes."""
     problems: list[Problem] = field(default_factory=list)
+    options: set[str] = field(default_factory=set)
+    """The places that are options of the command line, or lines of a file with such."""
 
     def merge(self, source: YamlSource, name: str, below: tuple[str, ...] = ()) -> None:
         """Merge a file or an option called `name`: sections merge, other values are replaced.
@@ -58,6 +60,7 @@ class RawRecipe:
         `below` is the setting that the option gives, empty for a file.
         """
         if below:
+            self.options.add(name)
             lines: dict[SettingPath, str] = {below[: depth + 1]: name for depth in range(len(below))}
             self.places.append(lines | {(*below, *path): name for path in source.lines})
         else:
@@ -114,7 +117,7 @@ class RawRecipe:
             if before is None or after is None or before is after:
                 continue
             for key in [key for key in old if key in before.model_fields and key not in after.model_fields]:
-                if not self.origin((choice.section, key)).startswith(COMMAND_LINE):
+                if self.origin((choice.section, key)) not in self.options:
                     del old[key]
             old[choice.key] = settings[choice.key]
 
@@ -122,10 +125,13 @@ class RawRecipe:
 RECIPE_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
 
-def load_config(recipe: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> RunConfig:
+def load_config(
+    recipe: str | Path, overrides: Sequence[str] = (), world_size: int | None = None,
+    lines: Mapping[str, str] | None = None,
+) -> RunConfig:  # fmt: skip
     """Load a recipe (a path, or a shipped name) and those that it extends, replace settings (`a.b=c`), and check all.
 
-    The number of ranks is checked if it is known.
+    The number of ranks is checked if it is known. `lines` has the file and line of overrides that a file gives.
 
     Raises:
         ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
@@ -135,11 +141,13 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), world_size: i
         tree.merge(source, str(path))
     given: dict[tuple[str, ...], str] = {}
     for override in overrides:
-        key, source = _read_override(override, tree)
+        line = (lines or {}).get(override)
+        name = line or f"{COMMAND_LINE}{shortened(override, MAX_SETTING_CHARACTERS)}"
+        key, source = _read_override(override, tree, f"{line}: {override}" if line else f"{COMMAND_LINE}{override}")
         if given.setdefault(key, override) != override:
             logger.info("note: --set %s replaces --set %s", override, given[key])
         given[key] = override
-        tree.merge(source, f"{COMMAND_LINE}{shortened(override, MAX_SETTING_CHARACTERS)}", key)
+        tree.merge(source, name, key)
     tree.data.pop("extends", None)
     return _validate(tree, f"recipe {recipe}", world_size)
 
@@ -190,10 +198,8 @@ def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
     if not is_name:
         raise ConfigError(f"recipe {path}: no such file")
     near = nearest_name(str(recipe), shipped_recipes())
-    hint = f"did you mean {near}? " if near else ""
-    raise ConfigError(
-        f"recipe {recipe}: no file and no shipped recipe of that name; {hint}Shipped: {', '.join(shipped_recipes())}"
-    )
+    known = f"did you mean {near}? `ctxlm recipes` lists all" if near else f"shipped: {', '.join(shipped_recipes())}"
+    raise ConfigError(f"recipe {recipe}: no file and no shipped recipe of that name; {known}")
 
 
 def _recipe_chain(recipe: str | Path) -> list[tuple[Path, YamlSource]]:
@@ -223,19 +229,19 @@ def _read_recipe(path: Path) -> YamlSource:
     return read_yaml(read_text(path, ConfigError, 4 * MAX_CHARACTERS), str(path))
 
 
-def _read_override(override: str, tree: RawRecipe) -> tuple[tuple[str, ...], YamlSource]:
+def _read_override(override: str, tree: RawRecipe, title: str) -> tuple[tuple[str, ...], YamlSource]:
     key, equals, value = override.partition("=")
     parts = tuple(key.strip().split("."))
     if not equals or not all(parts):
-        raise ConfigError(f"--set {override}: expected a.b=value, for example --set training.max_steps=1000")
+        raise ConfigError(f"{title}: expected a.b=value, for example --set training.max_steps=1000")
     if parts == ("extends",):
-        raise ConfigError(f"--set {override}: `extends` is for recipe files; name that recipe with --config")
+        raise ConfigError(f"{title}: `extends` is for recipe files; name that recipe with --config")
     field_info = find_field(parts, tree.data)
     # Text needs no quotes inside the quotes of the shell: `--set name=2024`.
     is_text = field_info is not None and field_info.annotation in (str, str | None)
     if is_text and value.strip() not in ("null", "~", "") and value.strip()[0] not in "'\"[{":
         return parts, YamlSource(value.strip())
-    return parts, read_yaml(value, f"--set {override}")
+    return parts, read_yaml(value, title)
 
 
 def _validate(tree: RawRecipe, title: str, world_size: int | None = None) -> RunConfig:

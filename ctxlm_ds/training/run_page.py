@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.planning.check_lines import run_lines
 from ctxlm_ds.process.run_history import START, read_history
@@ -30,6 +31,8 @@ SHOWN_TEXTS = 4
 SHOWN_CHARACTERS = 400
 NOT_SHOWN = {"event", "time_unix_s", "step", "environment", "attempt", "pid", "log"}
 """Facts of an event that another column or section has, or that are of no use in a page."""
+LABELS = ("name", "run_dir")
+"""Settings that name a run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def read_run(run_dir: Path) -> RunRecord:
     """
     path = run_dir / METRICS_NAME
     if not path.is_file():
-        raise DataError(f"{path}: no such file; give the directory of a run that has trained, such as runs/NAME")
+        advice = "give the directory of a run that has trained, such as runs/NAME, or a folder of runs"
+        raise DataError(f"{path}: no such file; {advice}")
     try:
         records = read_metrics(path)
     except ValueError as error:
@@ -100,7 +104,7 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
 
     sections = {
         "Curves": [f"<h3>{escape(chart.title)}</h3>\n{svg(chart)}" for chart in charts],
-        "Different settings": [] if single else _different_settings(runs),
+        "Different settings": [] if single else [table(["setting", *runs], _different_settings(runs))],
         "Texts": of_each({label: _texts(run) for label, run in runs.items()}),
         "Layout and environment": of_each({label: _layout(run) for label, run in runs.items()}),
         "Starts and events": of_each({label: _events(run) for label, run in runs.items()}),
@@ -109,11 +113,24 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
     return page(", ".join(runs), {heading: pieces for heading, pieces in sections.items() if pieces})
 
 
-def _different_settings(runs: Mapping[str, RunRecord]) -> list[str]:
+def comparison(runs: Mapping[str, RunRecord]) -> list[str]:
+    """Return a table for the terminal: the last step and loss of each run, and the settings in which they differ."""
+    rows = [["run", "step", "loss", "different settings"]]
+    settings = {name: values for name, *values in _different_settings(runs) if name not in LABELS}
+    for number, (label, run) in enumerate(runs.items()):
+        last: Mapping[str, Any] = next((one for one in reversed(run.records) if one.get("loss") is not None), {})
+        loss = f"{last['loss']:.4f}" if last else "-"
+        different = " ".join(f"{name}={values[number]}" for name, values in settings.items())
+        rows.append([label, str(last.get("step", "-")), loss, shortened(different, SHOWN_CHARACTERS)])
+    return aligned(rows, left=(0, 3))
+
+
+def _different_settings(runs: Mapping[str, RunRecord]) -> list[tuple[str, ...]]:
+    """Return the name and the value in each run of every setting that is not the same in all."""
     settings = [flat_settings(run.config) for run in runs.values()]
     names = dict.fromkeys(name for each in settings for name in each)
     rows = [(name, *(str(each.get(name, "-")) for each in settings)) for name in names]
-    return [table(["setting", *runs], [row for row in rows if len(set(row[1:])) > 1])]
+    return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def _texts(run: RunRecord) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.output_log import FILE_ONLY
-from ctxlm_ds.process.run_history import ATTEMPT_VARIABLE
+from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 from ctxlm_ds.training.live_table import LiveTable, LossCurves
@@ -28,15 +28,16 @@ LONG_STEP_S = 5.0
 SHORT_RUN_S = 60.0
 ETA_STEPS = 50
 SECONDS_PER_HOUR = 3600.0
+RESUME = "to resume: the same command again"
 
 
-RESUMES_ITSELF = "the job is put back into the queue, or followed by another, and resumes the run"
+def how_to_resume(reason: str) -> str:
+    """Return what to do about a run that ended early for this reason.
 
-
-def resumes_itself(reason: str) -> bool:
-    """Return whether this is a Slurm job (slurm/pretrain.sbatch) that continues a run which ended for this reason."""
-    in_job = os.environ.get(ATTEMPT_VARIABLE, "").startswith("job-")
-    return in_job and os.environ.get("CTXLM_RESTART") != "off" and "SIGINT" not in reason
+    The ranks of a Slurm job cannot know whether it was cancelled or continues; the job says so after them.
+    """
+    may_continue = in_job() and os.environ.get("CTXLM_RESTART") != "off" and "SIGINT" not in reason
+    return "to resume, if the job was cancelled: submit the same command again" if may_continue else RESUME
 
 
 class TimeLeft:
@@ -238,7 +239,7 @@ class StatusHook(IntervalHook):
         if end.failed:
             return
         if not end.completed:
-            yield "  to resume: the same command again" if not resumes_itself(end.reason) else f"  {RESUMES_ITSELF}"
+            yield f"  {how_to_resume(end.reason)}"
         family = FAMILIES.get(self._start.config.model.family)
         if family.export is not None or family.own_format is not None:
             run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))

@@ -75,6 +75,18 @@ def test_charts_of_a_run(tmp_path: Path) -> None:
     assert points_of(records, "missing") == []
 
 
+def test_the_loss_of_several_terms_is_that_of_the_log() -> None:
+    records = [
+        {"step": 1, "loss": 8.97, "masked_lm": 8.28, "next_sentence": 0.69},
+        {"step": 2, "loss": 8.27, "masked_lm": 7.56, "next_sentence": 0.71},
+        {"step": 2, "eval/dev/loss": 8.3, "eval/dev/masked_lm_loss": 7.6},
+    ]
+    whole, of_term = run_charts(records, "masked_lm", {"unigram": (5.5, 0.05)})[:2]
+    assert whole == Chart("loss (nats)", {"training": [(1, 8.97), (2, 8.27)], "dev": [(2, 8.3)]}, {})
+    assert of_term.title == "masked_lm loss (nats)" and of_term.levels == {"unigram": 5.5}
+    assert of_term.curves == {"training": [(1, 8.28), (2, 7.56)], "dev": [(2, 7.6)]}
+
+
 def test_runs_are_overlaid_by_title() -> None:
     one = [Chart("loss", {"training": [(1, 6.0)], "dev": [(1, 5.0)]}, {}), Chart("rate", {"rate": [(1, 0.1)]}, {})]
     other = [Chart("loss", {"training": [(2, 7.0)]}, {})]

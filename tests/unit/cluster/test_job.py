@@ -1,4 +1,4 @@
-"""A newly submitted job may not have a run that another job has, or waits to go on with."""
+"""The job: it may not have a run that another job has, or waits to go on with; what it says when it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.cluster import start_records
-from ctxlm_ds.cluster.job import refuse_if_taken
+from ctxlm_ds.cluster.job import Endings, refuse_if_taken
+from ctxlm_ds.cluster.rank_start import RankStart
+from ctxlm_ds.cluster.restart_policy import Action, Ended, Outcome
 from ctxlm_ds.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError, ConfigError
 from ctxlm_ds.process.run_history import END, append_event
@@ -70,3 +72,22 @@ def test_who_may_have_it(run_dir: Path, tmp_path: Path) -> None:
     refuse_if_taken(context(run_dir), slurm())
     append_event(run_dir, END, step=100, reason="done", completed=True, failed=False)
     refuse_if_taken(context(run_dir), busy)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "told"),
+    [
+        ("0", "the job has been cancelled; to resume: submit the same command again"),
+        ("1", "Slurm has requeued the job"),
+    ],
+)
+def test_a_job_that_slurm_ends_says_whether_it_goes_on(
+    restarts: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = Job("9", {"JobState": "CANCELLED", "Restarts": restarts})
+    monkeypatch.setattr("ctxlm_ds.cluster.job.show_job", lambda job_id: job)
+    record = start_records.begin(tmp_path, "job-9-0-0", "9", "9", "n1")
+    start = RankStart(record, Ended(Outcome.STOPPED, "stopped by signal SIGTERM", 0))
+    successors: Any = SimpleNamespace(cancel=lambda begun: None)
+    assert Endings(context(tmp_path), successors).end(Action.LEAVE, start) == 0
+    assert capfd.readouterr().out.endswith(f"job: stopped in order: stopped by signal SIGTERM; {told}\n")

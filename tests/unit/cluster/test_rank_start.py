@@ -1,18 +1,22 @@
-"""How a start ended, by what its ranks left."""
+"""How a start ended, by what its ranks left; what the job says when it passes a notice on to them."""
 
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from ctxlm_ds.cluster.job_context import JobContext
+from ctxlm_ds.cluster.job_context import JobContext, JobSignals
 from ctxlm_ds.cluster.rank_failures import RankFailure
-from ctxlm_ds.cluster.rank_start import read_outcome
+from ctxlm_ds.cluster.rank_start import RankStarter, read_outcome
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome
+from ctxlm_ds.cluster.slurm_commands import Job
+from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.run_history import END, START, append_event, read_history
 
 
@@ -83,3 +87,41 @@ def test_the_notice_may_kill_ranks_that_are_still_importing(tmp_path: Path) -> N
 def test_a_lock_that_this_job_left_is_no_user_s_error(tmp_path: Path, holder: str, expected: Outcome) -> None:
     (tmp_path / "lock.json").write_text(json.dumps({"job_id": holder}))
     assert judge(tmp_path, 2, failure(2, "RunLockedError")).outcome is expected
+
+
+class Step:
+    """A stand-in for a running srun that ends when it is asked to."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def wait(self, timeout_s: float) -> int | None:
+        return self.status
+
+    def stop_in_order(self) -> None:
+        self.status = 0
+
+
+@pytest.mark.parametrize(
+    ("end_s", "told"),
+    [
+        (300, r"SIGUSR1, [45]:\d\d before the time limit: the ranks save and stop"),
+        (None, "SIGUSR1: the ranks save and stop"),
+    ],
+)
+def test_the_notice_says_how_near_the_limit_is(
+    end_s: int | None, told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def show(job_id: str, patience_s: float) -> Job:
+        if end_s is None:
+            raise ClusterError("scontrol show job 7: no answer within 20 s")
+        times = {"StartTime": time.time() - 7200, "EndTime": time.time() + end_s}
+        texts = {name: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(then)) for name, then in times.items()}
+        return Job(job_id, texts)
+
+    monkeypatch.setattr("ctxlm_ds.cluster.rank_start.show_job", show)
+    signals = JobSignals()
+    signals.name, signals.count = "SIGUSR1", 1
+    starter: Any = RankStarter(cast("JobContext", SimpleNamespace(job_id="7")), signals, lambda: None)
+    assert starter._watch(Step()) == 0
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d job: {told}\n", capfd.readouterr().out)

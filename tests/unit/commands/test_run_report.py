@@ -47,6 +47,32 @@ def test_two_runs_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert picture.read_bytes().startswith(b"\x89PNG") and not (runs[0] / "report.html").exists()
 
 
+def test_a_sweep_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.learning_rate=2e-4\n\n")
+    for task, rate in enumerate(("1.0e-4", "2.0e-4", "3.0e-4")):
+        (tmp_path / str(task)).mkdir()
+        text = f"name: a\nrun_dir: {tmp_path}/{task}\noptimizer: {{learning_rate: {rate}}}\n"
+        lines = [{"step": step, "loss": 7.0 - step - task, "masked_lm": 7.0 - step - task} for step in (1, 2)]
+        (tmp_path / str(task) / "config.yaml").write_text(text)
+        (tmp_path / str(task) / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (tmp_path / "2" / "metrics.jsonl").write_text("")
+    report(monkeypatch, tmp_path, "--output", tmp_path / "folder.html")
+    shown = capsys.readouterr().out
+    table = shown.splitlines()[-4:-1]
+    assert [row.split() for row in table] == [
+        ["run", "step", "loss", "different", "settings"],
+        [f"{tmp_path}/0", "2", "5.0000", "optimizer.learning_rate=0.0001"],
+        [f"{tmp_path}/1", "2", "4.0000", "optimizer.learning_rate=0.0002"],
+    ]
+    assert f"{tmp_path}/2: no step is finished yet; left out" in shown
+    report(monkeypatch, *sorted(tmp_path.glob("*")), "--output", tmp_path / "folder.html")
+    assert capsys.readouterr().out == shown, "the shell's pattern matches sweep.txt and folder.html, too"
+    with pytest.raises(DataError, match="no such file"):
+        report(monkeypatch, tmp_path / "0", tmp_path / "none")
+
+
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctxlm_ds.installed.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"matplotlib: not installed; pip install 'ctxlm_ds\[downstream\]'"):

@@ -31,6 +31,14 @@ def test_the_tool(tmp_path: Path) -> None:
     assert len(call(tmp_path / "runs").splitlines()) == 5
     (only,) = json.loads(call(tmp_path / "runs" / "a", tmp_path / "runs" / "a", "--json"))
     assert only["step"] == 20 and only["state"] == "failed"
+    # The shell's form of a pattern matches files, too.
+    (tmp_path / "runs" / "sweep.txt").write_text("a.b=1\n")
+    (tmp_path / "runs" / "2").mkdir()
+    paths = [tmp_path / "runs" / name for name in ("a", "b", "sweep.txt")]
+    assert "sweep.txt" not in call(*paths) and "no such folder" in call(*paths, tmp_path / "runs" / "c")
+    shown = json.loads(call(tmp_path / "runs", "--json"))
+    assert [Path(run["run"]).name for run in shown] == ["2", "a", "b"], "a task that waits is one of the sweep"
+    assert "sweep.txt: no such folder" in call(tmp_path / "runs" / "sweep.txt", status=2)
     missing = call(tmp_path / "none", status=2)
     assert missing.startswith(f"{tmp_path / 'none'}: no such folder; give a run directory") and missing.count("\n") == 1
     assert call("--help").startswith("usage: run_status.py")

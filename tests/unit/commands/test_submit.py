@@ -98,13 +98,16 @@ def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
     script = f"{site}/slurm/pretrain.sbatch"
     assert words[7:] == ["--array=0-1%1", script, "mine.yaml", "--sweep", "runs/mine/sweep.txt"]
-    assert Path("runs/mine/1").is_dir() and "ctxlm status runs/mine/*" in capsys.readouterr().out
+    assert Path("runs/mine/1").is_dir() and "next: ctxlm status runs/mine --watch" in capsys.readouterr().out
     assert told("mine.yaml --sweep lr.txt --array=0-1%1") == words, "to resume"
     (site / "lr.txt").write_text("optimizer.learning_rate=3e-4\n")
     with pytest.raises(ConfigError, match=r"runs/mine/sweep.txt has other settings"):
         submit.main(["mine.yaml", "--sweep", "lr.txt"])
     (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.lerning_rate=2e-4\n")
-    with pytest.raises(ConfigError, match="lerning_rate"):
+    with pytest.raises(ConfigError, match=r"lerning_rate.*\[lr.txt:2\]"):
+        submit.main(["mine.yaml", "--sweep", "lr.txt"])
+    (site / "lr.txt").write_text("# rates\n\nextends=bert-base\n")
+    with pytest.raises(ConfigError, match=r"lr.txt:3: extends=bert-base: `extends` is for"):
         submit.main(["mine.yaml", "--sweep", "lr.txt"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -158,6 +159,18 @@ def test_an_interrupt_names_the_step(
     stop.step = step
     os.kill(os.getpid(), signal.SIGINT)
     assert capfd.readouterr().err == f"{what}; Ctrl-C again ends it immediately\n"
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGUSR1, 24), (signal.SIGINT, 24), (signal.SIGTERM, None)])
+def test_a_job_s_log_has_the_time_and_no_terminal(
+    stop: StopSignal, number: signal.Signals, step: int | None, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-0")
+    stop.step, stop.starting = step, step is None
+    os.kill(os.getpid(), number)
+    what = "before the first step" if step is None else f"saving step {step}"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {number.name}: stopping: {what}\n", capfd.readouterr().err)
 
 
 def test_a_second_interrupt_stops_at_once(stop: StopSignal) -> None:

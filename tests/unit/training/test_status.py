@@ -65,19 +65,24 @@ def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "restart", "resumes"),
-    [("stopped by signal SIGUSR1", "auto", True), ("stopped by signal SIGINT", "auto", False), ("late", "off", False)],
+    ("reason", "restart", "told"),
+    [
+        ("stopped by signal SIGUSR1", "auto", "to resume, if the job was cancelled: submit the same command again"),
+        ("stopped by signal SIGTERM", "auto", "to resume, if the job was cancelled: submit the same command again"),
+        ("stopped by signal SIGINT", "auto", "to resume: the same command again"),
+        ("late", "off", "to resume: the same command again"),
+    ],
 )
-def test_a_job_that_continues_by_itself_asks_for_no_command(
-    reason: str, restart: str, resumes: bool, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+def test_the_ranks_of_a_job_promise_nothing(
+    reason: str, restart: str, told: str, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether Slurm has cancelled the job or it continues is the job's to say."""
     monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-1")
     monkeypatch.setenv("CTXLM_RESTART", restart)
     hook = StatusHook("runs/bert")
     hook.on_run_start(start(40))
     hook.on_run_end(RunEnd(reason, 57, 5700, 28.5, completed=False))
-    assert ("resumes the run" in log.getvalue()) is resumes
-    assert ("the same command again" in log.getvalue()) is not resumes
+    assert f"  {told}\n" in log.getvalue() and "queue" not in log.getvalue()
 
 
 TERMINAL_RUN = """
