@@ -67,6 +67,25 @@ def read_last_step(run_dir: Path) -> dict[str, Any] | None:
     return None
 
 
+def read_first_step(run_dir: Path, after: int) -> dict[str, Any] | None:
+    """Read the first training line after a step, None if it may be before the end of metrics.jsonl that is read.
+
+    Raises OSError if the file cannot be read.
+    """
+    with open_regular(run_dir / METRICS_NAME) as handle:
+        begin = max(0, os.fstat(handle.fileno()).st_size - TAIL_BYTES)
+        handle.seek(begin)
+        lines, seen = handle.read(TAIL_BYTES).split(b"\n"), begin == 0
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(line)
+            if isinstance(values, dict) and isinstance(values.get("step"), int):
+                if values["step"] > after and "loss" in values:
+                    return values if seen else None
+                seen = seen or values["step"] <= after
+    return None
+
+
 def read_training_settings(run_dir: Path) -> dict[str, Any]:
     """Read the `training` section of the resolved recipe; empty without PyYAML."""
     try:

@@ -166,16 +166,33 @@ def _add_progress(status: RunStatus, run_dir: Path, start: Start | None) -> None
         return
     status.step, status.loss = last["step"], _number(last.get("loss"))
     status.tokens_per_second = _number(last.get("tokens_per_second"))
-    status.eta_s = _time_left(status, last, settings, start, files.modified_unix_s(run_dir / METRICS_NAME))
+    status.eta_s = _time_left(status, last, settings, _pace(run_dir, start, last))
+
+
+def _pace(run_dir: Path, start: Start | None, last: dict[str, Any]) -> float | None:
+    """Return seconds a step since the start, evaluations and checkpoints included, but not its first step (warm-up).
+
+    The first line of metrics.jsonl since the start, which that step is part of, is left out; None if it is the only
+    one.
+    """
+    written_unix_s = files.modified_unix_s(run_dir / METRICS_NAME)
+    if start is None or last["step"] <= start.step or written_unix_s <= start.time_unix_s:
+        return _number(last.get("step_seconds"))
+    passed_s, step = written_unix_s - start.time_unix_s, start.step
+    try:
+        first = files.read_first_step(run_dir, start.step)
+    except OSError:
+        first = None
+    step_s = None if first is None else _number(first.get("step_seconds"))
+    if first is not None and step_s is not None:
+        passed_s, step = passed_s - step_s * (first["step"] - step), first["step"]
+    return passed_s / (last["step"] - step) if last["step"] > step and passed_s > 0 else None
 
 
 def _time_left(
-    status: RunStatus, last: dict[str, Any], settings: Mapping[str, Any], start: Start | None, written_unix_s: float
+    status: RunStatus, last: dict[str, Any], settings: Mapping[str, Any], step_seconds: float | None
 ) -> float | None:
-    """Return seconds to the nearest limit at the pace since the last start, evaluations and checkpoints included."""
-    step_seconds = _number(last.get("step_seconds"))
-    if start is not None and last["step"] > start.step and written_unix_s > start.time_unix_s:
-        step_seconds = (written_unix_s - start.time_unix_s) / (last["step"] - start.step)
+    """Return seconds to the nearest limit at this pace; None if it is unknown."""
     if step_seconds is None:
         return None
     steps_left = [] if status.max_steps is None else [float(status.max_steps - last["step"])]
