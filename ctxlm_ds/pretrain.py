@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.console import at_least, program, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
 from ctxlm_ds.installed import check_installed
@@ -105,7 +106,10 @@ def check_only(arguments: argparse.Namespace) -> None:
         sys.stdout.write(dump_config(config))
         return
     zero_stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
-    lines = run_lines(config, zero_stage, world_size, run_directory(config)) + missing_lines(config)
+    run_dir = run_directory(config)
+    progress = read_progress(run_dir, config)
+    lines = run_lines(config, zero_stage, world_size, run_dir) + missing_lines(config)
+    lines += [] if progress is None else [f"  {progress.describe()}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
     changes = ["--set", *arguments.set] if arguments.set else []

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ctxlm_ds import atomic
+from ctxlm_ds.checkpoint.fixed_settings import refuse_changed_settings
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.training import TrainingCheckpoints, refuse_changed_settings
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.held_out_words import tokens_per_word

@@ -6,18 +6,17 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.checkpoint.background_save import PendingSave
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
+from ctxlm_ds.checkpoint.fixed_settings import refuse_changed_data, refuse_changed_settings
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.saved_state import SOURCES, STATE_NAME, read_saved_state
-from ctxlm_ds.console import counted
+from ctxlm_ds.checkpoint.saved_state import STATE_NAME, read_saved_state
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
@@ -208,73 +207,3 @@ def _load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping
             f"start a new run from its weights: --set initialize_from={reader.path} run_dir=NEW_FOLDER"
         )
     engine.load_carried({name: reader.read_full(name, CARRIED_KIND) for name in engine.carried_names()})
-
-
-def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
-    """Raise CheckpointError for changes of the settings that a run cannot change, without data or an engine."""
-    # Loading gives settings that are newer than the checkpoint their defaults.
-    saved_config = load_saved_config(folder / "config.yaml")
-    before, now = dict(_leaves(saved_config.model_dump(mode="json"))), dict(_leaves(config.model_dump(mode="json")))
-    fixed = tuple(f"{name}." for name in (*saved_config.fixed_settings, *config.fixed_settings))
-    changed = [
-        f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
-        for key in dict.fromkeys((*before, *now))
-        if f"{key}.".startswith(fixed) and before.get(key) != now.get(key)
-    ]
-    _refuse(folder, changed + _changed_mix(saved_config, config))
-
-
-def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if what describes the training rows is not what describes them in a checkpoint."""
-    sources = enumerate(zip_longest(saved.get(SOURCES, []), now.get(SOURCES, [])))
-    changed = [
-        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
-        for number, (before, after) in sources
-        if before is None or after is None or before["index"] != after["index"]
-    ]
-    changed += [
-        f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
-        for key, value in now.items()
-        if key != SOURCES and saved.get(key) != value
-    ]
-    _refuse(folder, changed)
-
-
-def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
-    """Return a line for each change of weights, epochs or languages; paths may change: indexes say what is in them."""
-    before, now = (
-        [
-            f"weight {source.weight}, epochs {source.epochs or 1.0:g}"
-            + ("" if source.language is None else f", language {source.language}")
-            for source in config.data.train
-        ]
-        for config in (saved, current)
-    )
-    if len(before) != len(now):
-        return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]
-    pairs = enumerate(zip(before, now, strict=True))
-    return [f"  data.train[{number}]: {old} -> {new}" for number, (old, new) in pairs if old != new]
-
-
-def _show_source(source: Mapping[str, Any] | None) -> str:
-    if source is None:
-        return "no source"
-    first, last = source["documents"]
-    return f"{source['path']} (documents {first} to {last}, {source['rows']} rows, samples {source['index'][:12]})"
-
-
-def _refuse(folder: Path, changed: Sequence[str]) -> None:
-    if changed:
-        raise CheckpointError(
-            f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
-            f"settings back, or start a new run from its weights: --set initialize_from={folder} run_dir=NEW_FOLDER"
-        )
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting by its full name."""
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
-        return
-    for name, below in value.items():
-        yield from _leaves(below, f"{path}.{name}" if path else name)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
-from ctxlm_ds.cluster.start_records import CANCELLED
+from ctxlm_ds.cluster.start_records import CANCELLED, END_FILE, START_FILE, StartRecord, read_start_record
 from ctxlm_ds.cluster.sweep import SWEEP_NAME
 from ctxlm_ds.process import run_history as history
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FailureRecord, read_failures, shortened
@@ -34,13 +34,16 @@ NO_WORD = "ended without a record (killed, or its node was lost)"
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a run's ranks that reached training."""
+    """One start of a run's ranks."""
 
     time_unix_s: float
     step: int
     last_step: int | None
     log: str | None
     ended: str  # why the start ended; for the last start, why it did if it has ended
+    job_id: str | None
+    trained: bool  # it came as far as training
+    is_open: bool  # a job's start without an end on record
 
 
 def is_run(folder: Path) -> bool:
@@ -87,6 +90,25 @@ def read_last_step(run_dir: Path) -> dict[str, Any] | None:
     return None
 
 
+def read_first_step(run_dir: Path, after: int) -> dict[str, Any] | None:
+    """Read the first training line after a step, None if it may be before the end of metrics.jsonl that is read.
+
+    Raises OSError if the file cannot be read.
+    """
+    with open_regular(run_dir / METRICS_NAME) as handle:
+        begin = max(0, os.fstat(handle.fileno()).st_size - TAIL_BYTES)
+        handle.seek(begin)
+        lines, seen = handle.read(TAIL_BYTES).split(b"\n"), begin == 0
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(line)
+            if isinstance(values, dict) and isinstance(values.get("step"), int):
+                if values["step"] > after and "loss" in values:
+                    return values if seen else None
+                seen = seen or values["step"] <= after
+    return None
+
+
 def read_training_settings(run_dir: Path) -> dict[str, Any]:
     """Read the `training` section of the resolved recipe; empty without PyYAML."""
     try:
@@ -126,12 +148,37 @@ def read_job_id(path: Path) -> str | None:
 
 
 def list_starts(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[Start]:
-    """Return every start, oldest first."""
+    """Return every start, oldest first, also those of jobs that ended before training."""
+    events = _with_early_ends(run_dir, events)
     begins = [index for index, event in enumerate(events) if event["event"] == history.START]
     return [
         _start(run_dir, events[begin:end], seconds(events[end]) if end < len(events) else math.inf)
         for begin, end in zip(begins, [*begins[1:], len(events)])  # noqa: B905 (Python 3.9 runs this on login nodes)
     ]
+
+
+def _with_early_ends(run_dir: Path, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add a START event for each start.json whose ranks have written none (yet)."""
+    trained = {str(event.get("attempt")) for event in events if event["event"] == history.START}
+    found = list(events)
+    for path in (run_dir / ATTEMPTS_DIR).glob(f"*/{START_FILE}"):
+        record = None if path.parent.name in trained else read_start_record(path)
+        if record is None or not isinstance(record.time_unix_s, (int, float)) or was_refused(path.parent):
+            continue
+        before = (number for number, event in enumerate(found) if seconds(event) > record.time_unix_s)
+        found.insert(next(before, len(found)), _early_start(record, path.parent.name))
+    return found
+
+
+def _early_start(record: StartRecord, attempt: str) -> dict[str, Any]:
+    values = {"log": record.log, "job_id": record.job_id, "attempt": attempt, "trained": False}
+    return {"time_unix_s": record.time_unix_s, "event": history.START, **values}
+
+
+def was_refused(folder: Path) -> bool:
+    """Return whether a start found another job's lock, which is no failure of the run."""
+    records = read_failures(folder)
+    return bool(records) and all(record.error == "RunLockedError" for record in records)
 
 
 def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> Start:
@@ -146,6 +193,9 @@ def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> St
         last_step=first["last_step"] if isinstance(first.get("last_step"), int) else None,
         log=str(first["log"]) if first.get("log") else None,
         ended=_describe_end(folder, records, events[1:]),
+        job_id=str(first["job_id"]) if first.get("job_id") else None,
+        trained=first.get("trained") is not False,
+        is_open=(folder / START_FILE).is_file() and not (folder / END_FILE).exists(),
     )
 
 
@@ -159,7 +209,7 @@ def _describe_end(folder: Path, records: Sequence[FailureRecord], after: Sequenc
     tail = "; the job gave up" if gave_up else "; requeued" if requeued else "; cancelled" if cancelled else ""
     end = next((event for event in after if event["event"] == history.END), None)
     if noted:
-        return shortened(str(noted[0].get("why") or "failed")) + tail
+        return shortened(whole_reason(folder, str(noted[0].get("why") or "failed"))) + tail
     if records and (end is None or end.get("failed")):
         stacks = f" ({folder / ALL_STACKS_NAME})" if records[0].error == "Hang" else ""
         return describe_failure(records[0]) + stacks + tail
@@ -173,7 +223,22 @@ def is_cancelled_in_order(event: dict[str, Any]) -> bool:
 
 def describe_failure(record: FailureRecord) -> str:
     """Describe a failure by rank, host and error in one line."""
-    return shortened(f"rank {record.rank} on {record.host}: {record.error}: {record.message}")
+    return shortened(_whole_failure(record))
+
+
+def explain_failure(record: FailureRecord) -> str:
+    """Describe a user's mistake by all its lines, an error with a traceback in one: below it is what libraries add."""
+    return describe_failure(record) if record.traceback else _whole_failure(record)
+
+
+def whole_reason(folder: Path, why: str) -> str:
+    """Return all lines of the user's mistake whose first line a job has recorded as a start's reason."""
+    whole = (_whole_failure(record) for record in read_failures(folder) if not record.traceback)
+    return next((text for text in whole if text.splitlines()[0] == why), why)
+
+
+def _whole_failure(record: FailureRecord) -> str:
+    return f"rank {record.rank} on {record.host}: {record.error}: {str(record.message).strip()}"
 
 
 def seconds(event: dict[str, Any]) -> float:

@@ -49,7 +49,7 @@ def newest_checkpoint(run_dir: Path) -> int | None:
 
 def begin(run_dir: Path, name: str, chain: str, job_id: str, nodes: str) -> StartRecord:
     """Make a start's folder. Raises OSError if the run directory cannot be written."""
-    attempt = StartRecord(name, chain, job_id, round(time.time(), 3), newest_checkpoint(run_dir), nodes, job_log())
+    attempt = StartRecord(name, chain, job_id, round(time.time(), 6), newest_checkpoint(run_dir), nodes, job_log())
     folder = run_dir / ATTEMPTS_DIR / name
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / START_FILE, json.dumps(asdict(attempt), indent=1) + "\n")

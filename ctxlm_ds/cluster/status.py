@@ -84,6 +84,11 @@ def read_statuses(run_dirs: Sequence[Path], queue: Mapping[str, str] | None = No
     return statuses
 
 
+def last_trained(starts: Sequence[Start]) -> Start | None:
+    """Return the newest start that came as far as training."""
+    return next((start for start in reversed(starts) if start.trained), None)
+
+
 def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the states of the jobs that squeue knows, by id; empty if there is no Slurm or it does not answer."""
     wanted = sorted(set(job_ids))
@@ -108,16 +113,18 @@ def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
     if lock is not None and lock.record is None:
         lock, status.damaged[LOCK_NAME] = None, "damaged"
     holder = lock.record if lock is not None else None
-    attempt = files.newest_attempt(run_dir) or ""
-    own = files.read_job_id(run_dir / history.ATTEMPTS_DIR / attempt / START_FILE)
     last_job = next((str(event["job_id"]) for event in reversed(events) if event.get("job_id")), None)
     held = holder.job_id if holder is not None else None
-    status.job_id = held or last_job or own
+    newest = starts[-1] if starts else None
+    own = newest.job_id if newest is not None else None
+    # A lock that a killed job has left is older than the next start.
+    newer = newest is not None and holder is not None and newest.time_unix_s > holder.acquired_unix_s
+    status.job_id = (own if newer else held) or own or last_job
     kinds = [event["event"] for event in events]
     status.skips, status.rollbacks = kinds.count(history.SKIP), kinds.count(history.ROLLBACK)
     status.failed_saves = kinds.count(history.SAVE_FAILED)
     _add_checkpoint(status, run_dir)
-    _add_progress(status, run_dir, starts[-1] if starts else None)
+    _add_progress(status, run_dir, last_trained(starts))
     known = (held, last_job, files.read_job_id(run_dir / RECORD_NAME), own)
     age_s = lock.age_s if lock is not None else 0.0
     return _Run(run_dir, events, starts, holder, age_s, tuple(filter(None, known)))
@@ -159,16 +166,33 @@ def _add_progress(status: RunStatus, run_dir: Path, start: Start | None) -> None
         return
     status.step, status.loss = last["step"], _number(last.get("loss"))
     status.tokens_per_second = _number(last.get("tokens_per_second"))
-    status.eta_s = _time_left(status, last, settings, start, files.modified_unix_s(run_dir / METRICS_NAME))
+    status.eta_s = _time_left(status, last, settings, _pace(run_dir, start, last))
+
+
+def _pace(run_dir: Path, start: Start | None, last: dict[str, Any]) -> float | None:
+    """Return seconds a step since the start, evaluations and checkpoints included, but not its first step (warm-up).
+
+    The first line of metrics.jsonl since the start, which that step is part of, is left out; None if it is the only
+    one.
+    """
+    written_unix_s = files.modified_unix_s(run_dir / METRICS_NAME)
+    if start is None or last["step"] <= start.step or written_unix_s <= start.time_unix_s:
+        return _number(last.get("step_seconds"))
+    passed_s, step = written_unix_s - start.time_unix_s, start.step
+    try:
+        first = files.read_first_step(run_dir, start.step)
+    except OSError:
+        first = None
+    step_s = None if first is None else _number(first.get("step_seconds"))
+    if first is not None and step_s is not None:
+        passed_s, step = passed_s - step_s * (first["step"] - step), first["step"]
+    return passed_s / (last["step"] - step) if last["step"] > step and passed_s > 0 else None
 
 
 def _time_left(
-    status: RunStatus, last: dict[str, Any], settings: Mapping[str, Any], start: Start | None, written_unix_s: float
+    status: RunStatus, last: dict[str, Any], settings: Mapping[str, Any], step_seconds: float | None
 ) -> float | None:
-    """Return seconds to the nearest limit at the pace since the last start, evaluations and checkpoints included."""
-    step_seconds = _number(last.get("step_seconds"))
-    if start is not None and last["step"] > start.step and written_unix_s > start.time_unix_s:
-        step_seconds = (written_unix_s - start.time_unix_s) / (last["step"] - start.step)
+    """Return seconds to the nearest limit at this pace; None if it is unknown."""
     if step_seconds is None:
         return None
     steps_left = [] if status.max_steps is None else [float(status.max_steps - last["step"])]
@@ -180,10 +204,14 @@ def _time_left(
 
 def _judge(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> None:
     status.state, status.why = _state(status, run, queue)
-    starts, runs = run.starts, status.state == "running"
-    status.log = starts[-1].log if starts else None
-    status.ends = [start.ended for start in (starts[:-1] if runs else starts)]
-    status.restarts = max(0, len(starts) - (status.state not in ("starting", "restarting")))
+    starts, runs, begins = run.starts, status.state == "running", status.state in ("starting", "restarting")
+    present = last_trained(starts) if runs else starts[-1] if begins and starts and starts[-1].is_open else None
+    if runs and run.holder is not None:
+        status.job_id = run.holder.job_id or status.job_id
+    shown = present or (starts[-1] if starts else None)
+    status.log = shown.log if shown is not None else None
+    status.ends = [start.ended for start in starts if start is not present]
+    status.restarts = max(0, len(starts) - (present is not None or not begins))
     if not runs:
         status.eta_s = None
 
@@ -195,10 +223,13 @@ def _state(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> tuple[str,
     if holder is not None:
         ended = holder.same_machine(this_process()) and holder.has_ended()
         if not ended and run.lock_age_s < STALE_S:
-            begun = bool(run.starts) and run.starts[-1].time_unix_s >= holder.acquired_unix_s
+            newest = last_trained(run.starts)
+            begun = newest is not None and newest.time_unix_s >= holder.acquired_unix_s
             return ("running" if begun else "starting"), None
     if last is not None and last["event"] == END and last.get("completed"):
-        return "completed", str(last.get("reason"))
+        begins_again = run.starts[-1].is_open and run.starts[-1].time_unix_s > seconds(last) if run.starts else False
+        found = _in_queue(run, course, queue) if begins_again else None
+        return found or ("completed", str(last.get("reason")))
     found = _in_queue(run, course, queue) or _failed_before_its_start(run.run_dir, last)
     if found is not None:
         return found
@@ -210,7 +241,7 @@ def _state(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> tuple[str,
         return "stale", f"{holder.describe()} has ended and recorded no reason" if ended else silence
     if last is None:
         return "never started" if status.checkpoint_step is None else "stopped", None
-    return _state_after(last, run.starts[-1].ended if run.starts else NO_WORD)
+    return _state_after(run.run_dir, last, run.starts[-1].ended if run.starts else NO_WORD)
 
 
 def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, str]) -> tuple[str, str] | None:
@@ -233,15 +264,17 @@ def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, s
 def _failed_before_its_start(run_dir: Path, last: dict[str, Any] | None) -> tuple[str, str] | None:
     """Return an end without an event: a wrong recipe, a damaged checkpoint, a killed rank without a job around it."""
     attempt = files.newest_attempt(run_dir)
-    found = read_failures(run_dir / history.ATTEMPTS_DIR / attempt) if attempt is not None else []
+    if attempt is None:
+        return None
+    folder = run_dir / history.ATTEMPTS_DIR / attempt
     # The refusal of a second job is no failure of the run.
-    records = [record for record in found if record.error != "RunLockedError"]
+    records = [record for record in read_failures(folder) if record.error != "RunLockedError"]
     if not records or (last is not None and seconds(last) >= records[0].time_unix_s):
         return None
-    return "failed", files.describe_failure(records[0])
+    return "failed", files.explain_failure(records[0])
 
 
-def _state_after(last: dict[str, Any], ended: str) -> tuple[str, str | None]:
+def _state_after(run_dir: Path, last: dict[str, Any], ended: str) -> tuple[str, str | None]:
     """Return the state after a run's last event; `ended` describes the end of its last start."""
     if last["event"] == END and not last.get("failed"):
         return "stopped", str(last.get("reason"))
@@ -250,7 +283,13 @@ def _state_after(last: dict[str, Any], ended: str) -> tuple[str, str | None]:
         return "queued", f"{last.get('how') or 'requeued'}: {last.get('why')}"
     if files.is_cancelled_in_order(last):
         return "stopped", f"cancelled: {shortened(str(last.get('why')))}"
-    return "failed", shortened(str(last["why"])) if last.get("why") else ended
+    if not last.get("why"):
+        return "failed", ended
+    why, attempt = str(last["why"]), last.get("attempt")
+    if last["event"] == FAILURE and isinstance(attempt, str):
+        whole = files.whole_reason(run_dir / history.ATTEMPTS_DIR / attempt, why)
+        return "failed", whole if whole != why else shortened(why)
+    return "failed", shortened(why)
 
 
 def _number(value: Any) -> float | None:

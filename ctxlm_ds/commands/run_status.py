@@ -15,6 +15,7 @@ from dataclasses import asdict
 from ctxlm_ds.cluster.run_files import find_runs
 from ctxlm_ds.cluster.status import RunStatus, read_statuses
 from ctxlm_ds.console import aligned, counted, format_duration
+from ctxlm_ds.process.run_history import shortened
 
 DEFAULT_RUNS = "runs/*"
 HEADINGS = ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "restarts", "skipped", "job")
@@ -76,7 +77,7 @@ def remarks(statuses: Sequence[RunStatus]) -> list[str]:
     """Return what does not fit into a table: why a run is not running, how its last start ended, what is damaged."""
     lines = []
     for status in statuses:
-        facts = [f"{status.state}: {status.why}"] if status.why and status.state != "completed" else []
+        facts = [f"{status.state}: {shortened(status.why)}"] if status.why and status.state != "completed" else []
         if status.ends and status.state in ("running", "starting", "restarting"):
             facts.append(f"the previous start: {status.ends[-1]}")
         lines += [f"{status.run}: {fact}" for fact in [*facts, *_trouble(status)]]
@@ -102,7 +103,8 @@ def details(status: RunStatus) -> list[str]:
     if status.log:
         pairs.append(("log", status.log))
     width = max(len(name) for name, _ in pairs)
-    lines = [status.run, *(f"  {name.ljust(width)}  {text}" for name, text in pairs)]
+    below = "\n" + " " * (width + 4)
+    lines = [status.run, *(f"  {name.ljust(width)}  {below.join(text.splitlines())}" for name, text in pairs)]
     lines += [f"  {fact}" for fact in _trouble(status)]
     if status.ends:
         lines.append("  how its starts ended:")

@@ -1,6 +1,7 @@
 """Check a pretraining job, then queue it: `sbatch slurm/pretrain.sbatch`, named after the run, with its log in the run.
 
-Checked are the recipe for the nodes and ranks, its tokenizer and datasets, and sbatch's own opinion (--test-only).
+Checked are the recipe for the nodes and ranks, its tokenizer and datasets, what the run has done already, and sbatch's
+own opinion (--test-only).
 Further options are sbatch's: --partition=gpu --account=me --time=24:00:00. `ctxlm check` takes the same words, and
 submits nothing.
 """
@@ -17,8 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.cluster.inputs import input_problems
-from ctxlm_ds.cluster.sweep import OPTION, SWEEP_NAME, SweepTask, read_sweep
+from ctxlm_ds.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import checkout
@@ -69,7 +71,10 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     args, own_options = parser.parse_known_args(words, sizes)  # the command line wins, and comes last
     gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
     args.ranks = args.ranks or _count(args.gpus_per_node)
-    config = check(args)
+    config, is_complete = check(args)
+    if submits and is_complete:
+        print("not queued, there is nothing to train; a larger training.max_steps continues a run")
+        return
     size_options = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus]
     Submission(args, config, profile, [*size_options, *options, *own_options], scripts / "pretrain.sbatch").run(submits)
 
@@ -79,21 +84,37 @@ def check_main(argv: Sequence[str] | None = None) -> None:
     main(argv, submits=False)
 
 
-def check(args: argparse.Namespace) -> RunConfig:
-    """Check the recipe of every task and what it reads, and describe the first; return the recipe without a sweep.
+def check(args: argparse.Namespace) -> tuple[RunConfig, bool]:
+    """Check the recipe of every task, what it reads and what it has done, and describe the first.
+
+    Returns:
+        The recipe without a sweep, and whether all its runs are complete.
 
     Raises:
         ConfigError: a setting is wrong, or an input is missing or does not fit.
+        CheckpointError: a run cannot be continued with these settings.
     """
     world_size = args.nodes * args.ranks
-    tasks = [SweepTask("", [])] if args.sweep is None else read_sweep(args.sweep)
+    whole, common = load_config(args.recipe, args.set, world_size), args.set
+    tasks = [SweepTask("", [])]
+    if args.sweep is not None:
+        common = [setting for setting in args.set if not setting.startswith(RUN_DIR)]
+        tasks = [
+            SweepTask(task.place, [*task.settings, f"{RUN_DIR}{run_directory(whole) / str(number)}"])
+            for number, task in enumerate(read_sweep(args.sweep))
+        ]
     configs = [
-        load_config(args.recipe, [*args.set, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
+        load_config(args.recipe, [*common, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
         for task in tasks
     ]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
-    first.set = [*args.set, *tasks[0].settings]
+    first.set = [*common, *tasks[0].settings]
     check_only(first)
+    progress = [read_progress(run_directory(config), config) for config in configs]
+    begun = [each for each in progress if each is not None]
+    num_complete = sum(each.complete for each in begun)
+    if len(tasks) > 1 and begun:
+        print(f"  {len(tasks)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
     try:
         problems = dict.fromkeys(line for config in configs for line in input_problems(config))
     except ImportError as error:
@@ -102,7 +123,7 @@ def check(args: argparse.Namespace) -> RunConfig:
         if problems:
             raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
         print("  tokenizer and data: found")
-    return load_config(args.recipe, args.set, world_size)
+    return whole, num_complete == len(tasks)
 
 
 def scripts_folder() -> Path:

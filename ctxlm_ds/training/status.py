@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.output_log import FILE_ONLY
@@ -26,6 +27,10 @@ LATEST_CHECKPOINT = "checkpoints/latest"
 """Names the newest complete checkpoint of a run; written with it."""
 LONG_STEP_S = 5.0
 SHORT_RUN_S = 60.0
+MEASURED_STEPS = 3
+"""The forecast goes by the steps up to here, without the first: most of its time may be warm-up."""
+FAR_OFF = 2.0
+"""Factor by which the steps must differ from the first forecast for a second one."""
 ETA_STEPS = 50
 SECONDS_PER_HOUR = 3600.0
 RESUME = "to resume: the same command again"
@@ -41,18 +46,21 @@ def how_to_resume(reason: str) -> str:
 
 
 class TimeLeft:
-    """Time to the nearest limit, from the wall time of recent steps, evaluations and checkpoints included."""
+    """Time to the nearest limit, from the wall time of recent steps, evaluations and checkpoints included.
+
+    The first step of a process, in which it warms up, does not count.
+    """
 
     def __init__(self, start: RunStart) -> None:
         self._start = start
         self._begin_s = time.monotonic()
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
-        self.go_back(start.step)
+        self._from: tuple[float, int] | None = None  # time and step after going back
 
     def update(self, metrics: StepMetrics) -> float | None:
         """Return the seconds left after this step, or None if unknown yet."""
-        if not self._marks:
-            self._marks.append((self._first_mark_s, self._first_step, metrics.tokens - metrics.step_tokens))
+        if not self._marks and self._from is not None:
+            self._marks.append((*self._from, metrics.tokens - metrics.step_tokens))
         now_s = time.monotonic()
         self._marks.append((now_s, metrics.step, metrics.tokens))
         then_s, then_step, then_tokens = self._marks[0]
@@ -70,11 +78,14 @@ class TimeLeft:
     def go_back(self, step: int) -> None:
         """Start measuring again at an earlier step."""
         self._marks.clear()
-        self._first_mark_s, self._first_step = time.monotonic(), step
+        self._from = time.monotonic(), step
 
 
 class Forecast:
-    """The line that says early how long a run will take: in the first step if it is long, else after it."""
+    """The line that says early how long a run will take: in the first step if it is long, else after the third.
+
+    After a line in the first step, a second one follows after the third if the steps are not that long.
+    """
 
     def __init__(self, start: RunStart) -> None:
         training = start.config.training
@@ -83,6 +94,8 @@ class Forecast:
         # The first steps of a ramp say nothing about the others.
         self._done = self._steps_left <= 0 or training.batch_ramp is not None
         self._ends_by_tokens = training.max_tokens is not None
+        self._said_step_s: float | None = None
+        self._steps_s: list[float] = []
 
     def in_step(self, rows: int, step_rows: int, seconds: float) -> str | None:
         """Return the line after the first micro-batch of a long step; None for a short one."""
@@ -92,21 +105,27 @@ class Forecast:
         total_s = self._steps_left * step_s
         if self._max_hours is not None:
             total_s = min(total_s, self._max_hours * SECONDS_PER_HOUR)
-        return self._line(f"row {rows:,} of {step_rows:,}, ", step_s, total_s)
+        self._said_step_s = step_s
+        fresh = self._start.step == 0
+        first = "first step" if fresh else f"step {self._start.step + 1:,}"
+        return f"{first}: row {rows:,} of {step_rows:,}, {_forecast(step_s, total_s, 'in all' if fresh else 'left')}"
 
-    def after_step(self, step_s: float, left_s: float | None) -> str | None:
-        """Return the line after the first step, None if it was given before or the run takes less than a minute."""
-        if self._done or left_s is None or left_s + step_s < SHORT_RUN_S:
-            self._done = True
+    def after_step(self, step: int, step_s: float, left_s: float | None) -> str | None:
+        """Return the line after the third step, None if an earlier one is right or the run takes less than a minute."""
+        self._steps_s.append(step_s)
+        if self._done or len(self._steps_s) < MEASURED_STEPS:
             return None
-        return self._line("", step_s, left_s + step_s)
-
-    def _line(self, where: str, step_s: float, total_s: float) -> str:
         self._done = True
-        first = "first step" if self._start.step == 0 else f"step {self._start.step + 1:,}"
-        length = f"{step_s:.0f}" if step_s >= 10 else f"{step_s:.2g}"
-        total = f"{rough_duration(total_s)} {'in all' if self._start.step == 0 else 'left'}"
-        return f"{first}: {where}about {length} s a step, {total}, done about {rough_moment(total_s)}"
+        mean_s, said_s = fmean(self._steps_s[1:]), self._said_step_s
+        is_right = said_s is not None and said_s / FAR_OFF <= mean_s <= said_s * FAR_OFF
+        if left_s is None or is_right or (said_s is None and left_s < SHORT_RUN_S):
+            return None
+        return f"step {step:,}: {_forecast(mean_s, left_s, 'left')}"
+
+
+def _forecast(step_s: float, total_s: float, what: str) -> str:
+    length = f"{step_s:.0f}" if step_s >= 10 else f"{step_s:.2g}"
+    return f"about {length} s a step, {rough_duration(total_s)} {what}, done about {rough_moment(total_s)}"
 
 
 def rough_duration(seconds: float) -> str:
@@ -160,7 +179,7 @@ class StatusHook(IntervalHook):
         if self._table is not None:
             self._curves.add(metrics.step, metrics.loss)
         self._left_s = self._time_left.update(metrics)
-        self._log(self._forecast.after_step(metrics.step_seconds, self._left_s))
+        self._log(self._forecast.after_step(metrics.step, metrics.step_seconds, self._left_s))
         super().on_step_end(metrics)
 
     def is_due(self, step: int) -> bool:
@@ -176,6 +195,8 @@ class StatusHook(IntervalHook):
             if metrics.step < self._line_step + self._interval_steps and metrics.step < self._start.last_step:
                 return
             cells["left"] = left.removesuffix(" left")
+        if self._left_s is None:
+            del cells["left"]
         self._line_step = metrics.step
         line = " | ".join(f"{name} {value}" for name, value in cells.items())
         logger.info("%s", line, extra=FILE_ONLY if self._table is not None else None)

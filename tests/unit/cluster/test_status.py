@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -28,7 +29,7 @@ from ctxlm_ds.process.run_history import (
     write_record,
 )
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
-from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, make_run, started, status
+from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, line, make_run, started, status
 
 
 @pytest.fixture
@@ -62,6 +63,17 @@ def test_time_left_goes_by_the_pace_since_the_start(run_dir: Path, lock: RunLock
     os.utime(run_dir / "metrics.jsonl", (time.time() + 30,) * 2)
     # Ten steps in half a minute, evaluations and saves included: 80 more in 4 minutes.
     assert status(run_dir).eta_s == pytest.approx(240, rel=0.2)
+
+
+def test_time_left_is_without_the_first_step(run_dir: Path, lock: RunLock) -> None:
+    lines = [{**line(step), "step_seconds": 222.0 if step == 11 else 0.5} for step in range(11, 21)]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    started(run_dir, step=10)
+    os.utime(run_dir / "metrics.jsonl", (time.time() + 222 + 4.5,) * 2)
+    assert status(run_dir).eta_s == pytest.approx(80 * 0.5, rel=0.1)
+    (run_dir / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    os.utime(run_dir / "metrics.jsonl", (time.time() + 222,) * 2)
+    assert status(run_dir).eta_s is None
 
 
 def test_tokens_may_be_the_nearer_limit(run_dir: Path, lock: RunLock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,13 +11,14 @@ import pytest
 
 from ctxlm_ds.cluster.job import Action, Endings
 from ctxlm_ds.cluster.job_context import JobContext
+from ctxlm_ds.cluster.rank_failures import gather_failures
 from ctxlm_ds.cluster.rank_start import RankStart, prepare
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.start_records import CANCELLED, StartRecord, begin, finish
 from ctxlm_ds.commands.run_status import details, remarks
-from ctxlm_ds.process.run_history import END, FAILURE, append_event
-from tests.unit.cluster.status_runs import ATTEMPT, make_run, started, status
+from ctxlm_ds.process.run_history import END, FAILURE, FailureRecord, append_event, write_record
+from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, make_run, started, status
 
 WHY = "stopped by signal SIGTERM"
 
@@ -84,6 +86,59 @@ def test_a_job_that_has_only_begun(tmp_path: Path) -> None:
     found = status(tmp_path)
     assert (found.state, found.job_id) == ("never started", "7")
     assert status(tmp_path, job_7="RUNNING").state == "starting"
+
+
+MISTAKE = "{run}/checkpoints/step-00000020 cannot be continued with what has changed since:\n  training.seed: 1 -> 9"
+
+
+def resubmit(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> StartRecord:
+    """A complete run (job 7), and the beginning of job 28 with other settings."""
+    started(run_dir)
+    append_event(run_dir, END, step=100, reason="all steps", completed=True, failed=False, attempt=ATTEMPT)
+    monkeypatch.setattr("ctxlm_ds.cluster.start_records.job_log", lambda: "/logs/28.log")
+    return begin(run_dir, "job-28-0-0", "28", "28", "n1")
+
+
+def test_an_early_failure_has_its_own_log_and_all_lines(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = resubmit(run_dir, monkeypatch)
+    folder = run_dir / "attempts" / attempt.name
+    record = FailureRecord(time.time(), 0, "n1", 2, "CheckpointError", MISTAKE.format(run=run_dir))
+    write_record(folder, record)
+    (failure,) = gather_failures(folder, [], {})
+    finish(run_dir, attempt, FAILURE, failure.describe(), exit_status=2, first_rank=0)
+    found = status(run_dir, job_28="FAILED")
+    assert (found.state, found.job_id, found.log) == ("failed", "28", "/logs/28.log")
+    assert found.ends[0] == "all steps" and found.ends[1].endswith("changed since: training.seed: 1 -> 9")
+    lines = "\n".join(details(found)).splitlines()
+    assert lines[2].startswith("  why         rank 0 on n1: CheckpointError: ")
+    assert lines[3] == " " * 16 + "training.seed: 1 -> 9"
+    assert remarks([found])[0].count("\n") == 0
+
+
+def test_a_start_that_has_not_trained_yet_has_its_own_log(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resubmit(run_dir, monkeypatch)
+    # Before and after it takes the run's lock.
+    for taken in (False, True):
+        if taken:
+            leave_lock(run_dir, age_s=1, job_id="28", acquired_unix_s=time.time())
+        found = status(run_dir, job_28="RUNNING")
+        assert found.state == ("starting" if taken else "restarting")
+        assert (found.job_id, found.log, found.ends, found.restarts) == ("28", "/logs/28.log", ["all steps"], 1)
+
+
+def test_a_start_that_was_cancelled_early_is_listed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = begun(run_dir)
+    cancel(run_dir, attempt, Ended(Outcome.STOPPED, "asked to stop before it could", 0), monkeypatch)
+    found = status(run_dir)
+    assert (found.state, found.ends) == ("stopped", ["asked to stop before it could; cancelled"])
+
+
+def test_a_start_that_another_job_kept_out_is_not_listed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = resubmit(run_dir, monkeypatch)
+    refusal = FailureRecord(time.time(), 0, "n1", 2, "RunLockedError", "in use by process 5")
+    write_record(run_dir / "attempts" / attempt.name, refusal)
+    found = status(run_dir)
+    assert (found.state, found.log, found.ends) == ("completed", "/logs/7.log", ["all steps"])
 
 
 def test_a_damaged_start_json_is_passed_over(tmp_path: Path) -> None:

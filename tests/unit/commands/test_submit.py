@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds import pretrain
+from ctxlm_ds.checkpoint.folders import step_name
+from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.commands import submit
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, write_dataset
 from tests.text import make_documents
@@ -108,6 +112,41 @@ def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[s
         submit.main(["mine.yaml", "--sweep", "lr.txt"])
     (site / "lr.txt").write_text("# rates\n\nextends=bert-base\n")
     with pytest.raises(ConfigError, match=r"lr.txt:3: extends=bert-base: `extends` is for"):
+        submit.main(["mine.yaml", "--sweep", "lr.txt"])
+
+
+def checkpoint(run_dir: Path, step: int) -> None:
+    """A checkpoint of the run of mine.yaml, as the check compares it."""
+    folder = run_dir / "checkpoints" / step_name(step)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_config(load_config("mine.yaml", ["model.vocab_size=300"])))
+    write_manifest(folder, step, hash_files(folder, ["config.yaml"]))
+
+
+def test_a_run_goes_on_or_is_complete(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(Path("runs/mine"), 2)
+    told("mine.yaml")
+    assert "  resumes at step 2 of 4\n" in capsys.readouterr().out
+    Path("told").unlink()
+    submit.main(["mine.yaml", "--set", "training.max_steps=2"])
+    assert "complete already: step 2 of 2" in (printed := capsys.readouterr().out) and "not queued" in printed
+    submit.check_main(["mine.yaml", "--set", "training.max_steps=2"])
+    assert "complete already: step 2 of 2" in capsys.readouterr().out
+    for main in (submit.main, submit.check_main):
+        with pytest.raises(CheckpointError, match="training.seed: 1234 -> 9"):
+            main(["mine.yaml", "--set", "training.seed=9"])
+    pretrain.check_only(pretrain.parse_arguments(["--config", "mine.yaml", "--check"]))
+    assert "  resumes at step 2 of 4\n" in capsys.readouterr().out and not Path("told").exists()
+
+
+def test_each_task_of_a_sweep_goes_on(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\ntraining.seed=5\n")
+    checkpoint(Path("runs/mine/0"), 4)
+    told("mine.yaml --sweep lr.txt")
+    printed = capsys.readouterr().out
+    assert "  complete already: step 4 of 4\n" in printed and "  2 tasks: 1 complete already, 0 to resume" in printed
+    checkpoint(Path("runs/mine/1"), 4)
+    with pytest.raises(CheckpointError, match=r"runs/mine/1/.* cannot be continued"):
         submit.main(["mine.yaml", "--sweep", "lr.txt"])
 
 

@@ -162,7 +162,17 @@ def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == pytest.approx([140.0, 0.0, 0.0])
     # An evaluation of 40 s counts among the last steps' wall time.
     now[0] += 40.0
-    assert by_steps.update(metrics_of(31)) == pytest.approx(69 * 80 / 21)
+    assert by_steps.update(metrics_of(31)) == pytest.approx(69 * 78 / 20)
+
+
+def test_the_first_step_is_in_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("ctxlm_ds.training.status.time.monotonic", lambda: now[0])
+    clock = TimeLeft(RunStart(10, 100, RunConfig()))
+    now[0] += 222.0
+    assert clock.update(metrics_of(11)) is None
+    now[0] += 0.5
+    assert clock.update(metrics_of(12)) == pytest.approx(88 * 0.5)
 
 
 def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,21 +201,33 @@ def test_a_long_first_step_forecasts_the_run(log: io.StringIO) -> None:
     hook = StatusHook("runs/bert")
     hook.on_run_start(start(0, 28_800))
     hook.on_first_micro_batch(64, 1024, 9.0 / 16)
-    hook.on_step_end(metrics_of(1, step_seconds=9.0))
+    for step in range(1, 4):
+        hook.on_step_end(metrics_of(step, step_seconds=9.0))
     first, second = log.getvalue().splitlines()
     pattern = r"first step: row 64 of 1,024, about 9 s a step, 3 days in all, done about \w+ \d\d:\d\d"
     assert re.fullmatch(pattern, first)
-    assert second.startswith("step 1/28800 | ")
+    assert second.startswith("step 1/28800 | ") and "left" not in second
 
 
 @pytest.mark.parametrize(("seconds", "lines"), [(0.5, 1), (0.0001, 0)])
-def test_short_steps_are_forecast_after_the_first(seconds: float, lines: int) -> None:
+def test_short_steps_are_forecast_after_the_third(seconds: float, lines: int) -> None:
     forecast = Forecast(start(24, 300))
     assert forecast.in_step(64, 128, seconds) is None
-    said = [forecast.after_step(seconds, 275 * seconds) for _ in range(2)]
-    assert [line is not None for line in said] == [lines == 1, False]
+    said = [forecast.after_step(25, 200.0, None)]
+    said += [forecast.after_step(step, seconds, (300 - step) * seconds) for step in (26, 27, 28)]
+    assert [line is not None for line in said] == [False, False, lines == 1, False]
     if lines:
-        assert re.fullmatch(r"step 25: about 0.5 s a step, 2 minutes left, done about (\w+ )?\d\d:\d\d", str(said[0]))
+        assert re.fullmatch(r"step 27: about 0.5 s a step, 2 minutes left, done about (\w+ )?\d\d:\d\d", str(said[2]))
+
+
+@pytest.mark.parametrize(("seconds", "corrected"), [(0.5, True), (100.0, False), (200.0, False), (300.0, True)])
+def test_a_first_step_that_was_mostly_warm_up_is_corrected(seconds: float, corrected: bool) -> None:
+    forecast = Forecast(start(0, 64))
+    assert "about 144 s a step, 3 hours in all" in str(forecast.in_step(64, 1024, 9.0))
+    said = [forecast.after_step(step, 222.0 if step == 1 else seconds, (64 - step) * seconds) for step in (1, 2, 3)]
+    assert [line is not None for line in said] == [False, False, corrected]
+    if seconds == 0.5:  # also if the run is short
+        assert str(said[2]).startswith("step 3: about 0.5 s a step, 30 s left, done about ")
 
 
 def test_moments_to_come() -> None:
