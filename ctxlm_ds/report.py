@@ -134,7 +134,7 @@ def run_charts(
 ) -> list[Chart]:
     """Return loss and accuracy, training and held out, and the figures of SINGLE_FIGURES over the steps.
 
-    The loss is that of the log. If it is not the loss of the term alone, the term's has a chart of its own.
+    The loss is that of the log. If it is not the loss of the term alone, the term's has a separate chart.
 
     Args:
         records: lines of metrics.jsonl.

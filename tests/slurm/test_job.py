@@ -77,6 +77,7 @@ def test_a_cancelled_job_takes_its_successor_with_it(runs: Runs, tmp_path: Path)
     wait_for(lambda: not queue(runs.cluster), 30, "the end of its successor")
     # Slurm may have started it before it could be cancelled.
     assert job.events(END)[-1]["step"] < 100_000 and len(job.events(START)) == 1, job.explain()
+    assert "to resume, if the job was cancelled: submit the same command again" in job.text(), job.text()
 
 
 def test_the_first_failing_rank_s_traceback_is_the_last_word(runs: Runs, tmp_path: Path) -> None:
