@@ -136,6 +136,22 @@ def test_a_run_goes_on_or_is_complete(site: Path, capsys: pytest.CaptureFixture[
     assert "  resumes at step 2 of 4\n" in capsys.readouterr().out and not Path("told").exists()
 
 
+def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt = Path("runs/mine/attempts/job-18-0-0")
+    attempt.mkdir(parents=True)
+    (attempt / "start.json").write_text('{"job_id": "18"}')
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=RUNNING\n")
+    (site / "bin" / "scontrol").chmod(0o755)
+    for main in (submit.main, submit.check_main):
+        with pytest.raises(ConfigError, match="runs/mine is the run of job 18, which is running. Wait until it ends"):
+            main(["mine.yaml"])
+    assert not Path("told").exists()
+    told("mine.yaml --dependency=afterany:18")
+    assert "warning: runs/mine is the run of job 18" in capsys.readouterr().out
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=COMPLETED\n")
+    told("mine.yaml")
+
+
 def test_each_task_of_a_sweep_goes_on(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\ntraining.seed=5\n")
     checkpoint(Path("runs/mine/0"), 4)
