@@ -33,6 +33,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 WAITS = ("--dependency", "-d")
 PATIENCE_S = 5.0  # with Slurm's controller, for a question that the job asks again
+TRIAL_NUMBER = re.compile(r"Job \d+ to start")
 PROFILE_LINE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 
 
@@ -179,7 +180,8 @@ class Submission:
                 raise ConfigError("sbatch: not found; submit on a login node of the cluster")
             print("  sbatch: not asked, it is not installed here")
             return
-        print(f"  {self._sbatch('--test-only').strip()}")
+        # The number of its trial is not that of the job.
+        print(f"  {TRIAL_NUMBER.sub('to start', self._sbatch('--test-only').strip())}")
         if not submits:
             return
         self._make_folders()
