@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.console import at_least, program, run_command, setup_logging
-from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TrainingError
+from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TokenizerError, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.planning.check_lines import missing_lines, model_lines, run_lines
 from ctxlm_ds.process.failure import FailureReport
@@ -106,7 +106,7 @@ def check_only(arguments: argparse.Namespace) -> None:
         sys.stdout.write(dump_config(config))
         return
     zero_stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
-    run_dir = run_directory(config)
+    config, run_dir = _with_vocabulary(config), run_directory(config)
     progress = read_progress(run_dir, config)
     lines = run_lines(config, zero_stage, world_size, run_dir) + missing_lines(config)
     lines += [] if progress is None else [f"  {progress.describe()}"]
@@ -116,6 +116,18 @@ def check_only(arguments: argparse.Namespace) -> None:
     plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"
     for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
     sys.stdout.writelines(f"{line}\n" for line in model_lines(config, deepspeed, world_size, plan, for_gpus))
+
+
+def _with_vocabulary(config: RunConfig) -> RunConfig:
+    """Return the recipe with the size of its tokenizer's vocabulary; unchanged if the tokenizer cannot be opened."""
+    if config.tokenizer.path is None:
+        return config
+    try:
+        from ctxlm_ds.tokenizers.load import resolve
+
+        return resolve(config)[0]
+    except (ImportError, TokenizerError):
+        return config
 
 
 def _deepspeed_source(arguments: argparse.Namespace, config: RunConfig) -> str:

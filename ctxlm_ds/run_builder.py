@@ -42,7 +42,7 @@ from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
-from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.tokenizers.word_counts import word_counts
 from ctxlm_ds.training.continuations import build_continuations, encode_prompts
 from ctxlm_ds.training.engine import Engine
@@ -284,27 +284,6 @@ def build_loaders(
     validation = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
     arguments = (rows.train, objective, config, *ranks, start_row, idle, device)
     return StoredTrainLoader(stored[TRAIN], *arguments) if stored else TrainLoader(*arguments), validation
-
-
-def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
-    """Return the recipe with the size of the vocabulary, and its tokenizer.
-
-    Raises:
-        ConfigError: the recipe names no tokenizer, or the model has fewer embedding rows than the tokenizer has ids.
-    """
-    if config.tokenizer.path is None:
-        raise ConfigError(
-            "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
-            "(ctxlm tokenizer makes one)"
-        )
-    tokenizer = load_tokenizer(config.tokenizer.path)
-    size, least = config.model.vocab_size or tokenizer.output_size, tokenizer.output_size
-    if size < least:
-        raise ConfigError(
-            f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
-            f"{least - 1}; set model.vocab_size to at least {least}, or null"
-        )
-    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
 
 
 def build_engine(

@@ -9,6 +9,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.cluster import start_records
@@ -102,9 +103,13 @@ def pause(context: JobContext, signals: JobSignals, start: RankStart) -> None:
 
 def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) -> None:
     """Refuse (ConfigError) a newly submitted job whose run another job has; one that was put back, or follows, may."""
-    run_dir = context.run_dir
-    # A complete run may be extended by another job (a second phase).
-    if context.restarts or context.chain != context.job_id or is_completed(run_dir):
+    if not context.restarts and context.chain == context.job_id:
+        refuse_run_of_another(context.run_dir, context.job_id, show)
+
+
+def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], Job] = show_job) -> None:
+    """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended (a second phase)."""
+    if is_completed(run_dir):
         return
     newest = newest_attempt(run_dir) or ""
     records = [run_dir / RECORD_NAME, run_dir / ATTEMPTS_DIR / newest / start_records.START_FILE]
@@ -113,7 +118,7 @@ def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) 
             job = show(job_id)
             # Slurm counts the restart of a job before its processes have ended.
             requeued = job.state == "COMPLETING" and newest.startswith(f"job-{job_id}-{job.restarts - 1}-")
-            if job_id != context.job_id and (job.state in OWNS or requeued):
+            if job_id != own_id and (job.state in OWNS or requeued):
                 raise ConfigError(
                     f"{run_dir} is the run of job {job_id}, which is {'requeued' if requeued else job.state.lower()}. "
                     f"Wait until it ends, cancel it (scancel {job_id}), or choose another run_dir"

@@ -42,6 +42,7 @@ class Start:
     log: str | None
     ended: str  # why the start ended; for the last start, why it did if it has ended
     job_id: str | None
+    array_task: str | None
     trained: bool  # it came as far as training
     is_open: bool  # a job's start without an end on record
 
@@ -185,6 +186,7 @@ def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> St
     first = events[0]
     attempt = str(first.get("attempt") or history.DEFAULT_ATTEMPT)
     folder = run_dir / ATTEMPTS_DIR / attempt
+    record = read_start_record(folder / START_FILE)
     # Starts by hand share a folder.
     records = [one for one in read_failures(folder) if seconds(first) <= one.time_unix_s < next_s]
     return Start(
@@ -194,6 +196,7 @@ def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> St
         log=str(first["log"]) if first.get("log") else None,
         ended=_describe_end(folder, records, events[1:]),
         job_id=str(first["job_id"]) if first.get("job_id") else None,
+        array_task=str(record.array_task) if record is not None and record.array_task else None,
         trained=first.get("trained") is not False,
         is_open=(folder / START_FILE).is_file() and not (folder / END_FILE).exists(),
     )

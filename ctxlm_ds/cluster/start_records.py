@@ -15,6 +15,7 @@ from typing import Any
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.cluster.rank_output import job_log
+from ctxlm_ds.cluster.slurm_commands import named
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 
 START_FILE = "start.json"
@@ -35,6 +36,7 @@ class StartRecord:
     checkpoint_step: int | None  # newest checkpoint at the beginning; None if there was none
     nodes: str
     log: str | None = None  # the job's readable log, known before the ranks' START event
+    array_task: str | None = None  # name of the job in the queue, as 15_0, if it is a task of an array
 
     def describe(self) -> str:
         """Describe the checkpoint that the start begins at."""
@@ -49,7 +51,10 @@ def newest_checkpoint(run_dir: Path) -> int | None:
 
 def begin(run_dir: Path, name: str, chain: str, job_id: str, nodes: str) -> StartRecord:
     """Make a start's folder. Raises OSError if the run directory cannot be written."""
-    attempt = StartRecord(name, chain, job_id, round(time.time(), 6), newest_checkpoint(run_dir), nodes, job_log())
+    checkpoint, task = newest_checkpoint(run_dir), named(job_id)
+    attempt = StartRecord(
+        name, chain, job_id, round(time.time(), 6), checkpoint, nodes, job_log(), None if task == job_id else task
+    )
     folder = run_dir / ATTEMPTS_DIR / name
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / START_FILE, json.dumps(asdict(attempt), indent=1) + "\n")

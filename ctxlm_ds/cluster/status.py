@@ -55,6 +55,7 @@ class RunStatus:
     rollbacks: int = 0
     failed_saves: int = 0
     job_id: str | None = None
+    array_task: str | None = None  # name of the job in the queue, as 15_0, if it is a task of an array
     log: str | None = None
     damaged: dict[str, str] = field(default_factory=dict)  # files that could not be read, and why
 
@@ -70,6 +71,10 @@ class _Run:
     lock_age_s: float
     job_ids: tuple[str, ...]
     """Jobs that the records name: of the lock, of the last event, the successor, of the newest start."""
+
+    def name_of(self, job_id: str | None) -> str | None:
+        """Return a job's name in the queue if it is a task of an array."""
+        return next((start.array_task for start in self.starts if job_id and start.job_id == job_id), None)
 
 
 def read_statuses(run_dirs: Sequence[Path], queue: Mapping[str, str] | None = None) -> list[RunStatus]:
@@ -92,7 +97,8 @@ def last_trained(starts: Sequence[Start]) -> Start | None:
 def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the states of the jobs that squeue knows, by id; empty if there is no Slurm or it does not answer."""
     wanted = sorted(set(job_ids))
-    words = ["squeue", "--noheader", "--states=all", "--format=%i %T", "--jobs=" + ",".join(wanted)]
+    # %i of a task of an array is its name, 15_0.
+    words = ["squeue", "--noheader", "--states=all", "--format=%A %T", "--jobs=" + ",".join(wanted)]
     try:
         rows = [line.split() for line in call(words, timeout_s=SQUEUE_TIMEOUT_S).splitlines()] if wanted else []
     except ClusterError:
@@ -208,6 +214,7 @@ def _judge(status: RunStatus, run: _Run, queue: Mapping[str, str]) -> None:
     present = last_trained(starts) if runs else starts[-1] if begins and starts and starts[-1].is_open else None
     if runs and run.holder is not None:
         status.job_id = run.holder.job_id or status.job_id
+    status.array_task = run.name_of(status.job_id)
     shown = present or (starts[-1] if starts else None)
     status.log = shown.log if shown is not None else None
     status.ends = [start.ended for start in starts if start is not present]
@@ -250,7 +257,7 @@ def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, s
     continues = last == FAILURE and not files.is_cancelled_in_order(course[-1])
     for job_id in run.job_ids:
         state = queue.get(job_id, "")
-        why = f"job {job_id} is {state.lower()}"
+        why = f"job {run.name_of(job_id) or job_id} is {state.lower()}"
         if state in WAITING:
             return "queued", why
         begun = (run.run_dir / history.ATTEMPTS_DIR).glob(f"job-{job_id}-*/{START_FILE}")

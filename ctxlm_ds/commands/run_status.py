@@ -46,7 +46,7 @@ def cells(status: RunStatus) -> dict[str, str]:
         "checkpoint": checkpoint_cell(status),
         "restarts": str(status.restarts),
         "skipped": f"{status.skips}, {status.rollbacks} back" if status.rollbacks else str(status.skips),
-        "job": status.job_id or UNKNOWN,
+        "job": status.array_task or status.job_id or UNKNOWN,
     }
 
 

@@ -16,10 +16,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.cluster.inputs import input_problems
+from ctxlm_ds.cluster.job import refuse_run_of_another
+from ctxlm_ds.cluster.slurm_commands import show_job
 from ctxlm_ds.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
@@ -28,6 +31,9 @@ from ctxlm_ds.pretrain import check_only, make_run_dir, run_directory
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
+WAITS = ("--dependency", "-d")
+PATIENCE_S = 5.0  # with Slurm's controller, for a question that the job asks again
+TRIAL_NUMBER = re.compile(r"Job \d+ to start")
 PROFILE_LINE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 
 
@@ -71,7 +77,7 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     args, own_options = parser.parse_known_args(words, sizes)  # the command line wins, and comes last
     gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
     args.ranks = args.ranks or _count(args.gpus_per_node)
-    config, is_complete = check(args)
+    config, is_complete = check(args, waits=any(word.startswith(WAITS) for word in (*options, *own_options)))
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
         return
@@ -84,14 +90,18 @@ def check_main(argv: Sequence[str] | None = None) -> None:
     main(argv, submits=False)
 
 
-def check(args: argparse.Namespace) -> tuple[RunConfig, bool]:
+def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, bool]:
     """Check the recipe of every task, what it reads and what it has done, and describe the first.
+
+    Args:
+        args: of the command line.
+        waits: True if the job waits for others, which may have its run until then.
 
     Returns:
         The recipe without a sweep, and whether all its runs are complete.
 
     Raises:
-        ConfigError: a setting is wrong, or an input is missing or does not fit.
+        ConfigError: a setting is wrong, an input is missing or does not fit, or another job has the run.
         CheckpointError: a run cannot be continued with these settings.
     """
     world_size = args.nodes * args.ranks
@@ -110,6 +120,13 @@ def check(args: argparse.Namespace) -> tuple[RunConfig, bool]:
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
     first.set = [*common, *tasks[0].settings]
     check_only(first)
+    for config in configs:
+        try:
+            refuse_run_of_another(run_directory(config), None, partial(show_job, patience_s=PATIENCE_S))
+        except ConfigError as error:
+            if not waits:
+                raise
+            print(f"  warning: {error}")
     progress = [read_progress(run_directory(config), config) for config in configs]
     begun = [each for each in progress if each is not None]
     num_complete = sum(each.complete for each in begun)
@@ -170,7 +187,8 @@ class Submission:
                 raise ConfigError("sbatch: not found; submit on a login node of the cluster")
             print("  sbatch: not asked, it is not installed here")
             return
-        print(f"  {self._sbatch('--test-only').strip()}")
+        # The number of its trial is not that of the job.
+        print(f"  {TRIAL_NUMBER.sub('to start', self._sbatch('--test-only').strip())}")
         if not submits:
             return
         self._make_folders()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
-from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece
 from ctxlm_ds.tokenizers.base import DECODER_ROLES, MAX_ID, SPECIAL_ROLES, Tokenizer, TokenizerFacts, missing_role
 from ctxlm_ds.tokenizers.vocabulary_files import find_vocabulary, load_vocabulary
@@ -86,6 +87,27 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
             "accept the change as a new tokenizer"
         )
     return tokenizer
+
+
+def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
+    """Return the recipe with the size of the vocabulary, and its tokenizer.
+
+    Raises:
+        ConfigError: the recipe names no tokenizer, or the model has fewer embedding rows than the tokenizer has ids.
+    """
+    if config.tokenizer.path is None:
+        raise ConfigError(
+            "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
+            "(ctxlm tokenizer makes one)"
+        )
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    size, least = config.model.vocab_size or tokenizer.output_size, tokenizer.output_size
+    if size < least:
+        raise ConfigError(
+            f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
+            f"{least - 1}; set model.vocab_size to at least {least}, or null"
+        )
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
 
 
 def training_record(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ctxlm_ds.cluster.rank_start import RankStart, prepare
 from ctxlm_ds.cluster.restart_policy import Ended, Outcome
 from ctxlm_ds.cluster.settings import read_settings
 from ctxlm_ds.cluster.start_records import CANCELLED, StartRecord, begin, finish
+from ctxlm_ds.cluster.status import ask_queue
 from ctxlm_ds.commands.run_status import details, remarks
 from ctxlm_ds.process.run_history import END, FAILURE, FailureRecord, append_event, write_record
 from tests.unit.cluster.status_runs import ATTEMPT, leave_lock, make_run, started, status
@@ -124,6 +125,25 @@ def test_a_start_that_has_not_trained_yet_has_its_own_log(run_dir: Path, monkeyp
         found = status(run_dir, job_28="RUNNING")
         assert found.state == ("starting" if taken else "restarting")
         assert (found.job_id, found.log, found.ends, found.restarts) == ("28", "/logs/28.log", ["all steps"], 1)
+
+
+def test_a_task_of_an_array_has_its_name_in_the_queue(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    begun(run_dir)
+    found = status(run_dir, job_7="RUNNING")
+    assert (found.state, found.why, found.job_id) == ("starting", "job 6_0 is running", "7")
+    assert "  job         6_0" in details(found)
+
+
+def test_the_queue_is_asked_by_the_ids_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As squeue answers: %i of the task of an array is its name."""
+    squeue = 'case "$*" in *%i*) echo 6_0 RUNNING;; *%A*) echo 7 RUNNING;; esac'
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert ask_queue(["7"]) == {"7": "RUNNING"}
 
 
 def test_a_start_that_was_cancelled_early_is_listed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.commands import submit
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, write_dataset
 from tests.text import make_documents
 
 SBATCH = """#!/bin/sh
 [ -z "$REFUSED" ] || { echo "sbatch: error: $REFUSED" >&2; exit 1; }
-[ "$1" != --test-only ] || { echo fits >&2; exit; }
+[ "$1" != --test-only ] || { echo "sbatch: Job 1 to start at noon" >&2; exit; }
 for word in "$CTXLM_ENV" "$@"; do printf '%s\\n' "$word"; done > told
 echo "12;cluster"
 """
@@ -44,7 +45,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sbatch").write_text(SBATCH)
     (tmp_path / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setattr("ctxlm_ds.pretrain.model_lines", lambda *_: [])  # builds the model in a process of its own
+    # In place of a process of its own, which builds the model.
+    monkeypatch.setattr("ctxlm_ds.pretrain.model_lines", lambda config, *_: [f"vocabulary {config.model.vocab_size}"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     for name in ("CTXLM_HOME", "CTXLM_ENV", "REFUSED"):
@@ -139,6 +141,22 @@ def test_a_run_goes_on_or_is_complete(site: Path, capsys: pytest.CaptureFixture[
     assert "  resumes at step 2 of 4\n" in capsys.readouterr().out and not Path("told").exists()
 
 
+def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt = Path("runs/mine/attempts/job-18-0-0")
+    attempt.mkdir(parents=True)
+    (attempt / "start.json").write_text('{"job_id": "18"}')
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=RUNNING\n")
+    (site / "bin" / "scontrol").chmod(0o755)
+    for main in (submit.main, submit.check_main):
+        with pytest.raises(ConfigError, match="runs/mine is the run of job 18, which is running. Wait until it ends"):
+            main(["mine.yaml"])
+    assert not Path("told").exists()
+    told("mine.yaml --dependency=afterany:18")
+    assert "warning: runs/mine is the run of job 18" in capsys.readouterr().out
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=COMPLETED\n")
+    told("mine.yaml")
+
+
 def test_each_task_of_a_sweep_goes_on(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\ntraining.seed=5\n")
     checkpoint(Path("runs/mine/0"), 4)
@@ -176,13 +194,22 @@ def test_a_check_submits_nothing(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit.check_main(["mine.yaml"])
-    assert capsys.readouterr().out.endswith("fits\n") and not Path("told").exists() and not Path("runs").exists()
+    assert capsys.readouterr().out.endswith("\n  sbatch: to start at noon\n")
+    assert not Path("told").exists() and not Path("runs").exists()
     (site / "bin" / "sbatch").unlink()
     monkeypatch.setenv("PATH", f"{site}/bin")
     submit.check_main(["mine.yaml"])
     assert "sbatch: not asked" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="submit on a login node"):
         submit.main(["mine.yaml"])
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = load_tokenizer("tok").output_size
+    submit.check_main(["mine.yaml"])
+    assert f"vocabulary {size}\n" in capsys.readouterr().out
+    pretrain.check_only(pretrain.parse_arguments(["--config", "mine.yaml", "--check", "--set", "tokenizer.path=no"]))
+    assert "vocabulary None\n" in capsys.readouterr().out
 
 
 def test_the_scripts_are_those_of_the_folder_or_the_checkout(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
