@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.atomic import stop_signals_interrupt, write_text
 from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging
 from ctxlm_ds.downstream.features.options import GRID, add_features, check_options, kind_of_features, recorded_options
-from ctxlm_ds.downstream.task import TaskDescription, load_task
+from ctxlm_ds.downstream.task import TaskDescription, is_file_name, load_task
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
@@ -41,7 +41,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     start.add_argument("--model", type=Path, metavar="DIR", help="model in Hugging Face's form, to be fine-tuned")
     start.add_argument("--features", type=Path, metavar="PATH", help="model folder (Hugging Face's form, or ELMo) or "
                        "file of static vectors (GloVe, word2vec), which stay as they are")  # fmt: skip
-    parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="folder of the task's files")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the task's files; default: of a YAML's own")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder of the results")
     parser.add_argument("--train-file", metavar="NAME", help="file of --data in place of the task's")
     parser.add_argument("--dev-file", metavar="NAME", help="file of --data in place of the task's")
@@ -137,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         clear_stale_build_locks()
     source: Path = arguments.model or arguments.features
     name, task = load_task(arguments.task)
+    if arguments.data is None:
+        if not is_file_name(arguments.task):
+            raise ConfigError(f"--data: give the folder with the files of {arguments.task}")
+        arguments.data = Path(arguments.task).parent
     task = _changed(task, arguments)
     check_packages()
     from ctxlm_ds.downstream.grid import read_results, summarize

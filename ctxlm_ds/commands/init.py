@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 
 from ctxlm_ds.console import at_least, run_command
@@ -116,6 +117,8 @@ def _start(args: argparse.Namespace) -> None:
 
     if args.data is not None and args.text is not None:
         raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
+    if args.text is not None and not glob(args.text):
+        raise ConfigError(f"--text {args.text}: no such file; check its name")
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
     answers = Answers(

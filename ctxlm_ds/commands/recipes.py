@@ -23,7 +23,8 @@ MAX_LINE = 100
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", metavar="show | diff")
+    commands = parser.add_subparsers(dest="command", metavar="list | show | diff")
+    commands.add_parser("list", help="list the shipped recipes (as without a word)")
     show = commands.add_parser("show", help="print a recipe's comment and all its settings")
     show.add_argument("recipe", metavar="RECIPE")
     show.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
@@ -36,7 +37,7 @@ def main() -> None:
     args = build_parser().parse_args()
     from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config
 
-    if args.command is None:
+    if args.command in (None, "list"):
         shipped = sorted((path.stem, summary(path)) for path in RECIPE_DIR.glob("*.yaml"))
         print("\n".join(aligned(shipped, (0, 1), "")))
     elif args.command == "show":

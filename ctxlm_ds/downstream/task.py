@@ -179,6 +179,11 @@ def shipped_tasks() -> list[str]:
     return sorted(path.stem for path in TASK_DIR.glob("*.yaml"))
 
 
+def is_file_name(name_or_path: str) -> bool:
+    """Return whether a task is named by the file of its description."""
+    return Path(name_or_path).suffix in (".yaml", ".yml")
+
+
 def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
     """Return name and description of a shipped task, or of a YAML file.
 
@@ -186,7 +191,7 @@ def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
         ConfigError: there is no such task, or its description is wrong; lists every problem.
     """
     path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
+    if not is_file_name(name_or_path):
         path = TASK_DIR / f"{name_or_path}.yaml"
         if not path.is_file():
             known = shipped_tasks()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ctxlm_ds.downstream.task import load_task
-from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.finetune import _kind_options, _variant, parse_arguments
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.finetune import _kind_options, _variant, main, parse_arguments
 
 NEEDED = ["--model", "m", "--data", "d", "--output", "o"]
 
@@ -40,3 +43,13 @@ def test_forms_and_their_options(task: str, options: list[str], form: object) ->
 def test_options_without_their_form_are_refused(options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _variant(load_task("mrpc")[1], parse_arguments(["--task", "mrpc", *NEEDED, *options]))
+
+
+def test_only_the_files_of_a_shipped_task_need_a_folder(tmp_path: Path) -> None:
+    rest = ["--model", str(tmp_path), "--output", str(tmp_path / "out")]
+    with pytest.raises(ConfigError, match="--data: give the folder with the files of mrpc"):
+        main(["--task", "mrpc", *rest])
+    description = "kind: classification\ntrain: t.tsv\ndev: d.tsv\nformat: tsv\ncolumns: {text: a, label: b}\n"
+    (tmp_path / "mine.yaml").write_text(description)
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "t.tsv"))):
+        main(["--task", str(tmp_path / "mine.yaml"), *rest])

@@ -13,6 +13,7 @@ def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     answers = iter(["gpt2", "", "corpus.txt", "", "2", "zero", "0.1", ""])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    (tmp_path / "corpus.txt").write_text("A text.\n")
     main([])
     printed = capsys.readouterr().out
     assert "ctxlm tokenizer --input corpus.txt --type gpt2 --output-dir tokenizer" in printed
@@ -22,6 +23,8 @@ def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
     with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
         main(["--family", "gpt2", "--text", "corpus.txt"])
+    with pytest.raises(ConfigError, match=r"--text none.txt: no such file"):
+        main(["--family", "gpt2", "--text", "none.txt", "--output", "other.yaml"])
     for hours in ("0", "9e9", "inf", "nan"):
         with pytest.raises(ConfigError, match=r"--hours \S+: expected a number above 0 and up to 8,760"):
             main(["--family", "gpt2", "--hours", hours, "--output", "other.yaml"])
