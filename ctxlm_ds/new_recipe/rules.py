@@ -20,7 +20,7 @@ Names = Sequence[str]
 
 def _given(result: Translation, names: Names) -> str:
     """Return the given arguments as they were written."""
-    return " ".join(" ".join([name, *result.texts(name)]) for name in names if result.has(name))
+    return " ".join(" ".join([result.typed(name), *result.texts(name)]) for name in names if result.has(name))
 
 
 def _source(result: Translation, names: Names) -> str:

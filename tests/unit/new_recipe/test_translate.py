@@ -100,3 +100,28 @@ def test_the_tokenizer_that_the_user_names_is_in_every_command():
     assert result.value("tokenizer.path") == "tok" and any("--tokenizer tok " in note for note in result.notes)
     named = _translate("run_mlm.py --model_type bert --train_file a.txt", "run_mlm")
     assert named.value("tokenizer.path") == "tokenizer"
+
+
+def test_values_that_only_a_run_of_the_script_knows_give_a_note_and_no_setting():
+    text = f"pretrain_gpt.py {SHAPE} --micro-batch-size $M --lr `rate` --bf16 $MORE --eval-interval ${{E}}0 --load $1"
+    text += " --save $1 --data-path 0.3 $A 0.7 b --tensorboard-dir $2 --master_port $P"
+    result = _translate(text)
+    assert not any("$" in str(setting.value) for setting in result.settings.values())
+    assert {"optimizer.learning_rate", "evaluation.interval_steps", "run_dir", "data.train"}.isdisjoint(result.settings)
+    assert (result.value("training.precision"), result.value("logging.tensorboard")) == ("bf16", True)
+    known = "known only when the script runs"
+    assert result.notes == [
+        f"--micro-batch-size $M: $M is {known}; set training.micro_batch_size",
+        f"--lr `rate`: `rate` is {known}; set optimizer.learning_rate",
+        f"$MORE after --bf16: {known}; write the arguments that it holds",
+        f"--eval-interval ${{E}}0: ${{E}} is {known}; set evaluation.interval_steps",
+        f"--save $1: $1 is {known}; set run_dir",
+        f"--data-path 0.3 $A 0.7 b: $A is {known}; set data.train",
+        f"--master_port $P: $P is {known}",
+    ]
+
+
+def test_arguments_are_named_as_they_were_written():
+    result = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} --clip_grad 0.5 --use_flash_attn --hiden_dropout 0")
+    assert result.settings["optimizer.gradient_clipping"].source == "--clip_grad 0.5"
+    assert ([*result.without.values()], [*result.unknown]) == ([["--use_flash_attn"]], ["--hiden_dropout"])
