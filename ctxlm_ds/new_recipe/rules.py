@@ -12,6 +12,7 @@ from typing import Any
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.new_recipe.dataset_size import num_rows
+from ctxlm_ds.new_recipe.samples import steps_of_samples
 from ctxlm_ds.new_recipe.translate import Translation, plain_value
 from ctxlm_ds.registry import FORMATS
 
@@ -125,10 +126,19 @@ def _accumulated(result: Translation, names: Names) -> None:
 
 
 def _steps_of_samples(result: Translation, names: Names) -> None:
+    batch, ramp = int(result.value("training.global_batch_size")), result.value("training.batch_ramp")
     for name in names:
-        if result.has(name):
-            steps = int(result.number(name)) // int(result.value("training.global_batch_size"))
-            result.set(result.table["arguments"][name]["key"], steps, f"{_given(result, [name])}, in global batches")
+        if not result.has(name):
+            continue
+        key, given = result.table["arguments"][name]["key"], _given(result, [name])
+        steps = steps_of_samples(int(result.number(name)), batch, ramp)
+        if steps is None:
+            ramp_given = _given(result, ["--rampup-batch-size"])
+            result.notes.append(f"{given}: its steps along {ramp_given} cannot be counted; set {key}")
+        else:
+            result.set(key, steps, f"{given}, in {'global batches' if ramp is None else 'steps along the batch ramp'}")
+            if ramp is not None and key == "schedule.warmup_steps":
+                result.notes.append(f"{given}: the rate rises evenly over {steps:,} steps, in Megatron over samples")
 
 
 def _wsd(result: Translation, names: Names) -> None:
@@ -139,7 +149,7 @@ def _wsd(result: Translation, names: Names) -> None:
 
 def _numbers(result: Translation, names: Names) -> None:
     if result.has(names[0]):
-        result.set("training.batch_ramp", [plain_value(word) for word in result.texts(names[0])], names[0])
+        result.set("training.batch_ramp", [plain_value(word) for word in result.texts(names[0])], _given(result, names))
 
 
 def _hours(result: Translation, names: Names) -> None:
@@ -304,11 +314,11 @@ RULES: dict[str, Callable[[Translation, Names], None]] = {
     "betas": _betas,
     "global_batch": _global_batch,
     "accumulated": _accumulated,
+    "numbers": _numbers,
     "steps_of_samples": _steps_of_samples,
     "epochs": _epochs,
     "wsd": _wsd,
     "warmup": _warmup,
-    "numbers": _numbers,
     "hours": _hours,
     "precision": _precision,
     "power": _power,

@@ -151,7 +151,7 @@ def test_what_is_not_read_gives_a_remark():
     text = "torchrun $D --nnodes $N pretrain_gpt.py $A --lr 1\n  --seed 2\npython pretrain_bert.py --bf16"
     given, remarks = _given(text)
     assert given == {"--lr": ["1"]}
-    parts = ["$D before pretrain_gpt.py", "--nnodes $N", "$A before the first", "--seed: the line before", "2 commands of"]
+    parts = ["$D before pretrain_gpt.py", "--nnodes $N", "$A before the first", "--seed: the line", "2 commands of"]
     assert all(any(part in remark for remark in remarks) for part in parts), remarks
 
 

@@ -54,11 +54,16 @@ def test_megatron_gpt_counts_samples_in_batches(tmp_path):
     text += " --lr-warmup-samples 160 --min-lr 1e-5 --rampup-batch-size 8 4 320 --data-path 0.3 a 0.7 b --mask-prob 0.2"
     result = _translate(text)
     config = _recipe(result, tmp_path)
-    assert (config.training.max_steps, config.schedule.warmup_steps) == (100, 10)
+    assert 1600 - 16 < config.training.rows_after(config.training.max_steps) <= 1600
+    assert 160 <= config.training.rows_after(config.schedule.warmup_steps) < 160 + 16
     assert config.training.batch_ramp == (8, 4, 320)
     assert [(source.path, source.weight) for source in config.data.train] == [("a", 0.3), ("b", 0.7)]
     assert (config.data.blend, config.training.initial_loss_scale_power) == ("megatron", 32)
-    assert result.notes == ["--mask-prob 0.2: causal_lm has no objective.mask_prob"]
+    steps = config.schedule.warmup_steps
+    assert result.notes == [
+        f"--lr-warmup-samples 160: the rate rises evenly over {steps} steps, in Megatron over samples",
+        "--mask-prob 0.2: causal_lm has no objective.mask_prob",
+    ]
 
 
 def test_megatron_llama(tmp_path):
