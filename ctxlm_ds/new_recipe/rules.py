@@ -102,6 +102,16 @@ def _tokenizer(result: Translation, names: Names) -> None:
     path = result.tokenizer or result.text("--tokenizer-model") or result.text("--vocab-file")
     if path is not None:
         result.set("tokenizer.path", path, _given(result, names))
+    merges = result.text("--merge-file")
+    if path is None and merges is not None:
+        result.notes.append(f"--merge-file {merges}: give its vocabulary too, --vocab-file, or --tokenizer DIR")
+    elif path is not None and merges is not None and result.tokenizer is None:
+        expected = Path(path).with_name(Path(path).name.removesuffix("vocab.json") + "merges.txt")
+        if Path(merges) not in (expected, Path(path).with_name("merges.txt")):
+            result.notes.append(
+                f"--merge-file {merges}: the merges are read next to {path}; put both files into one folder, as "
+                "vocab.json and merges.txt"
+            )
 
 
 def _betas(result: Translation, names: Names) -> None:

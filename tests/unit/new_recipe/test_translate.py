@@ -130,3 +130,13 @@ def test_arguments_are_named_as_they_were_written():
     result = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} --clip_grad 0.5 --use_flash_attn --hiden_dropout 0")
     assert result.settings["optimizer.gradient_clipping"].source == "--clip_grad 0.5"
     assert ([*result.without.values()], [*result.unknown]) == ([["--use_flash_attn"]], ["--hiden_dropout"])
+
+
+def test_vocabulary_and_merges_in_one_folder_or_a_note():
+    files = "--vocab-file a/gpt2-vocab.json --merge-file {}"
+    same = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} {files.format('a/gpt2-merges.txt')}")
+    assert same.value("tokenizer.path") == "a/gpt2-vocab.json" and not same.notes
+    other = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} {files.format('b/gpt2-merges.txt')}")
+    assert "put both files into one folder" in other.notes[0]
+    alone = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} --merge-file a/merges.txt")
+    assert "give its vocabulary too" in alone.notes[0]
