@@ -39,6 +39,16 @@ def _variant(result: Translation, names: Names) -> None:
         raise ConfigError(f"--swiglu without {' and '.join(missing)}: no family has such a model; llama has them all")
 
 
+def _grouped(result: Translation, names: Names) -> None:
+    """Set the key-value heads of --num-query-groups, which --group-query-attention switches on."""
+    groups = result.number("--num-query-groups")
+    if groups is None and result.has("--group-query-attention"):
+        result.notes.append("--group-query-attention: give --num-query-groups too; its default, 1, is taken")
+        groups = 1
+    if groups is not None:
+        result.set("model.num_key_value_heads", groups, _given(result, names))
+
+
 def _feed_forward(result: Translation, names: Names) -> None:
     hidden, size = result.number("--hidden-size"), result.number(names[0])
     if size is None and hidden is not None:
@@ -180,6 +190,9 @@ def _power(result: Translation, names: Names) -> None:
 
 
 def _evaluated_rows(result: Translation, names: Names) -> None:
+    if result.number(names[0]) == 0:
+        result.set("evaluation.interval_steps", 0, _given(result, names))
+        return
     rows = int(result.number(names[0], 100)) * int(result.value("training.global_batch_size"))
     result.set("evaluation.max_rows", max(1, rows), f"{_source(result, names)}, times the global batch")
 
@@ -206,7 +219,10 @@ def _hf_model(result: Translation, names: Names) -> None:
     if result.has("--model_name_or_path"):
         result.set("initialize_from", result.text("--model_name_or_path"), _given(result, ["--model_name_or_path"]))
     if folder is not None and not Path(folder, "config.json").is_file():
-        raise ConfigError(f"{folder}: no local folder with a config.json (names on the Hub are not looked up)")
+        raise ConfigError(
+            f"{folder}: no local folder with a config.json (names on the Hub are not looked up); download it "
+            f"(hf download {folder} --local-dir DIR) and name DIR, or drop it and keep --model_type, for new weights"
+        )
     if folder is None and kind is None:
         raise ConfigError("the command gives none of --model_type, --config_name and --model_name_or_path")
     from ctxlm_ds.errors import ExportError
@@ -310,6 +326,7 @@ def _epochs(result: Translation, names: Names) -> None:
 RULES: dict[str, Callable[[Translation, Names], None]] = {
     "variant": _variant,
     "hf_model": _hf_model,
+    "grouped": _grouped,
     "feed_forward": _feed_forward,
     "activation": _activation,
     "one_segment": _one_segment,

@@ -140,3 +140,14 @@ def test_vocabulary_and_merges_in_one_folder_or_a_note():
     assert "put both files into one folder" in other.notes[0]
     alone = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} --merge-file a/merges.txt")
     assert "give its vocabulary too" in alone.notes[0]
+
+
+def test_no_evaluation_and_grouped_queries(tmp_path):
+    parts = "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --eval-iters 0"
+    text = f"pretrain_gpt.py {SHAPE} {TRAINING} {parts} --group-query-attention"
+    result = _translate(f"{text} --num-query-groups 2 --mock-data --data-args-path x --chunk-size 3")
+    config = _recipe(result, tmp_path)
+    assert (config.evaluation.interval_steps, config.model.num_key_value_heads) == (0, 2)
+    assert not result.unknown and not result.notes
+    alone = _translate(text)
+    assert alone.value("model.num_key_value_heads") == 1 and "give --num-query-groups" in alone.notes[0]
