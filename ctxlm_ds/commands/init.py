@@ -182,7 +182,7 @@ def _migrate(original: str, text: str, args: argparse.Namespace) -> None:
     output = args.output or Path(f"{Path(command.script).stem}.yaml")
     _check_output(output)
     head = [f"Written by `ctxlm init` from the arguments of {command.script}; each comment is the argument."]
-    write_recipe(output, recipe_text(head, result.settings))
+    write_recipe(output, recipe_text(head, result.settings), result.settings)
     print(f"{output}: {len(result.settings)} settings from {len(command.given)} arguments of {command.script}")
     for why, names in result.without.items():
         print(f"no setting: {', '.join(names)}: {why}")

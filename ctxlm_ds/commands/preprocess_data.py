@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import at_least, counted, format_duration, setup_logging
@@ -26,31 +27,32 @@ INPUT_HELP = (
     "parquet, globs, or hf://NAME"
 )
 
-_BY_FILES = "leave it out: the tokenizer's files decide it"
-_ALWAYS = "leave it out: this is always so"
+_TIKTOKEN = "a tiktoken vocabulary is not read; save it as a Hugging Face folder, for --tokenizer"
+WITHOUT_EFFECT = {
+    "--tokenizer-type": 1,
+    "--vocab-size": 1,
+    "--tokenizer-hf-use-fast": 0,
+    "--lang": 1,
+    "--keep-sequential-samples": 0,
+    "--log-interval": 1,
+    "--dataset-impl": 1,
+}
+"""Options of Megatron-LM's tools/preprocess_data.py that change nothing here, with the number of their values."""
 MEGATRON = {
-    "--tokenizer-type": _BY_FILES,
-    "--vocab-size": _BY_FILES,
-    "--vocab-extra-ids": _BY_FILES,
-    "--legacy-tokenizer": _BY_FILES,
-    "--tokenizer-metadata": _BY_FILES,
-    "--tokenizer-hf-use-fast": _BY_FILES,
-    "--tiktoken-pattern": "a tiktoken vocabulary is not read; save it as a Hugging Face folder, for --tokenizer",
-    "--tiktoken-num-special-tokens": "see --tiktoken-pattern",
-    "--tiktoken-special-tokens": "see --tiktoken-pattern",
-    "--merge-file": "leave it out: merges.txt is read from the folder of vocab.json, which --tokenizer names",
+    "--vocab-extra-ids": "leave it out: the tokenizer's files decide it",
+    "--legacy-tokenizer": "leave it out: the tokenizer's files decide it",
+    "--tokenizer-metadata": "leave it out: the tokenizer's files decide it",
+    "--tiktoken-pattern": _TIKTOKEN,
+    "--tiktoken-num-special-tokens": _TIKTOKEN,
+    "--tiktoken-special-tokens": _TIKTOKEN,
     "--trust-remote-code": "leave it out: no code of a tokenizer is run",
-    "--lang": "leave it out: --split-sentences needs no language",
     "--partitions": "--workers N for this machine; --shard I/N for jobs on several, then ctxlm merge",
-    "--keep-sequential-samples": _ALWAYS,
-    "--log-interval": "leave it out: progress is shown every ten seconds",
-    "--dataset-impl": "leave it out: the format is that of mmap",
     **dict.fromkeys(
         ("--find-optimal-num-workers", "--workers-to-check", "--max-documents", "--performance-dir"),
         "leave it out: --workers N (default: one per core) is not searched for",
     ),
 }
-"""Options of Megatron-LM's tools/preprocess_data.py, of any version, that are not options here: what to do instead."""
+"""Its other options, of any version, that are not options here: what to do instead."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,6 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     tokenizer_help = "folder of ctxlm tokenizer or of any Hugging Face tokenizer; vocab.txt, vocab.json or *.model"
     names = ("--tokenizer", "--tokenizer-model", "--vocab-file")
     add(*names, dest="tokenizer", required=True, metavar="DIR", help=tokenizer_help)
+    merges_help = "merges of a vocab.json, in its folder (read without this option too)"
+    add("--merge-file", type=Path, metavar="FILE", help=merges_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     add("--append-eod", action="store_true", help=eod_help)
     split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
@@ -120,17 +124,48 @@ def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
     ]
 
 
-def refuse_megatron(words: Sequence[str]) -> None:
-    """Raise ConfigError for options of Megatron's script; its others have the same names and meaning here."""
-    found = dict.fromkeys(name for name in (word.partition("=")[0] for word in words) if name in MEGATRON)
-    if found:
-        lines = [f"  {name}: {MEGATRON[name]}" for name in found]
+def without_megatron(words: Sequence[str]) -> list[str]:
+    """Return the arguments without those of Megatron's script that change nothing here, which are named once.
+
+    Its options may have underscores.
+
+    Raises ConfigError for options that would change the dataset.
+    """
+    kept: list[str] = []
+    refused: dict[str, str] = {}
+    ignored: list[str] = []
+    left = 0
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if left and not word.startswith("--"):
+            left -= 1
+            if ignored[-1] == "--dataset-impl" and word != "mmap":
+                refused["--dataset-impl"] = "only mmap is written"
+        elif name in WITHOUT_EFFECT:
+            ignored.append(name)
+            left = 0 if equals else WITHOUT_EFFECT[name]
+            if name == "--dataset-impl" and equals and value != "mmap":
+                refused[name] = "only mmap is written"
+        elif name in MEGATRON:
+            refused[name], left = MEGATRON[name], 0
+        else:
+            kept.append(f"{name}{equals}{value}")
+            left = 0
+    if refused:
+        lines = [f"  {name}: {what}" for name, what in refused.items()]
         raise ConfigError("\n".join(["options of Megatron-LM's preprocess_data.py:", *lines]))
+    if ignored:
+        print(f"not needed here, ignored: {', '.join(dict.fromkeys(ignored))}", file=sys.stderr)
+    return kept
 
 
 def main() -> None:
-    refuse_megatron(sys.argv[1:])
-    args = build_parser().parse_args()
+    args = build_parser().parse_args(without_megatron(sys.argv[1:]))
+    if args.merge_file is not None:
+        from ctxlm_ds.tokenizers.vocabulary_files import check_merges
+
+        check_merges(Path(args.tokenizer), args.merge_file)
     setup_logging()
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 

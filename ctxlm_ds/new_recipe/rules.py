@@ -12,6 +12,7 @@ from typing import Any
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.new_recipe.dataset_size import num_rows
+from ctxlm_ds.new_recipe.samples import steps_of_samples
 from ctxlm_ds.new_recipe.translate import Translation, plain_value
 from ctxlm_ds.registry import FORMATS
 
@@ -20,7 +21,7 @@ Names = Sequence[str]
 
 def _given(result: Translation, names: Names) -> str:
     """Return the given arguments as they were written."""
-    return " ".join(" ".join([name, *result.texts(name)]) for name in names if result.has(name))
+    return " ".join(" ".join([result.typed(name), *result.texts(name)]) for name in names if result.has(name))
 
 
 def _source(result: Translation, names: Names) -> str:
@@ -36,6 +37,16 @@ def _variant(result: Translation, names: Names) -> None:
     missing += [] if result.has("--disable-bias-linear") else ["--disable-bias-linear"]
     if missing:
         raise ConfigError(f"--swiglu without {' and '.join(missing)}: no family has such a model; llama has them all")
+
+
+def _grouped(result: Translation, names: Names) -> None:
+    """Set the key-value heads of --num-query-groups, which --group-query-attention switches on."""
+    groups = result.number("--num-query-groups")
+    if groups is None and result.has("--group-query-attention"):
+        result.notes.append("--group-query-attention: give --num-query-groups too; its default, 1, is taken")
+        groups = 1
+    if groups is not None:
+        result.set("model.num_key_value_heads", groups, _given(result, names))
 
 
 def _feed_forward(result: Translation, names: Names) -> None:
@@ -101,6 +112,16 @@ def _tokenizer(result: Translation, names: Names) -> None:
     path = result.tokenizer or result.text("--tokenizer-model") or result.text("--vocab-file")
     if path is not None:
         result.set("tokenizer.path", path, _given(result, names))
+    merges = result.text("--merge-file")
+    if path is None and merges is not None:
+        result.notes.append(f"--merge-file {merges}: give its vocabulary too, --vocab-file, or --tokenizer DIR")
+    elif path is not None and merges is not None and result.tokenizer is None:
+        expected = Path(path).with_name(Path(path).name.removesuffix("vocab.json") + "merges.txt")
+        if Path(merges) not in (expected, Path(path).with_name("merges.txt")):
+            result.notes.append(
+                f"--merge-file {merges}: the merges are read next to {path}; put both files into one folder, as "
+                "vocab.json and merges.txt"
+            )
 
 
 def _betas(result: Translation, names: Names) -> None:
@@ -125,10 +146,19 @@ def _accumulated(result: Translation, names: Names) -> None:
 
 
 def _steps_of_samples(result: Translation, names: Names) -> None:
+    batch, ramp = int(result.value("training.global_batch_size")), result.value("training.batch_ramp")
     for name in names:
-        if result.has(name):
-            steps = int(result.number(name)) // int(result.value("training.global_batch_size"))
-            result.set(result.table["arguments"][name]["key"], steps, f"{_given(result, [name])}, in global batches")
+        if not result.has(name):
+            continue
+        key, given = result.table["arguments"][name]["key"], _given(result, [name])
+        steps = steps_of_samples(int(result.number(name)), batch, ramp)
+        if steps is None:
+            ramp_given = _given(result, ["--rampup-batch-size"])
+            result.notes.append(f"{given}: its steps along {ramp_given} cannot be counted; set {key}")
+        else:
+            result.set(key, steps, f"{given}, in {'global batches' if ramp is None else 'steps along the batch ramp'}")
+            if ramp is not None and key == "schedule.warmup_steps":
+                result.notes.append(f"{given}: the rate rises evenly over {steps:,} steps, in Megatron over samples")
 
 
 def _wsd(result: Translation, names: Names) -> None:
@@ -139,7 +169,7 @@ def _wsd(result: Translation, names: Names) -> None:
 
 def _numbers(result: Translation, names: Names) -> None:
     if result.has(names[0]):
-        result.set("training.batch_ramp", [plain_value(word) for word in result.texts(names[0])], names[0])
+        result.set("training.batch_ramp", [plain_value(word) for word in result.texts(names[0])], _given(result, names))
 
 
 def _hours(result: Translation, names: Names) -> None:
@@ -160,6 +190,9 @@ def _power(result: Translation, names: Names) -> None:
 
 
 def _evaluated_rows(result: Translation, names: Names) -> None:
+    if result.number(names[0]) == 0:
+        result.set("evaluation.interval_steps", 0, _given(result, names))
+        return
     rows = int(result.number(names[0], 100)) * int(result.value("training.global_batch_size"))
     result.set("evaluation.max_rows", max(1, rows), f"{_source(result, names)}, times the global batch")
 
@@ -186,7 +219,10 @@ def _hf_model(result: Translation, names: Names) -> None:
     if result.has("--model_name_or_path"):
         result.set("initialize_from", result.text("--model_name_or_path"), _given(result, ["--model_name_or_path"]))
     if folder is not None and not Path(folder, "config.json").is_file():
-        raise ConfigError(f"{folder}: no local folder with a config.json (names on the Hub are not looked up)")
+        raise ConfigError(
+            f"{folder}: no local folder with a config.json (names on the Hub are not looked up); download it "
+            f"(hf download {folder} --local-dir DIR) and name DIR, or drop it and keep --model_type, for new weights"
+        )
     if folder is None and kind is None:
         raise ConfigError("the command gives none of --model_type, --config_name and --model_name_or_path")
     from ctxlm_ds.errors import ExportError
@@ -290,6 +326,7 @@ def _epochs(result: Translation, names: Names) -> None:
 RULES: dict[str, Callable[[Translation, Names], None]] = {
     "variant": _variant,
     "hf_model": _hf_model,
+    "grouped": _grouped,
     "feed_forward": _feed_forward,
     "activation": _activation,
     "one_segment": _one_segment,
@@ -304,11 +341,11 @@ RULES: dict[str, Callable[[Translation, Names], None]] = {
     "betas": _betas,
     "global_batch": _global_batch,
     "accumulated": _accumulated,
+    "numbers": _numbers,
     "steps_of_samples": _steps_of_samples,
     "epochs": _epochs,
     "wsd": _wsd,
     "warmup": _warmup,
-    "numbers": _numbers,
     "hours": _hours,
     "precision": _precision,
     "power": _power,

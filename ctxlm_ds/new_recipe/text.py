@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ctxlm_ds.atomic import write_text
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.new_recipe.translate import Setting
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.problems import Problem, ProblemsError, raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 
 _COMMENT_COLUMN = 40
@@ -63,8 +65,8 @@ def _flow(value: Any) -> str:
     return json.dumps(value)
 
 
-def write_recipe(path: Path, text: str) -> RunConfig:
-    """Write a recipe once it loads; return it.
+def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None = None) -> RunConfig:
+    """Write a recipe once it loads; return it. A problem names the source of its setting, not the line.
 
     Raises:
         ConfigError: the file exists, or the recipe is not valid; then nothing is written.
@@ -76,6 +78,19 @@ def write_recipe(path: Path, text: str) -> RunConfig:
     write_text(path, text)
     try:
         return load_config(path)
-    except ConfigError:
+    except ConfigError as error:
         path.unlink()
+        if settings is None or not isinstance(error, ProblemsError):
+            raise
+        title = f"{path} is not written, because the recipe would not be valid"
+        raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])
         raise
+
+
+def _source(problem: Problem, settings: Mapping[str, Setting]) -> str:
+    """Return the source of the first setting that a problem is about."""
+    for path in (problem.path, *problem.involves):
+        source = next((one.source for key, one in settings.items() if re.match(rf"{re.escape(key)}\b", path)), "")
+        if source:
+            return source
+    return ""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.new_recipe.arguments import Command, canonical
+from ctxlm_ds.new_recipe.arguments import AT_RUN_TIME, Command, canonical
+from ctxlm_ds.new_recipe.shell import expansions_left
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.yaml_source import read_yaml
@@ -45,6 +46,13 @@ class Translation:
     """Arguments that the original does not have either, and the nearest that it has."""
     notes: list[str] = field(default_factory=list)
 
+    not_known: set[str] = field(default_factory=set)
+    """Arguments whose value is known only when the script runs."""
+
+    def typed(self, name: str) -> str:
+        """Return an argument's name as the user wrote it."""
+        return self.command.typed.get(canonical(name), name)
+
     def has(self, name: str) -> bool:
         """Return whether an argument is given."""
         return canonical(name) in self.command.given
@@ -72,7 +80,7 @@ class Translation:
             return default
         value = plain_value(text)
         if isinstance(value, str):
-            raise ConfigError(f"{name} {text}: expected a number{_not_set(text)}")
+            raise ConfigError(f"{name} {text}: expected a number")
         return value
 
     def set(self, key: str, value: Any, source: str, is_default: bool = False) -> None:
@@ -103,10 +111,6 @@ def plain_value(text: str) -> int | float | str:
     return text
 
 
-def _not_set(text: str) -> str:
-    return "; the script does not set this variable" if "$" in text else ""
-
-
 def translate(
     original: str, command: Command, ranks: int | None = None, data: str | None = None, tokenizer: str | None = None
 ) -> Translation:
@@ -126,7 +130,8 @@ def translate(
     scripts = table["scripts"]
     if command.script not in scripts:
         raise ConfigError(f"the command names none of {', '.join(scripts)}; write that name before the arguments")
-    result = Translation(table, command, ranks or command.ranks or 1, data, tokenizer)
+    result = Translation(table, command, ranks or command.ranks or 1, data, tokenizer, notes=[*command.remarks])
+    _drop_unknown_values(result)
     script = scripts[command.script]
     settings = dict(script["settings"])
     for name, changes in script.get("variants", {}).items():
@@ -144,6 +149,30 @@ def translate(
     return result
 
 
+def _drop_unknown_values(result: Translation) -> None:
+    """Take out the values that are known only when the script runs, each with a note."""
+    rows = {canonical(name): row for name, row in result.table["arguments"].items()}
+    saved = result.command.given.get("--save")
+    for name, values in [*result.command.given.items()]:
+        if not any(map(expansions_left, values)):
+            continue
+        row, typed = rows.get(name, {}), result.typed(name)
+        num_values = 0 if row.get("flag", "given" in row) else len(values) if row.get("many") else 1
+        own, loose = values[:num_values], [word for word in values[num_values:] if expansions_left(word)]
+        result.command.given[name] = [word for word in values if word not in loose]
+        result.notes += [f"{word} after {typed}: {AT_RUN_TIME}; write the arguments that it holds" for word in loose]
+        left = [expansion for word in own for expansion in expansions_left(word)]
+        if not left or "given" in row:
+            continue
+        named = {"data.train": result.data, "tokenizer.path": result.tokenizer}.get(row.get("key", ""))
+        if named is None and (row.get("rule") != "load" or values != saved):
+            key = f"; set {row['key']}" if row else ""
+            result.notes.append(f"{' '.join([typed, *own])}: {', '.join(dict.fromkeys(left))} is {AT_RUN_TIME}{key}")
+        if row:
+            del result.command.given[name]
+            result.not_known.add(name)
+
+
 def _apply_rows(result: Translation) -> dict[str, list[str]]:
     """Set what needs no rule; return the rules to apply, with the arguments of each."""
     rules: dict[str, list[str]] = {}
@@ -155,8 +184,8 @@ def _apply_rows(result: Translation) -> dict[str, list[str]]:
         elif result.has(name):
             value = row["given"] if "given" in row else _mapped(result, name, row)
             if value is not None:
-                result.set(row["key"], value, " ".join([name, *result.texts(name)]))
-        elif "default" in row and row["key"] not in result.settings:
+                result.set(row["key"], value, " ".join([result.typed(name), *result.texts(name)]))
+        elif "default" in row and row["key"] not in result.settings and canonical(name) not in result.not_known:
             value = row.get("values", {}).get(row["default"], row["default"])
             result.set(row["key"], value, f"default of {name}", is_default=True)
     return rules
@@ -166,9 +195,6 @@ def _mapped(result: Translation, name: str, row: dict[str, Any]) -> Any:
     """Return the setting's value for an argument's; None (and a note) if it has no counterpart."""
     text = result.text(name) or ""
     if "values" not in row:
-        if "$" in text:
-            result.notes.append(f"{name} {text}: the script does not set this variable; set {row['key']}")
-            return None
         return plain_value(text)
     values = {str(key): value for key, value in row["values"].items()}
     if text not in values:
@@ -199,9 +225,10 @@ def _sort_others(result: Translation) -> None:
             continue
         why = next((why for pattern, why in patterns.items() if fnmatchcase(name, pattern)), None)
         if why is None:
-            result.unknown[name] = nearest_name(name, [*mapped, *(one for one in patterns if "*" not in one)])
+            known = [*mapped, *(one for one in patterns if "*" not in one)]
+            result.unknown[result.typed(name)] = nearest_name(name, known)
         else:
-            result.without.setdefault(why, []).append(name)
+            result.without.setdefault(why, []).append(result.typed(name))
 
 
 def _drop_foreign(result: Translation) -> None:

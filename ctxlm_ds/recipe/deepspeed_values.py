@@ -69,7 +69,7 @@ OPTIMIZER_RULES: dict[str, Any] = {
 MONITORS = {
     "tensorboard": "set logging.trackers: [tensorboard] in the recipe",
     "wandb": "set logging.trackers: [wandb] in the recipe",
-    "csv_monitor": "RUN/metrics.jsonl has all figures",
+    "csv_monitor": "read the figures from RUN/metrics.jsonl",
     "comet": "set logging.trackers in the recipe to tensorboard, wandb or mlflow",
 }
 """DeepSpeed's monitors, and what to use instead."""

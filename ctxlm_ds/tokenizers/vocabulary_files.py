@@ -1,6 +1,7 @@
 """Tokenizers that are given as bare vocabulary files, as Megatron-LM and older releases have them.
 
-vocab.txt (BERT's WordPiece), vocab.json with merges.txt (GPT-2's or RoBERTa's byte-level BPE), and *.model
+vocab.txt (BERT's WordPiece), vocab.json with merges.txt (GPT-2's or RoBERTa's byte-level BPE; also as
+gpt2-vocab.json with gpt2-merges.txt), and *.model
 (sentencepiece: T5's layout, which gets 100 sentinels as in transformers, or any with <unk>, <s> and </s>).
 """
 
@@ -30,14 +31,37 @@ def find_vocabulary(path: Path) -> Path | None:
         TokenizerError: the folder has several of them.
     """
     if path.is_file():
-        return path.with_name(BPE) if path.name == MERGES else path
+        return path.with_name(path.name.removesuffix(MERGES) + BPE) if path.name.endswith(MERGES) else path
     if not path.is_dir() or PARTIAL_MARK in path.resolve().name or any((path / name).exists() for name in WHOLE):
         return None
-    found = [path / name for name in (WORDPIECE, BPE) if (path / name).is_file()] + sorted(path.glob(SENTENCEPIECE))
+    found = [path / name for name in (WORDPIECE, BPE) if (path / name).is_file()]
+    found += sorted([*path.glob(f"*-{BPE}"), *path.glob(SENTENCEPIECE)])
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise TokenizerError(f"{path}: holds several vocabularies ({names}) and no tokenizer.json; name one of them")
     return found[0] if found else None
+
+
+def merges_of(file: Path) -> Path:
+    """Return the merges of a vocabulary: X-merges.txt for X-vocab.json if there is one, else merges.txt."""
+    named = file.with_name(file.name.removesuffix(BPE) + MERGES)
+    return named if file.name.endswith(BPE) and named.is_file() else file.with_name(MERGES)
+
+
+def check_merges(file: Path, merges: Path) -> None:
+    """Check that a merges file which is named separately is the one that is read with a vocabulary.
+
+    Raises:
+        TokenizerError: it is another file.
+    """
+    vocabulary = find_vocabulary(file)
+    if vocabulary is None or vocabulary.suffix != ".json":
+        raise TokenizerError(f"{merges}: {file} needs no merges; name the vocab.json that they belong to")
+    if merges_of(vocabulary).resolve() != merges.resolve():
+        raise TokenizerError(
+            f"{merges}: the merges are read next to the vocabulary, {merges_of(vocabulary)}; put both files into one "
+            f"folder as {BPE} and {MERGES}"
+        )
 
 
 def load_vocabulary(file: Path, split_special_tokens: bool | None = None) -> Tokenizer:
@@ -78,9 +102,10 @@ def _wordpiece(file: Path, config: dict[str, Any]) -> Tokenizer:
 
 
 def _byte_bpe(file: Path, config: dict[str, Any]) -> Tokenizer:
-    merges_file = file.with_name(MERGES)
+    merges_file = merges_of(file)
     if not merges_file.is_file():
-        raise TokenizerError(f"{file}: {MERGES} is missing next to it; put both files into one folder")
+        names = " or ".join(dict.fromkeys([file.name.removesuffix(BPE) + MERGES, MERGES]))
+        raise TokenizerError(f"{file}: {names} is missing next to it; put both files into one folder")
     vocab = read_json_object(file, TokenizerError)
     lines = read_text(merges_file, TokenizerError).split("\n")
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version:")]

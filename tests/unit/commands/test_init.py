@@ -38,6 +38,18 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
 
 
+def test_a_recipe_that_is_not_valid_is_not_written_and_names_the_argument(tmp_path):
+    output = tmp_path / "x.yaml"
+    with pytest.raises(ConfigError) as caught:
+        main(["--from-megatron", f"{GPT}{REST} --hidden_dropout 1.5 --hidden-size 63", "--output", str(output)])
+    text = str(caught.value)
+    assert f"{output} is not written" in text and "x.yaml:" not in text.partition("\n")[2] and not output.exists()
+    assert "[--hidden_dropout 1.5]" in text
+    output = tmp_path / "y.yaml"
+    with pytest.raises(ConfigError, match=r"\[--hidden-size 63\]|\[--num-attention-heads 4\]"):
+        main(["--from-megatron", f"{GPT}{REST} --hidden-size 63", "--output", str(output)])
+
+
 def test_slurm_scripts_are_copied(tmp_path, capsys):
     main(["--slurm", str(tmp_path / "slurm")])
     assert (tmp_path / "slurm" / "pretrain.sbatch").is_file()

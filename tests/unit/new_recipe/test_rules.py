@@ -50,7 +50,7 @@ def test_run_clm_takes_a_folder(tmp_path):
         ("--tokenizer_name tok", "none of --model_type, --config_name and --model_name_or_path"),
         ("--model_type perceptron", "transformers has no such model"),
         ("--model_type bert --config_overrides depth=2", "depth"),
-        ("--model_name_or_path bert-base-uncased", "names on the Hub are not looked up"),
+        ("--model_name_or_path bert-base-uncased", "hf download bert-base-uncased --local-dir DIR"),
     ],
 )
 def test_a_model_that_is_not_known_is_refused(arguments, message):

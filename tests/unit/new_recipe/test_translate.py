@@ -54,11 +54,16 @@ def test_megatron_gpt_counts_samples_in_batches(tmp_path):
     text += " --lr-warmup-samples 160 --min-lr 1e-5 --rampup-batch-size 8 4 320 --data-path 0.3 a 0.7 b --mask-prob 0.2"
     result = _translate(text)
     config = _recipe(result, tmp_path)
-    assert (config.training.max_steps, config.schedule.warmup_steps) == (100, 10)
+    assert 1600 - 16 < config.training.rows_after(config.training.max_steps) <= 1600
+    assert 160 <= config.training.rows_after(config.schedule.warmup_steps) < 160 + 16
     assert config.training.batch_ramp == (8, 4, 320)
     assert [(source.path, source.weight) for source in config.data.train] == [("a", 0.3), ("b", 0.7)]
     assert (config.data.blend, config.training.initial_loss_scale_power) == ("megatron", 32)
-    assert result.notes == ["--mask-prob 0.2: causal_lm has no objective.mask_prob"]
+    steps = config.schedule.warmup_steps
+    assert result.notes == [
+        f"--lr-warmup-samples 160: the rate rises evenly over {steps} steps, in Megatron over samples",
+        "--mask-prob 0.2: causal_lm has no objective.mask_prob",
+    ]
 
 
 def test_megatron_llama(tmp_path):
@@ -100,3 +105,49 @@ def test_the_tokenizer_that_the_user_names_is_in_every_command():
     assert result.value("tokenizer.path") == "tok" and any("--tokenizer tok " in note for note in result.notes)
     named = _translate("run_mlm.py --model_type bert --train_file a.txt", "run_mlm")
     assert named.value("tokenizer.path") == "tokenizer"
+
+
+def test_values_that_only_a_run_of_the_script_knows_give_a_note_and_no_setting():
+    text = f"pretrain_gpt.py {SHAPE} --micro-batch-size $M --lr `rate` --bf16 $MORE --eval-interval ${{E}}0 --load $1"
+    text += " --save $1 --data-path 0.3 $A 0.7 b --tensorboard-dir $2 --master_port $P"
+    result = _translate(text)
+    assert not any("$" in str(setting.value) for setting in result.settings.values())
+    assert {"optimizer.learning_rate", "evaluation.interval_steps", "run_dir", "data.train"}.isdisjoint(result.settings)
+    assert (result.value("training.precision"), result.value("logging.tensorboard")) == ("bf16", True)
+    known = "known only when the script runs"
+    assert result.notes == [
+        f"--micro-batch-size $M: $M is {known}; set training.micro_batch_size",
+        f"--lr `rate`: `rate` is {known}; set optimizer.learning_rate",
+        f"$MORE after --bf16: {known}; write the arguments that it holds",
+        f"--eval-interval ${{E}}0: ${{E}} is {known}; set evaluation.interval_steps",
+        f"--save $1: $1 is {known}; set run_dir",
+        f"--data-path 0.3 $A 0.7 b: $A is {known}; set data.train",
+        f"--master_port $P: $P is {known}",
+    ]
+
+
+def test_arguments_are_named_as_they_were_written():
+    result = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} --clip_grad 0.5 --use_flash_attn --hiden_dropout 0")
+    assert result.settings["optimizer.gradient_clipping"].source == "--clip_grad 0.5"
+    assert ([*result.without.values()], [*result.unknown]) == ([["--use_flash_attn"]], ["--hiden_dropout"])
+
+
+def test_vocabulary_and_merges_in_one_folder_or_a_note():
+    files = "--vocab-file a/gpt2-vocab.json --merge-file {}"
+    same = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} {files.format('a/gpt2-merges.txt')}")
+    assert same.value("tokenizer.path") == "a/gpt2-vocab.json" and not same.notes
+    other = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} {files.format('b/gpt2-merges.txt')}")
+    assert "put both files into one folder" in other.notes[0]
+    alone = _translate(f"pretrain_gpt.py {SHAPE} {TRAINING} --merge-file a/merges.txt")
+    assert "give its vocabulary too" in alone.notes[0]
+
+
+def test_no_evaluation_and_grouped_queries(tmp_path):
+    parts = "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --eval-iters 0"
+    text = f"pretrain_gpt.py {SHAPE} {TRAINING} {parts} --group-query-attention"
+    result = _translate(f"{text} --num-query-groups 2 --mock-data --data-args-path x --chunk-size 3")
+    config = _recipe(result, tmp_path)
+    assert (config.evaluation.interval_steps, config.model.num_key_value_heads) == (0, 2)
+    assert not result.unknown and not result.notes
+    alone = _translate(text)
+    assert alone.value("model.num_key_value_heads") == 1 and "give --num-query-groups" in alone.notes[0]

@@ -121,7 +121,7 @@ def test_every_key_that_deepspeed_reads_is_on_the_page() -> None:
     [
         ("tensorboard", "set logging.trackers: [tensorboard] in the recipe"),
         ("wandb", "set logging.trackers: [wandb] in the recipe"),
-        ("csv_monitor", "RUN/metrics.jsonl has all figures"),
+        ("csv_monitor", "read the figures from RUN/metrics.jsonl, and remove it here"),
         ("comet", "set logging.trackers in the recipe"),
     ],
 )

@@ -15,7 +15,7 @@ import transformers
 from ctxlm_ds.errors import TokenizerError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.vocabulary_files import find_vocabulary, load_vocabulary
+from ctxlm_ds.tokenizers.vocabulary_files import check_merges, find_vocabulary, load_vocabulary
 from tests.text import make_documents
 
 WORDS = [
@@ -76,6 +76,24 @@ def test_vocab_json_and_merges_are_gpt2s_or_robertas(tmp_path: Path, kind: str, 
     files = {"vocab": str(folder / "vocab.json"), "merges": str(folder / "merges.txt")}
     assert_same_ids(folder / "merges.txt", getattr(transformers, name)(**files))
     assert load_tokenizer(folder).fingerprint == load_tokenizer(source).fingerprint
+
+
+def test_published_names_of_vocabulary_and_merges_are_read(tmp_path: Path) -> None:
+    source = trained(tmp_path, "gpt2")
+    folder = bare(source, tmp_path / "bare", "vocab.json", "merges.txt")
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).rename(folder / f"gpt2-{name}")
+    expected = load_tokenizer(source).fingerprint
+    for path in (folder, folder / "gpt2-vocab.json", folder / "gpt2-merges.txt"):
+        assert load_tokenizer(path).fingerprint == expected
+    check_merges(folder / "gpt2-vocab.json", folder / "gpt2-merges.txt")
+    with pytest.raises(TokenizerError, match=r"read next to the vocabulary, .*gpt2-merges.txt; put both files into"):
+        check_merges(folder / "gpt2-vocab.json", tmp_path / "merges.txt")
+    with pytest.raises(TokenizerError, match="needs no merges"):
+        check_merges(source, folder / "gpt2-merges.txt")
+    (folder / "gpt2-merges.txt").unlink()
+    with pytest.raises(TokenizerError, match="gpt2-merges.txt or merges.txt is missing"):
+        load_tokenizer(folder)
 
 
 def test_a_model_of_t5_gets_its_sentinels(tmp_path: Path) -> None:
