@@ -6,6 +6,7 @@ Thai write no spaces: compare characters per token there.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import islice
@@ -42,6 +43,26 @@ def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]])
     if len(counts) != 1:
         report[ALL_LANGUAGES] = _rates(sum(counts.values(), Counter()))
     return report
+
+
+def strips_marks(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer takes accents and vowel signs off its text."""
+    normalizer = tokenizer.backend.normalizer
+    if normalizer is None:
+        return False
+    kept = unicodedata.normalize("NFC", normalizer.normalize_str("é").lower())
+    return "e" in kept and "é" not in kept
+
+
+def share_with_marks(texts: Iterable[str]) -> float:
+    """Return the share of the words between blanks that have a letter with a mark (an accent, a vowel sign)."""
+    words = Counter(word for text in texts for word in text.split())
+    marked = sum(count for word, count in words.items() if not word.isascii() and _has_mark(word))
+    return marked / max(1, words.total())
+
+
+def _has_mark(word: str) -> bool:
+    return any(unicodedata.category(character) == "Mn" for character in unicodedata.normalize("NFD", word))
 
 
 def _count_whole_words(words: Counter[str], tokenizer: Tokenizer) -> int:
