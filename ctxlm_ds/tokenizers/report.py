@@ -6,6 +6,7 @@ Thai write no spaces: compare characters per token there.
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 
 ALL_LANGUAGES = "all"
 _BATCH_DOCUMENTS = 64
+logger = logging.getLogger("ctxlm_ds")
 
 
 def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> dict[str, dict[str, float | int]]:
@@ -86,6 +88,14 @@ def _rates(counts: Counter[str]) -> dict[str, float | int]:
         "unknown_rate": round(counts["unknown"] / tokens, 6),
         "whole_words": round(counts["whole_words"] / words, 4),
     }
+
+
+def tell_of_unused_rows(rows: int, tokens: int) -> None:
+    """Log that an embedding has more rows than its tokenizer has tokens; as a warning if most are unused."""
+    if rows > tokens:
+        text = "the embedding has %s rows, the tokenizer %s tokens; model.vocab_size: null takes the tokenizer's size"
+        level = logging.WARNING if rows > 2 * tokens else logging.INFO
+        logger.log(level, text, f"{rows:,}", f"{tokens:,}")
 
 
 def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
