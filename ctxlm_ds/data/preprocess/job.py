@@ -227,6 +227,8 @@ class _Job:
             return
         found = f"{self.counts['empty_documents']} empty documents, {self.bad_records.count} bad records"
         if self.config.shard.count == 1:
+            if unreadable := self.bad_records.all_unreadable(self.counts["records"]):
+                raise DataError(f"the input holds no text: {unreadable}")
             raise DataError(f"the input holds no text ({found}); check --input and --json-keys")
         logger.warning("shard %d holds no text (%s): an empty dataset", self.config.shard.index, found)
 
