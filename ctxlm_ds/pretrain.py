@@ -25,7 +25,7 @@ from ctxlm_ds.process.launcher import end_torchrun
 from ctxlm_ds.process.local_ranks import run_ranks, without_ranks
 from ctxlm_ds.process.output_log import OutputLog
 from ctxlm_ds.process.watchdog import Watchdog
-from ctxlm_ds.recipe.check import unused_settings
+from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
 from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -108,6 +108,8 @@ def check_only(arguments: argparse.Namespace) -> None:
     zero_stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
     config, run_dir = _with_vocabulary(config), run_directory(config)
     progress = read_progress(run_dir, config)
+    for line in schedule_warnings(config):
+        logger.warning("%s", line)
     lines = run_lines(config, zero_stage, world_size, run_dir) + missing_lines(config)
     lines += [] if progress is None else [f"  {progress.describe()}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -160,6 +162,8 @@ def pretrain(
     deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
+    for line in schedule_warnings(config) if ranks.rank == 0 else []:
+        logger.warning("%s", line)
     with Watchdog(config.watchdog, make_run_dir(config), ranks) as watchdog:
         topology = join_ranks(config, deepspeed_config, ranks)
 

@@ -46,7 +46,7 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.downstream.features.choice import LayerChoice
-    from ctxlm_ds.downstream.features.sources import open_source
+    from ctxlm_ds.downstream.features.sources import StaticSource, open_source
     from ctxlm_ds.downstream.features.static import words_of_lines, words_of_sentences
     from ctxlm_ds.downstream.features.writers import check_name, vector_writer
     from ctxlm_ds.process.library_noise import quiet_libraries
@@ -74,4 +74,7 @@ def main() -> None:
                 number, rows = number + 1, rows + len(vectors)
         if not number:
             raise ConfigError(f"--input {' '.join(args.input)}: no text")
+    if isinstance(source, StaticSource):
+        share, total = source.num_unknown / max(1, source.num_words), counted(source.num_words, "word")
+        logger.info("%.1f %% of %s have no vector in %s; theirs is zero", 100 * share, total, args.features)
     logger.info("%s: %s of %s", args.output, counted(rows, "vector"), counted(number, "sentence"))

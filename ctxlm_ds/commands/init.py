@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 
-from ctxlm_ds.console import at_least, run_command
+from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
 
 MAX_HOURS = 8760
+FEW_STEPS = 50
+"""Steps below which the hours are too few for a run that learns anything."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -133,14 +135,18 @@ def _start(args: argparse.Namespace) -> None:
     settings = new_settings(answers, machine, output.stem)
     head = [f"{base}, for {machine}. Written by `ctxlm init`."]
     write_recipe(output, recipe_text(head, settings))
-    print(f"{output}: {base} for {machine}, {settings['training.max_steps'].value:,} steps")
+    steps = settings["training.max_steps"].value
+    print(f"{output}: {base} for {machine}, {counted(steps, 'step')}")
+    if answers.hours is not None and steps < FEW_STEPS:
+        told = f"{answers.hours:g} hours allow {counted(steps, 'step')}"
+        print(f"warning: {told}; give more --hours, or a smaller --size")
     for line in [*_preparation(answers, base), _launch(output, machine.ranks)]:
         print(f"next: {line}")
 
 
 def _preparation(answers: object, base: str) -> list[str]:
     """Return the commands that make tokenizer and dataset, if they are not given."""
-    from ctxlm_ds.new_recipe.start import Answers, dataset_prefix, needs_sentences
+    from ctxlm_ds.new_recipe.start import Answers, dataset_prefix, fitting_vocab_size, needs_sentences
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
@@ -150,7 +156,9 @@ def _preparation(answers: object, base: str) -> list[str]:
     tokenizer = answers.tokenizer or "tokenizer"
     if answers.tokenizer is None:
         kind = FAMILIES.get(config.model.family).tokenizer
-        lines.append(f"ctxlm tokenizer --input {text} --type {kind} --output-dir {tokenizer}")
+        size = fitting_vocab_size(kind, answers.text)
+        option = "" if size is None else f" --vocab-size {size}"
+        lines.append(f"ctxlm tokenizer --input {text} --type {kind}{option} --output-dir {tokenizer}")
     if answers.data is None:
         options = " --split-sentences" if needs_sentences(config) else ""
         options += " --append-eod" if config.data.ends_documents else ""

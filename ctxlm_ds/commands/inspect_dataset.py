@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from ctxlm_ds.console import at_least, setup_logging
 
 ROWS_SHOWN = 5
+logger = logging.getLogger("ctxlm_ds")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,17 +62,30 @@ def show_objective(args: argparse.Namespace) -> None:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents, verify_dataset
+    from ctxlm_ds.data.dataset.inspection import (
+        count_unknown,
+        describe,
+        open_tokenizer,
+        show_documents,
+        unknown_advice,
+        verify_dataset,
+    )
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
     dataset = IndexedDataset(args.prefix)
     for line in describe(dataset):
         print(line)
+    tokenizer = open_tokenizer(dataset, args.tokenizer) if args.tokenizer or args.show else None
+    if (found := count_unknown(dataset, tokenizer)) is not None:
+        unknown, tokens = found
+        print(f"unknown       {unknown:,} of {tokens:,} tokens ({unknown / max(1, tokens):.2%})")
+        if advice := unknown_advice(unknown, tokens):
+            logger.warning("%s: %s", args.prefix, advice)
     if args.verify or args.write_manifest:
         for proof in verify_dataset(dataset, args.tokenizer, args.write_manifest):
             print(f"verified      {proof}")
     if args.objective:
         show_objective(args)
     elif args.show:
-        for line in show_documents(dataset, open_tokenizer(dataset, args.tokenizer), args.show, args.first):
+        for line in show_documents(dataset, tokenizer, args.show, args.first):
             print(line)

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -24,6 +25,7 @@ from ctxlm_ds.data.hygiene.corpora import (
     load_corpus,
     shipped_corpora,
 )
+from ctxlm_ds.data.sources.bad_records import unreadable_text
 from ctxlm_ds.errors import ConfigError
 
 
@@ -166,6 +168,11 @@ def empty_warnings(report: dict[str, Any]) -> list[str]:
     no_text = "the input holds no text; check --input and --json-keys"
     why = f"dropped by {dropped}; loosen these stages" if dropped else no_text
     records = sum(source["records"] for source in empty)
+    unreadable: Counter[str] = Counter()
+    for source in empty:
+        unreadable.update(source.get("unreadable", {}))
+    if records and unreadable.total() == records:
+        why = unreadable_text(unreadable, records)
     return [f"no document was left of {records:,} records ({why}): there is nothing to train on"]
 
 

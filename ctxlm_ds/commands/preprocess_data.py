@@ -7,6 +7,7 @@ OUTPUT_PREFIX_KEY_….partial/, from which the same command resumes. Only hf:// 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -21,6 +22,8 @@ from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.preprocess.job import PreprocessResult
+
+logger = logging.getLogger("ctxlm_ds")
 
 INPUT_HELP = (
     "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
@@ -98,10 +101,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _show(result: PreprocessResult) -> None:
+    from ctxlm_ds.data.dataset.inspection import unknown_advice
+
     facts = result.metadata
     skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
     size = f"{counted(facts['sequences'], 'sequence')}, {counted(facts['tokens'], 'token')}"
     print(f"{result.prefix}: {counted(facts['documents'], 'document')} ({skipped}), {size}")
+    if (unknown := facts.get("unknown_tokens")) is not None:
+        print(f"  unknown tokens: {unknown:,} ({unknown / max(1, facts['tokens']):.2%})")
+        if advice := unknown_advice(unknown, facts["tokens"]):
+            logger.warning("%s: %s", result.prefix, advice)
     for reason, count in facts["bad_record_reasons"].items():
         print(f"  skipped {count:,}: {reason} (the first in {result.prefix}.errors.jsonl)")
 

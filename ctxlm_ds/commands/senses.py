@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctxlm_ds.console import at_least, setup_logging
+from ctxlm_ds.console import at_least, counted, setup_logging
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
 
@@ -50,8 +50,10 @@ def main() -> None:
     found = find_senses(occurrences, source, choice, args.senses, args.neighbours)
     write_bytes(args.output, draw(found, static, [args.word, *around], f"{args.features.name}, layers {choice}"))
     print(f"static      {', '.join(around)}")
-    for sense in found.senses:
+    for number, sense in enumerate(found.senses, 1):
+        share = f"{len(sense.occurrences)} of {counted(len(found.occurrences), 'occurrence')}"
+        print(f"group {number} of {len(found.senses)}: {share}")
         print(f"contextual  {', '.join(sense.neighbours)}")
         for at in sense.occurrences[:3]:
-            print(f"            {len(sense.occurrences)} x, such as: {found.occurrences[at].context}")
+            print(f"            {found.occurrences[at].context}")
     print(f"{args.output}: the picture")

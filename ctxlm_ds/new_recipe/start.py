@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Set
 def dataset_prefix(config: RunConfig) -> str:
     """Return the prefix that preprocess writes for a recipe's sample format."""
     return f"data/corpus_text_{'sentence' if needs_sentences(config) else 'document'}"
+
+
+def fitting_vocab_size(kind: str, text: str | None) -> int | None:
+    """Return a size of vocabulary for a text: 4,000 tokens for a megabyte, twice as many for ten times the text.
+
+    None, for the size of the published vocabulary, if that is smaller or the size of the text is not known.
+    """
+    from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
+
+    num_bytes = sum(Path(name).stat().st_size for name in glob(text or "") if Path(name).is_file())
+    if not num_bytes:
+        return None
+    size = 4000 * 2 ** max(0, round(math.log10(num_bytes / 1e6)))
+    return size if size < TOKENIZER_TYPES[kind].default_vocab_size else None
 
 
 def needs_sentences(config: RunConfig) -> bool:

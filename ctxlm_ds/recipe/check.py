@@ -50,6 +50,18 @@ def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) 
     return int(round((fraction or 0.0) * total_steps, 6))
 
 
+def schedule_warnings(config: RunConfig) -> list[str]:
+    """Return a sentence if the run ends before its warmup does."""
+    warmup, last = warmup_schedule_steps(config), config.schedule.start_step + config.training.max_steps
+    if not 0 < last <= warmup:
+        return []
+    return [
+        f"the warmup of {warmup:,} steps is not over when the run ends (training.max_steps "
+        f"{config.training.max_steps:,}): the learning rate never reaches its peak; set schedule.warmup_fraction, "
+        "with schedule.warmup_steps: null"
+    ]
+
+
 def unused_settings(config: RunConfig) -> list[str]:
     """Return one sentence for each changed setting that has no effect, for a note at the start."""
     idle = {

@@ -6,6 +6,8 @@ Thai write no spaces: compare characters per token there.
 
 from __future__ import annotations
 
+import logging
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import islice
@@ -16,6 +18,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 
 ALL_LANGUAGES = "all"
 _BATCH_DOCUMENTS = 64
+logger = logging.getLogger("ctxlm_ds")
 
 
 def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]]) -> dict[str, dict[str, float | int]]:
@@ -44,6 +47,26 @@ def tokenizer_report(tokenizer: Tokenizer, documents: Iterable[tuple[str, str]])
     return report
 
 
+def strips_marks(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer takes accents and vowel signs off its text."""
+    normalizer = tokenizer.backend.normalizer
+    if normalizer is None:
+        return False
+    kept = unicodedata.normalize("NFC", normalizer.normalize_str("é").lower())
+    return "e" in kept and "é" not in kept
+
+
+def share_with_marks(texts: Iterable[str]) -> float:
+    """Return the share of the words between blanks that have a letter with a mark (an accent, a vowel sign)."""
+    words = Counter(word for text in texts for word in text.split())
+    marked = sum(count for word, count in words.items() if not word.isascii() and _has_mark(word))
+    return marked / max(1, words.total())
+
+
+def _has_mark(word: str) -> bool:
+    return any(unicodedata.category(character) == "Mn" for character in unicodedata.normalize("NFD", word))
+
+
 def _count_whole_words(words: Counter[str], tokenizer: Tokenizer) -> int:
     # sentencepiece writes the space before a mark as a separate token if no piece contains both.
     encoded = tokenizer.encode_batch([tokenizer.sentence_prefix + word for word in words])
@@ -65,6 +88,14 @@ def _rates(counts: Counter[str]) -> dict[str, float | int]:
         "unknown_rate": round(counts["unknown"] / tokens, 6),
         "whole_words": round(counts["whole_words"] / words, 4),
     }
+
+
+def tell_of_unused_rows(rows: int, tokens: int) -> None:
+    """Log that an embedding has more rows than its tokenizer has tokens; as a warning if most are unused."""
+    if rows > tokens:
+        text = "the embedding has %s rows, the tokenizer %s tokens; model.vocab_size: null takes the tokenizer's size"
+        level = logging.WARNING if rows > 2 * tokens else logging.INFO
+        logger.log(level, text, f"{rows:,}", f"{tokens:,}")
 
 
 def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece, wordpiece
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer, training_record
-from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
+from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, share_with_marks, strips_marks, tokenizer_report
 from ctxlm_ds.tokenizers.sampling import KeyedSample, sampled_texts
 from ctxlm_ds.tokenizers.save import save_tokenizer
 
@@ -24,6 +24,8 @@ MOST_TOKENS = 10_000_000
 MOST_OCCURRENCES = 10**12
 MOST_UNKNOWN = 0.01
 """Share of unknown tokens above which training warns."""
+MOST_MARKED = 0.05
+"""Share of words with accents or vowel signs above which training warns that they are stripped."""
 _REPORT_BYTES = 2_000_000
 """Training text for the report in the folder."""
 _REMEDY = "choose another --output-dir, or remove it first"
@@ -206,11 +208,22 @@ def _train(kind: TokenizerType, texts: Iterable[str], settings: Any) -> Tokenize
     if trained.vocab_size < settings.vocab_size:
         text = "the text is too small for a vocabulary of %d: it gave %d tokens"
         logger.warning(text, settings.vocab_size, trained.vocab_size)
+    if strips_marks(trained):
+        _tell_of_marks(share_with_marks(text for (text,) in sample), hasattr(settings, "lowercase"))
     rate = float(report[ALL_LANGUAGES]["unknown_rate"])
     if rate > MOST_UNKNOWN and kind.against_unknown:
         text = "%.1f %% of the tokens of the training text are unknown; %s"
         logger.warning(text, 100 * rate, kind.against_unknown)
     return trained
+
+
+def _tell_of_marks(share: float, can_keep: bool) -> None:
+    """Say that accents are stripped; warn if many words have such marks."""
+    text = "the tokenizer lower-cases and strips accents" + ("; --cased keeps them" if can_keep else "")
+    if share > MOST_MARKED:
+        logger.warning("%s: %.0f %% of the words have accents or vowel signs, which are lost", text, 100 * share)
+    else:
+        logger.info("%s", text)
 
 
 def _watched(texts: Iterable[str], sample: KeyedSample, errors: list[BaseException]) -> Iterator[str]:

@@ -33,6 +33,8 @@ Measured on English Wikipedia: 100 % with the right one, 9 % and 57 % (short seq
 """
 _MAX_SHOWN_TOKENS, _MAX_SHOWN_SEQUENCES, _MAX_SHOWN_NAMES = 200, 20, 8
 _BLOCK_ITEMS = 1 << 20
+MOST_UNKNOWN = 0.01
+"""Share of unknown tokens above which there is a warning."""
 
 
 def open_tokenizer(dataset: IndexedDataset, tokenizer_path: str | Path | None) -> Tokenizer | None:
@@ -75,6 +77,30 @@ def describe(dataset: IndexedDataset) -> Iterator[str]:
     if metadata:
         yield from _origin(metadata)
     yield f"fingerprint   {dataset.fingerprint[:12]}"
+
+
+def count_unknown(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> tuple[int, int] | None:
+    """Return the unknown tokens and the tokens that were counted; None if they cannot be.
+
+    They are recorded in the JSON. Without a record, the first tokens are counted with the tokenizer.
+    """
+    recorded = (dataset.metadata or {}).get("unknown_tokens")
+    if recorded is not None:
+        return int(recorded), dataset.num_tokens
+    if tokenizer is None or tokenizer.unk_id == tokenizer.eod_id:
+        return None
+    tokens = dataset.tokens[:_BLOCK_TOKENS]
+    return int(np.count_nonzero(tokens == tokenizer.unk_id)), len(tokens)
+
+
+def unknown_advice(unknown: int, tokens: int) -> str:
+    """Return a warning if many tokens are unknown, else nothing."""
+    if unknown <= MOST_UNKNOWN * tokens:
+        return ""
+    return (
+        f"{unknown / tokens:.1%} of the tokens are unknown, their text is lost; decomposed accents (NFD) are one "
+        "cause: clean the text with ctxlm corpus --clean nfc, or train a tokenizer on such text"
+    )
 
 
 def _origin(metadata: dict[str, Any]) -> Iterator[str]:

@@ -37,7 +37,7 @@ from ctxlm_ds.errors import DataError
 logger = logging.getLogger("ctxlm_ds")
 
 _MAX_ERROR_LINES = 1000
-_SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters")
+_SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters", "unknown_tokens")
 _OF_A_PART = (
     "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "cleaning",
     "sha256",
@@ -162,6 +162,8 @@ def _merged_metadata(parts: Sequence[MergeInput]) -> dict[str, Any] | None:
         values = [part.metadata.get(key) for part in parts]
         if key in _REPLACED:
             continue
+        if key == "unknown_tokens" and None in values:
+            continue  # a part from before they were counted
         if key in _SUMMED:
             shared[key] = sum(value or 0 for value in values)
         elif key in ("inputs", "sources", "cleaning"):

@@ -24,7 +24,7 @@ _FIELDS: dict[Any, tuple[str, ...]] = {
     ),
     NonNegativeInt: (
         "vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters", "build_version",
-        "sentence_splitter",
+        "sentence_splitter", "unknown_tokens",
     ),
     bool: ("split_sentences", "keep_newlines", "append_eod", "split_special_tokens"),
     list[str]: ("inputs", "sources", "json_keys"),

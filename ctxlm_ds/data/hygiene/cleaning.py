@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -47,6 +48,10 @@ _WIKI_TAIL = frozenset(
 
 def _control_characters(text: str) -> str:
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
 
 
 def _whitespace(text: str) -> str:
@@ -134,8 +139,8 @@ def _english_words() -> Any:
 RULES: dict[str, Callable[[str], str]] = {
     rule.__name__[1:]: rule
     for rule in (
-        _control_characters, _whitespace, _markup, _wiki_tail, _prose_lines, _boilerplate_lines, _c4_lines, _gutenberg,
-        _join_lines, _fix_text, _gpt_standard, _gpt_words,
+        _control_characters, _nfc, _whitespace, _markup, _wiki_tail, _prose_lines, _boilerplate_lines, _c4_lines,
+        _gutenberg, _join_lines, _fix_text, _gpt_standard, _gpt_words,
     )
 }  # fmt: skip
 PACKAGES = {"fix_text": "ftfy", "gpt_words": "spacy"}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from ctxlm_ds.data.hygiene.cleaning import RULES
@@ -68,8 +68,18 @@ class CorpusSource(Section):
     join_rows: NonNegativeInt = 0
     """Rows per document, if a row is a sentence. The last document of a chunk of rows is shorter."""
     clean: list[CleaningRule] = []
-    """Cleaning rules, in order."""
+    """Cleaning rules, in order; `fix_text` comes before `control_characters` in any case."""
     expected: list[Expectation] = []
+
+    @field_validator("clean")
+    @classmethod
+    def _repair_first(cls, rules: list[CleaningRule]) -> list[CleaningRule]:
+        """Move fix_text before control_characters, which takes out bytes of the text that it repairs."""
+        if "fix_text" not in rules or "control_characters" not in rules[: rules.index("fix_text")]:
+            return rules
+        others = [rule for rule in rules if rule != "fix_text"]
+        place = others.index("control_characters")
+        return [*others[:place], "fix_text", *others[place:]]
 
     @model_validator(mode="after")
     def _text_comes_first(self) -> CorpusSource:

@@ -43,6 +43,8 @@ class EncodedChunk:
     keys: list[EncodedDocuments] = field(default_factory=list)
     records: int = 0
     characters: int = 0
+    unknown: list[int] = field(default_factory=list)
+    """Unknown tokens under each key."""
     empty_documents: int = 0
     bad_records: list[BadRecord] = field(default_factory=list)
 
@@ -57,6 +59,8 @@ class ChunkEncoder:
         self._encode_flat = flat_encoder(tokenizer)
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._end_id = tokenizer.eod_id if config.append_eod else None
+        # GPT has one token for unknown text and the end of a document; its byte-level text is never unknown.
+        self._unknown_id = tokenizer.unk_id if tokenizer.unk_id != tokenizer.eod_id else -1
         self._sentence_prefix = encoded_prefix(config, tokenizer)
 
     def __call__(self, chunk: Chunk) -> EncodedChunk:
@@ -78,6 +82,7 @@ class ChunkEncoder:
         # Megatron pairs titles and texts by number.
         kept = np.any([key.sizes > 0 for key in encoded], axis=0)
         result.keys = [key._replace(sizes=key.sizes[kept]) for key in encoded]
+        result.unknown = [int(np.count_nonzero(key.tokens == self._unknown_id)) for key in encoded]
         result.empty_documents = int(kept.size - np.count_nonzero(kept))
         return result
 

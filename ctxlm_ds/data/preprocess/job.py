@@ -120,6 +120,7 @@ class _Job:
         self.position = Position()
         self.bad_records = BadRecords(config.max_bad_records)
         self.counts = dict.fromkeys(("input_bytes", "characters", "empty_documents", "records"), 0)
+        self.counts |= {_unknown_of(key): 0 for key in dataset_keys(config)}
 
     def complete_datasets(self) -> list[PreprocessResult]:
         """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
@@ -162,14 +163,15 @@ class _Job:
                 progress = None
                 self._open_writers(stack, progress)
             if progress is not None:
-                self.position, self.counts = progress.position, dict(progress.counts)
+                self.position, self.counts = progress.position, self.counts | progress.counts
                 self.bad_records.restore(progress.bad_records)
                 logger.info("resuming after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, self.folder.path)
             self._consume()
             self._check_end()
             metadata = self._metadata()
             for writer, key in zip(self.writers, dataset_keys(self.config), strict=True):
-                writer.prepare(metadata | {"json_key": key}, self.bad_records.error_lines())
+                own = {"json_key": key, "unknown_tokens": self.counts[_unknown_of(key)]}
+                writer.prepare(metadata | own, self.bad_records.error_lines())
             self._save(is_prepared=True)
 
     def _open_writers(self, stack: ExitStack, progress: Progress | None) -> None:
@@ -207,6 +209,8 @@ class _Job:
         self.counts["input_bytes"] = chunk.bytes_read
         for name in ("characters", "empty_documents", "records"):
             self.counts[name] += getattr(chunk, name)
+        for key, unknown in zip(dataset_keys(self.config), chunk.unknown, strict=True):
+            self.counts[_unknown_of(key)] += unknown
         for bad in chunk.bad_records:
             self.bad_records.add(bad, self.counts["records"])
         for writer, documents in zip(self.writers, chunk.keys, strict=True):
@@ -223,6 +227,8 @@ class _Job:
             return
         found = f"{self.counts['empty_documents']} empty documents, {self.bad_records.count} bad records"
         if self.config.shard.count == 1:
+            if unreadable := self.bad_records.all_unreadable(self.counts["records"]):
+                raise DataError(f"the input holds no text: {unreadable}")
             raise DataError(f"the input holds no text ({found}); check --input and --json-keys")
         logger.warning("shard %d holds no text (%s): an empty dataset", self.config.shard.index, found)
 
@@ -258,6 +264,11 @@ class _Job:
             "characters": self.counts["characters"],
             **({"spans_key": config.spans_key} if config.spans_key else {}),
         }
+
+
+def _unknown_of(key: str) -> str:
+    """Return the name of the count of unknown tokens under a key."""
+    return f"unknown tokens: {key}"
 
 
 def _check_joined(config: PreprocessConfig) -> None:

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from ctxlm_ds.data.sources.types import BadRecord
+from ctxlm_ds.data.sources.types import NOT_UTF8, BadRecord
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")
 
 MAX_KEPT = 1000
 _MAX_LOGGED = 10
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def remedy(bad: BadRecord) -> str:
+    """Return how a file of another encoding is converted; nothing for other bad records."""
+    if bad.reason != NOT_UTF8 or bad.unit != "line":
+        return ""
+    is_utf16 = bad.position == 1 and bad.excerpt.startswith(_UTF16_MARKS)
+    found, encoding = ("the file is UTF-16", "UTF-16") if is_utf16 else ("if its encoding is another", "ISO-8859-2")
+    example = "" if is_utf16 else "e.g. "
+    return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {shlex.quote(bad.path)}"
+
+
+def unreadable_text(reasons: Mapping[str, int], num_records: int) -> str:
+    """Return the sentence about an input of which no record is a document."""
+    which = f"all {num_records:,} records were" if num_records > 1 else "the only record was"
+    return f"{which} unreadable ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})"
 
 
 class BadRecords:
@@ -34,17 +53,27 @@ class BadRecords:
         self.reasons[bad.reason] += 1
         if self.count > self.limit:
             if not self.limit:
-                raise DataError(f"{bad}; fix it, or let such records be skipped with --max-bad-records N")
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.most_common())
+                fix = remedy(bad) or "fix it"
+                raise DataError(f"{bad}; {fix}, or let such records be skipped with --max-bad-records N")
             raise DataError(
-                f"{bad}; {self.count:,} of {num_records:,} records are no documents ({reasons}), "
-                f"more than the {self.limit} allowed; fix them, or raise --max-bad-records"
+                f"{bad}; {self.count:,} of {num_records:,} records are no documents ({self.by_reason()}), "
+                f"more than the {self.limit} allowed; {remedy(bad) or 'fix them'}, or raise --max-bad-records"
             )
         if self.count <= _MAX_LOGGED:
             more = "; further ones are only counted" if self.count == _MAX_LOGGED else ""
             logger.warning("skipped: %s%s", bad, more)
         if self.count <= MAX_KEPT:
             self._keep(bad)
+
+    def by_reason(self) -> str:
+        """Return the number of records for each reason, in words."""
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.most_common())
+
+    def all_unreadable(self, num_records: int) -> str:
+        """Return a sentence if none of the records that were read is a document, else nothing."""
+        if not self.count or self.count < num_records:
+            return ""
+        return unreadable_text(self.reasons, num_records)
 
     def _keep(self, bad: BadRecord) -> None:
         self._kept.append(

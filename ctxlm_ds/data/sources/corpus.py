@@ -63,5 +63,7 @@ class Corpus:
                     progress.update(chunk.bytes_read)
         except DataError as error:
             raise DataError(str(error).replace(KEY_HINT, f"; see {self._key_flags}")) from error
+        if unreadable := bad_records.all_unreadable(num_records):
+            raise DataError(f"the input holds no text: {unreadable}")
         if bad_records.count:
             logger.warning("%d records were no documents and were skipped", bad_records.count)

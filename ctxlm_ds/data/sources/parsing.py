@@ -15,6 +15,7 @@ from ctxlm_ds.data.sources.types import (
     EXCERPT_BYTES,
     KEY_HINT,
     MAX_RECORD_BYTES,
+    NOT_UTF8,
     BadRecord,
     Chunk,
     Document,
@@ -102,7 +103,7 @@ def _decoded(record: bytes) -> str:
     try:
         return record.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _Unfit("not valid UTF-8", f"byte 0x{record[error.start]:02x} at {error.start}") from None
+        raise _Unfit(NOT_UTF8, f"byte 0x{record[error.start]:02x} at {error.start}") from None
 
 
 def _from_text(record: bytes, json_keys: Sequence[str]) -> Document:

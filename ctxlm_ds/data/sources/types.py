@@ -11,6 +11,8 @@ from ctxlm_ds.errors import DataError
 
 LINE_FORMATS = ("text", "jsonl", "wikiextractor")
 INPUT_FORMATS = ("auto", *LINE_FORMATS, "parquet")
+NOT_UTF8 = "not valid UTF-8"
+"""Reason against a record of another encoding."""
 EXCERPT_BYTES = 200
 MAX_RECORD_BYTES = 256_000_000
 """A longer record is a bad record, and is never held in memory completely."""

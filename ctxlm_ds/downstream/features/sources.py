@@ -81,9 +81,15 @@ class StaticSource(FeatureSource):
     def __init__(self, name: str, static: StaticVectors) -> None:
         super().__init__(name, 1, static.width)
         self.static = static
+        self.num_words = 0
+        """Words that were looked up."""
+        self.num_unknown = 0
+        """Words among them without a vector."""
 
     def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
         for words in sentences:
+            self.num_words += len(words)
+            self.num_unknown += sum(self.static.row_of(word) is None for word in words)
             yield self.static.look_up(words)[None]
 
 

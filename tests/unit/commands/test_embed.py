@@ -81,3 +81,11 @@ def test_mistakes_are_refused(
     with pytest.raises(ConfigError, match=message):
         run(monkeypatch, files, "--output", tmp_path / "v.arrow", *options)
     assert not list(tmp_path.iterdir())
+
+
+def test_words_without_a_static_vector_are_counted(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "glove.txt").write_text("the 1 2\nfilm 2 3\nann 1 1\n")
+    run(monkeypatch, files, "--features", tmp_path / "glove.txt", "--output", tmp_path / "v.safetensors")
+    assert f"72.7 % of 11 words have no vector in {tmp_path / 'glove.txt'}; theirs is zero" in capsys.readouterr().err

@@ -30,6 +30,15 @@ def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
             main(["--family", "gpt2", "--hours", hours, "--output", "other.yaml"])
 
 
+def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("some text\n" * 50_000)
+    main(["--family", "bert", "--text", "corpus.txt", "--hours", "1e-9"])
+    printed = capsys.readouterr().out
+    assert ", 1 step\n" in printed and "warning: 1e-09 hours allow 1 step; give more --hours" in printed
+    assert "--type wordpiece --vocab-size 4000 --output-dir tokenizer" in printed
+
+
 def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     output = tmp_path / "x.yaml"
     main(["--from-megatron", GPT + REST, "--tokenizer", "tok", "--output", str(output)])

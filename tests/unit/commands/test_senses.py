@@ -24,6 +24,10 @@ def test_a_word_is_drawn_and_listed(
     main()
     shown = capsys.readouterr().out
     assert "static      good, Paris" in shown and shown.count("contextual") == 2 and "a good film ." in shown
+    lines = [line.split(":") for line in shown.splitlines() if line.startswith("group ")]
+    assert [head for head, _ in lines] == ["group 1 of 2", "group 2 of 2"]
+    assert sum(int(text.split()[0]) for _, text in lines) == 3 and "such as" not in shown
+    assert all(text.endswith(" of 3 occurrences") for _, text in lines)
     assert (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(sys, "argv", ["senses.py", *map(str, options), "mix:2"])
     with pytest.raises(ConfigError, match="--layers mix:2: the picture needs one vector of a word"):

@@ -2,7 +2,7 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.new_recipe.machine import Machine, describe_gpu
-from ctxlm_ds.new_recipe.start import Answers, families, new_settings, shipped_recipe
+from ctxlm_ds.new_recipe.start import Answers, families, fitting_vocab_size, new_settings, shipped_recipe
 from ctxlm_ds.new_recipe.text import recipe_text, write_recipe
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 
@@ -45,3 +45,15 @@ def test_an_unknown_family_or_size_is_refused():
         shipped_recipe("robeta", "base")
     with pytest.raises(ConfigError, match="family xlnet has laptop"):
         shipped_recipe("xlnet", "small")
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_bytes", "size"),
+    [("wordpiece", 500_000, 4000), ("wordpiece", 5_000_000, 8000), ("gpt2", 300_000_000, 16000),
+     ("wordpiece", 2_000_000_000, None), ("wordpiece", 0, None)],
+)  # fmt: skip
+def test_the_vocabulary_grows_with_the_text(tmp_path, kind, num_bytes, size):
+    with open(tmp_path / "a.txt", "wb") as file:
+        file.truncate(num_bytes)
+    assert fitting_vocab_size(kind, str(tmp_path / "*.txt")) == size
+    assert fitting_vocab_size(kind, "hf://name") is fitting_vocab_size(kind, None) is None

@@ -10,6 +10,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import (
     check_config,
     find_problems,
+    schedule_warnings,
     total_schedule_steps,
     unused_settings,
     warmup_schedule_steps,
@@ -248,3 +249,13 @@ def test_settings_without_effect_are_named() -> None:
         "training.initial_loss_scale_power",
     ]
     assert unused_settings(RunConfig()) == []
+
+
+def test_a_warmup_that_ends_after_the_run_is_told() -> None:
+    def warnings(start_step: int, max_steps: int) -> list[str]:
+        schedule = {"warmup_steps": 100, "total_steps": 1000, "start_step": start_step}
+        return schedule_warnings(config_of(schedule=schedule, training={"max_steps": max_steps}))
+
+    (told,) = warnings(0, 100)
+    assert told.startswith("the warmup of 100 steps is not over when the run ends (training.max_steps 100)")
+    assert warnings(0, 101) == warnings(90, 20) == schedule_warnings(RunConfig()) == []

@@ -106,6 +106,7 @@ MASKED = (
          f"did you mean objective.mask_prob? It is {MASKED}"),
         ("objective: {name: causal_lm, mlm_probability: 0.2}", "objective.mlm_probability",
          f"did you mean objective.mask_prob? It is {MASKED}"),
+        ("model: {ffn_hidden_size: 64}", "model.ffn_hidden_size", "did you mean model.intermediate_size?"),
         ("data: {short_seq_prb: 0.2}", "data.short_seq_prb", "did you mean data.short_seq_prob?  ["),
         ("model: {family: brt, num_layers: x}", "model.family",
          '"brt": expected one of bert, roberta, xlm_roberta, albert, electra, distilbert, tinybert, modernbert, t5, '

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.recipe.describe import all_settings
+from ctxlm_ds.recipe.describe import KNOWN_ELSEWHERE, all_settings, explain_unknown
 from tools.write_config_docs import render_reference
 
 
@@ -23,3 +23,13 @@ def test_every_setting_is_on_the_page_with_a_meaning() -> None:
     assert all(len(meaning) > 10 for _, _, meaning in rows.values())
     assert rows["optimizer.betas"][:2] == ("`[0.9, 0.999]`", "a list of 2: a number from 0 to 1, a number from 0 to 1")
     assert rows["training.max_tokens"][:2] == ("`null`", "a whole number from 1 to 1,000,000,000,000,000 or null")
+
+
+def test_every_name_of_another_system_means_an_existing_setting() -> None:
+    names = [name for names in KNOWN_ELSEWHERE.values() for name in names.split()]
+    settings = {*all_settings(), "data.train", "data.validation"}
+    assert len(names) == len(set(names)) and settings.issuperset(KNOWN_ELSEWHERE)
+    assert explain_unknown(("model", "ffn_hidden_size"), {}) == (
+        "; did you mean model.intermediate_size?", "model.intermediate_size"
+    )  # fmt: skip
+    assert explain_unknown(("model", "n_embd"), {})[1] == "model.hidden_size"

@@ -142,6 +142,35 @@ def test_many_unknown_tokens_are_warned_of(
     assert (warning in caplog.text) == warns
 
 
+@pytest.mark.parametrize(
+    ("text", "cased", "told"),
+    [
+        ("plain words of a text", False, ["INFO the tokenizer lower-cases and strips accents; --cased keeps them"]),
+        ("tiếng Việt có dấu", False, ["WARNING the tokenizer lower-cases and strips accents; --cased keeps them: "
+                                      "100 % of the words have accents or vowel signs, which are lost"]),
+        ("हिन्दी भाषा", False, ["WARNING the tokenizer lower-cases and strips accents; --cased keeps them: "
+                            "50 % of the words have accents or vowel signs, which are lost"]),
+        ("tiếng Việt có dấu", True, []),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_strips_accents_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, cased: bool, told: list[str]
+) -> None:
+    caplog.set_level("INFO", "ctxlm_ds")
+    train_tokenizer("wordpiece", [text] * 4, 60, tmp_path / "t", lowercase=not cased)
+    lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+    assert [line for line in lines if "accents" in line] == told
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "t5", "elmo"])
+def test_a_tokenizer_that_keeps_accents_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level("INFO", "ctxlm_ds")
+    train_tokenizer(kind, ["tiếng Việt có dấu", *TEXTS], 600, tmp_path / "t")
+    assert "accents" not in caplog.text
+
+
 def test_an_error_of_the_text_source_comes_through(tmp_path: Path) -> None:
     class Broken:
         def __iter__(self):

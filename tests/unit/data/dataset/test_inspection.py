@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset import inspection
-from ctxlm_ds.data.dataset.inspection import describe, open_tokenizer, show_documents, verify_dataset
+from ctxlm_ds.data.dataset.inspection import (
+    count_unknown,
+    describe,
+    open_tokenizer,
+    show_documents,
+    unknown_advice,
+    verify_dataset,
+)
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
@@ -64,6 +71,21 @@ def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
     assert open_tokenizer(dataset, None) is None
     assert list(show_documents(dataset, None, 5))[-1] == "  [1] (3) 5 6 7"
     assert any("none recorded" in proof for proof in verify_dataset(dataset))
+
+
+def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = train_tokenizer("wordpiece", ["some text"] * 4, 60, tmp_path / "tokenizer")
+    for name, record in (("with", {"unknown_tokens": 1}), ("without", {})):
+        with DatasetWriter(tmp_path / name, "int32") as writer:
+            writer.add_sequence([5, tokenizer.unk_id, 7, 5])
+            writer.end_document()
+            writer.finalize(record)
+    monkeypatch.setattr(inspection, "_BLOCK_TOKENS", 3)
+    assert count_unknown(IndexedDataset(tmp_path / "with"), None) == (1, 4)
+    assert count_unknown(IndexedDataset(tmp_path / "without"), tokenizer) == (1, 3)
+    assert count_unknown(IndexedDataset(tmp_path / "without"), None) is None
+    assert unknown_advice(1, 100) == unknown_advice(0, 0) == ""
+    assert unknown_advice(2, 100).startswith("2.0% of the tokens are unknown") and "--clean nfc" in unknown_advice(2, 9)
 
 
 def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ctxlm_ds.data.hygiene.corpora import CleaningRule
     ("rule", "text", "expected"),
     [
         ("control_characters", "a\x00b\u200b\ufeffc\r\nd\re\tf", "abc\nd\ne\tf"),
+        ("nfc", "cafe\u0301 Vie\u0323\u0302t \u0e33", "café Việt \u0e33"),
         ("whitespace", "  a \u00a0 b\t c \n\n\n\n d", "a b c\n\nd"),
         ("markup", "<p class='x'>A &amp; B</p> 1 < 2 <!-- no\nno -->", "A & B 1 < 2 "),
         ("markup", "a<!-- b <!-- c --> d --> e <!-- f", "a d --> e <!-- f"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.commands.prepare_corpus import add_filter_flags, corpora_lines, with_filter_flags
-from ctxlm_ds.data.hygiene.corpora import blend_text, input_corpus, load_corpus, shipped_corpora
+from ctxlm_ds.data.hygiene.corpora import CorpusSource, blend_text, input_corpus, load_corpus, shipped_corpora
 from ctxlm_ds.data.sources.reading import find_sources
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
@@ -133,3 +133,17 @@ def test_every_filter_has_a_flag_that_is_laid_over_the_recipe() -> None:
     for wrong in ("--min-letters 2", "--decontamination-ngram 1", "--max-words 0", "--min-letters nan"):
         with pytest.raises(ConfigError, match=f"{wrong.split()[0]} .*: Input should be "):
             with_filter_flags(recipe, parser.parse_args(wrong.split()))
+
+
+@pytest.mark.parametrize(
+    ("given", "applied"),
+    [
+        ("control_characters fix_text", "fix_text control_characters"),
+        ("markup control_characters whitespace fix_text", "markup fix_text control_characters whitespace"),
+        ("fix_text whitespace control_characters", "fix_text whitespace control_characters"),
+        ("whitespace fix_text", "whitespace fix_text"),
+    ],
+)
+def test_text_is_repaired_before_control_characters_are_removed(given: str, applied: str) -> None:
+    source = CorpusSource(name="a", input=["f"], clean=given.split())
+    assert source.clean == applied.split()

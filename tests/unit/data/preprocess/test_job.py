@@ -12,6 +12,7 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.errors import DataError, TokenizerError
 from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import write_corpus
 from tests.unit.data.preprocess.conftest import DOCUMENTS
 
@@ -55,6 +56,25 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path, tokenizers: di
     assert dataset.num_documents == 2 and dataset.num_sequences == 3
     assert dataset.metadata is not None and dataset.metadata["empty_documents"] == 4
     assert [document[-1][-1] for document in read_documents(dataset)] == [3, 3]
+
+
+def test_unknown_tokens_are_counted_by_key(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
+    path = tmp_path / "corpus.jsonl"
+    records = [{"text": DOCUMENTS[0], "title": "\u4e00 \u4e01"}, {"text": "\u4e02", "title": DOCUMENTS[1]}] * 3
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    config = PreprocessConfig(json_keys=("text", "title"), append_eod=True)
+    results = preprocess([str(path)], tokenizers["wordpiece"], tmp_path / "set", config)
+    assert [result.metadata["unknown_tokens"] for result in results] == [3, 6]
+    unknown = load_tokenizer(tokenizers["wordpiece"]).unk_id
+    for result in results:
+        tokens = IndexedDataset(result.prefix).tokens
+        assert result.metadata["unknown_tokens"] == (tokens == unknown).sum()
+
+
+def test_ends_of_documents_are_not_unknown(corpus: Path, tmp_path: Path) -> None:
+    train_tokenizer("gpt2", DOCUMENTS[:60], 500, tmp_path / "gpt2")
+    dataset = run(corpus, tmp_path / "gpt2", append_eod=True)
+    assert dataset.metadata is not None and dataset.metadata["unknown_tokens"] == 0
 
 
 def test_several_keys_keep_their_documents_side_by_side(tmp_path: Path, tokenizers: dict[str, Path]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.commands.prepare_corpus import empty_warnings
 from ctxlm_ds.data.sources.bad_records import MAX_KEPT
+from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents
 from tests.unit.data.preprocess.test_job_resume import contents_of, run
+
+POLISH = "plain\n\nzażółć"
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +57,29 @@ def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokeni
     message = r"30 of 100 records are no documents \(30 not valid JSON\), more than the 29 allowed"
     with pytest.raises(DataError, match=message):
         run([path], tokenizer, tmp_path / "more", max_bad_records=29)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (POLISH.encode("iso-8859-2"), "if its encoding is another: convert it, e.g. iconv -f ISO-8859-2"),
+        (POLISH.encode("utf-16"), "the file is UTF-16: convert it, iconv -f UTF-16"),
+    ],
+)
+def test_another_encoding_has_its_remedy(tmp_path: Path, tokenizer: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "a text.txt"
+    path.write_bytes(content)
+    message = re.escape(f"; {told} -t UTF-8 '{path}', or let such records be skipped")
+    with pytest.raises(DataError, match=message):
+        run([path], tokenizer, tmp_path / "data", max_bad_records=0)
+
+
+def test_an_input_without_a_readable_record_says_so(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("{\n" * 6)
+    with pytest.raises(DataError, match=r"holds no text: all 6 records were unreadable \(6 not valid JSON\)"):
+        run([path], tokenizer, tmp_path / "data", max_bad_records=6)
+    with pytest.raises(DataError, match=r"holds no text: all 6 records were unreadable \(6 not valid JSON\)"):
+        list(Corpus([str(path)], max_bad_records=6))
+    report = {"sources": [{"name": "a", "records": 6, "unreadable": {"not valid JSON": 6}, "files": []}], "stages": []}
+    assert "(all 6 records were unreadable (6 not valid JSON))" in empty_warnings(report)[0]
