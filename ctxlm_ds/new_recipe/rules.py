@@ -45,6 +45,9 @@ def _grouped(result: Translation, names: Names) -> None:
     if groups is None and result.has("--group-query-attention"):
         result.notes.append("--group-query-attention: give --num-query-groups too; its default, 1, is taken")
         groups = 1
+    elif groups is not None and not result.has("--group-query-attention"):
+        given = f"--num-query-groups {groups}"
+        result.notes.append(f"{given}: taken, but Megatron uses it only with --group-query-attention")
     if groups is not None:
         result.set("model.num_key_value_heads", groups, _given(result, names))
 

@@ -149,5 +149,8 @@ def test_no_evaluation_and_grouped_queries(tmp_path):
     config = _recipe(result, tmp_path)
     assert (config.evaluation.interval_steps, config.model.num_key_value_heads) == (0, 2)
     assert not result.unknown and not result.notes
+    ungrouped = text.removesuffix("--group-query-attention")
+    half = _translate(f"{ungrouped} --num-query-groups 2 --activations-checkpoint-method uniform")
+    assert half.value("training.activation_checkpointing") and "only with --group-query-attention" in half.notes[0]
     alone = _translate(text)
     assert alone.value("model.num_key_value_heads") == 1 and "give --num-query-groups" in alone.notes[0]
