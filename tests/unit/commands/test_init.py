@@ -16,7 +16,7 @@ def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     (tmp_path / "corpus.txt").write_text("A text.\n")
     main([])
     printed = capsys.readouterr().out
-    assert "ctxlm tokenizer --input corpus.txt --type gpt2 --output-dir tokenizer" in printed
+    assert "ctxlm tokenizer --input corpus.txt --type gpt2 --vocab-size 4000 --output-dir tokenizer" in printed
     assert "--append-eod --output-prefix data/corpus" in printed
     assert "ctxlm pretrain --config gpt2.yaml --ranks 2" in printed
     config = load_config("gpt2.yaml", world_size=2)

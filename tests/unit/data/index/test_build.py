@@ -45,7 +45,7 @@ def test_an_index_that_cannot_fit_is_refused_before_it_is_written(
 
 def test_opening_what_was_not_built_names_the_command(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
-    with pytest.raises(DataError, match="build_samples"):
+    with pytest.raises(DataError, match="ctxlm samples"):
         IndexPlace.of(prefix, BERT, config_of("full_sentences")).open(BERT)
 
 
