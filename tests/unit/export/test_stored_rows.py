@@ -66,7 +66,7 @@ def test_missing_and_cut_off_files_are_one_message(tmp_path: Path) -> None:
     rows = StoredRows(tmp_path, outputs, "train", ["x"])
     paths = [tmp_path / name for name, *_ in outputs.shards()]
     paths[0].unlink()
-    with pytest.raises(DataError, match=r"00000000.safetensors is missing, expected [\d,]+; run tools/teacher_out"):
+    with pytest.raises(DataError, match=r"00000000.safetensors is missing, expected [\d,]+; run ctxlm teacher"):
         rows.check_files()
     with pytest.raises(DataError, match=r"00000000.safetensors is damaged \(.*No such file"):
         rows.read("x", np.array([1]))
