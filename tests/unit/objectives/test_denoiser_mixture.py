@@ -62,7 +62,7 @@ def test_figures_are_the_published_ones(tmp_path: Path) -> None:
 
 def test_a_vocabulary_without_mode_tokens_is_refused() -> None:
     config = config_of(64, objective={"name": "denoiser_mixture"})
-    options = r"train_tokenizer.py --special-tokens '\[NLU\]' '\[NLG\]' '\[S2S\]', or name"
+    options = r"ctxlm tokenizer --special-tokens '\[NLU\]' '\[NLG\]' '\[S2S\]', or name"
     wanted = rf"mode_tokens: the tokenizer has no \[NLU\], rows need 3 such tokens .*{options}"
     with pytest.raises(ConfigError, match=wanted):
         build_objective(config.objective, FakeTokenizer()).fields(config.data)
