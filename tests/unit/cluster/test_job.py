@@ -1,4 +1,4 @@
-"""The job: it may not have a run that another job has, or waits to go on with; what it says when it ends."""
+"""The job refuses a run that another job has or is queued for, and says at its end whether the run continues."""
 
 from __future__ import annotations
 
