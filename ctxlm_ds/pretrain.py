@@ -34,6 +34,7 @@ from ctxlm_ds.training.hook_setup import check_hooks
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
+    from ctxlm_ds.training.hooks import RunEnd
     from ctxlm_ds.training.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
@@ -75,13 +76,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_installed()
         output_log = OutputLog() if report.rank == 0 else None
         report.ranks = discover_ranks()
-        pretrain(arguments, report.ranks, stop_signal, report, output_log)
+        stopped_by = pretrain(arguments, report.ranks, stop_signal, report, output_log)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report.end(error))
     finally:
         ranks = report.ranks
         if ranks and ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
             end_torchrun()
+    # Launchers and jobs would take another status than 0 for a failure.
+    if stopped_by and report.ranks.launcher in ("single", "ranks"):
+        sys.exit(128 + stopped_by)
 
 
 def _rank_command(words: Sequence[str]) -> list[str]:
@@ -144,7 +148,7 @@ def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_
 def pretrain(
     arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport,
     output_log: OutputLog | None = None,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Check the recipe, join the other ranks, and train under the watchdog while holding the run lock.
 
     Args:
@@ -153,6 +157,9 @@ def pretrain(
         stop_signal: asks the run to stop.
         report: gets the run directory.
         output_log: of rank 0; None writes no file.
+
+    Returns:
+        Number of the signal that stopped the run before it was complete; 0 if none did.
 
     Raises:
         CtxlmError: a mistake of the user, or the training failed.
@@ -185,11 +192,12 @@ def pretrain(
             with explain_out_of_memory(config):
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
                 leave_waiting_to_watchdog()
-                train(trainer, watchdog, lock.run_dir, ranks)
+                end = train(trainer, watchdog, lock.run_dir, ranks)
             print_communication(deepspeed_config)
         finally:
             lock.release()
         distributed.destroy_process_group()
+    return end.signal_number
 
 
 def run_directory(config: RunConfig) -> Path:
@@ -237,7 +245,7 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     )
 
 
-def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) -> None:
+def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) -> RunEnd:
     """Train to the end, with progress reported to the watchdog and in the history.
 
     Raises:
@@ -255,7 +263,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     if trainer.continuations is not None:
         trainer.continuations.on_pass = watchdog.beat
     try:
-        trainer.run()
+        return trainer.run()
     except TrainingError as error:
         good = trainer.saves.saver.last_good()
         kept = f"the last good checkpoint {good} is intact" if good else "no checkpoint has been written"

@@ -44,7 +44,7 @@ def without_ranks(words: Sequence[str]) -> list[str]:
 
 
 def run_ranks(command: Sequence[str], num_ranks: int) -> int:
-    """Run a command once for each rank, and return 0 or the exit status of the rank that failed first.
+    """Run a command once for each rank; return 0, or the exit status of the rank that failed first or was stopped.
 
     Raises:
         ConfigError: a launcher has started this process as a rank.
@@ -52,7 +52,7 @@ def run_ranks(command: Sequence[str], num_ranks: int) -> int:
     check_alone(os.environ)
     ranks = _Ranks()
     # Functions, not SIG_IGN, which the ranks would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, ranks.interrupted)
     for number in FORWARDED:
         signal.signal(number, ranks.forward)
     ranks.start(command, num_ranks)
@@ -74,6 +74,10 @@ class _Ranks:
             for number in self._received:
                 self._processes[-1].send_signal(number)
 
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        """Record Ctrl-C, which the terminal sends to the ranks too."""
+        self._received.append(number)
+
     def forward(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
         for process in self._processes:
@@ -90,12 +94,15 @@ class _Ranks:
             if time.monotonic() > end_s:
                 self.forward(signal.SIGKILL, None)
             time.sleep(POLL_S)
-        return failed or self._first_failure()
+        return failed or self._first_failure() or max(int(process.returncode) for process in self._processes)
 
     def _first_failure(self) -> int:
         """Return the exit status of a rank that has failed, as a shell gives it; 0 if none has."""
+        stopped = {128 + number for number in self._received}
         for rank, process in enumerate(self._processes):
             status = process.returncode
+            if status in stopped:
+                continue
             if status is not None and status < 0:
                 sys.stderr.write(f"rank {rank} was ended by {signal.Signals(-status).name}\n")
             if status:

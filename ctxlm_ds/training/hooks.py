@@ -95,6 +95,8 @@ class RunEnd:
     """False if the same command would resume the run (a signal, the wall-time limit)."""
     failed: bool = False
     """True if an error ended the run."""
+    signal_number: int = 0
+    """Signal that stopped the run before it was complete; 0 if none did."""
 
 
 class Hook:

@@ -103,7 +103,8 @@ class Trainer:
             # This rank may end alone.
             self.saves.saver.abandon()
         state, completed, failed = self.state, self._limit_reached() is not None, error is not None
-        end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed)
+        stopped_by = self._signal_number if self._stopped_by_signal and not completed else 0
+        end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed, stopped_by)
         self.hooks.call("on_run_end", end)
         return end
 

@@ -79,7 +79,9 @@ def interrupted(
         terminal.interrupt()
         time.sleep(0.5)
     terminal.read(lambda: False, END_S) if kind != "python" else terminal.read(lambda: not processes(run_dir), END_S)
-    terminal.close()
+    status = terminal.close()
+    if kind in ("python", "ranks"):
+        assert os.waitstatus_to_exitcode(status) == 130
     end_s = time.monotonic() + END_S
     while processes(run_dir) and time.monotonic() < end_s:
         time.sleep(0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.process.run_history import FAILURE, GIVE_UP, REQUEUE, START
+from ctxlm_ds.process.run_history import FAILURE, GIVE_UP, START
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -69,7 +69,7 @@ def test_a_second_job_on_the_run_directory_is_refused(runs: Runs, tmp_path: Path
     first.wait_for_step(reached + 20)
     # Also while the first is in the queue, and nobody holds the lock.
     runs.cluster.scontrol("requeuehold", first.id)
-    first.wait_for_event(REQUEUE)
+    first.wait_for(lambda: runs.cluster.job(first.id)["JobState"] == "PENDING", "its return to the queue")
     second = runs.submit(tmp_path, **ALONE, training={"max_steps": 100_000})
     assert second.end(60) == "FAILED", second.explain()
     assert f"the run of job {first.id}, which is " in second.text() and "Traceback" not in second.text(), second.text()

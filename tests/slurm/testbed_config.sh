@@ -108,7 +108,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,sched_min_interval=0,batch_sched_delay=0
 SlurmctldTimeout=30
 SlurmdTimeout=15
-KillWait=5
+KillWait=10
 CompleteWait=0
 MessageTimeout=10
 TCPTimeout=4

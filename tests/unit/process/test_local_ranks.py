@@ -52,14 +52,16 @@ def test_a_rank_that_fails_ends_the_others(end: str, status: int, said: str) -> 
     assert time.monotonic() - begin_s < 40
 
 
-def test_a_signal_reaches_every_rank_and_the_launcher_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [0, 143])
+def test_a_signal_reaches_every_rank_and_the_launcher_waits(status: int, tmp_path: Path) -> None:
+    """A rank that ends with the signal's status is not a failure that ends the slower one."""
     program = (
         "import os, pathlib, signal, sys, time\n"
         f"place = pathlib.Path({str(tmp_path)!r}) / os.environ['RANK']\n"
         "def stop(number, frame):\n"
-        "    time.sleep(0.3)\n"
+        "    time.sleep(0.3 + 0.5 * int(os.environ['RANK']))\n"
         "    place.write_text(signal.Signals(number).name)\n"
-        "    sys.exit(0)\n"
+        f"    sys.exit({status})\n"
         "signal.signal(signal.SIGTERM, stop)\n"
         "place.write_text('ready')\n"
         "time.sleep(60)"
@@ -71,7 +73,7 @@ def test_a_signal_reaches_every_rank_and_the_launcher_waits(tmp_path: Path) -> N
     os.kill(process.pid, signal.SIGINT)  # of a terminal, which ranks get themselves
     os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=50)
-    assert process.returncode == 0
+    assert process.returncode == status
     assert [path.read_text() for path in tmp_path.iterdir()] == ["SIGTERM", "SIGTERM"]
 
 
