@@ -20,11 +20,13 @@ install: $(STAMP) ## create .venv with the tested versions (once)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=python3.11")'
-	@echo "installing into $(VENV) (a few minutes, once)"
+	@echo "installing into $(VENV) (about 2 GB, some minutes, once): 1 of 2: $$(grep '^torch==' constraints.txt)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) setuptools wheel $$(grep '^torch==' constraints.txt)
+	@echo "2 of 2: deepspeed, transformers and what tests and checks need"
 	@$(PIP_INSTALL) -e '.[test,dev]'
 	@touch $@
+	@echo "installed; to type its commands: source $(BIN)/activate"
 
 pretrain: install ## text to a model that fills masks, on 2 CPU ranks; FAMILY=gpt2 continues text; CORPUS=path: your text
 	@$(BIN)/python tools/pretrain_default.py $(if $(FAMILY),--family '$(FAMILY)') $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)

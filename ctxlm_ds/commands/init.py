@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group()
     add = source.add_argument
     add("--from-megatron", metavar="ARGS|FILE", help="command or script of pretrain_bert.py or pretrain_gpt.py")
-    add("--from-run-mlm", metavar="ARGS|FILE", help="command or script of run_mlm.py or run_clm.py")
+    add("--from-run-mlm", metavar="ARGS|FILE", help="the same of run_mlm.py, run_clm.py, or their _no_trainer forms")
     add("--slurm", type=Path, metavar="DIR", help="copy the Slurm scripts to a folder named slurm; write no recipe")
     return parser
 

@@ -19,7 +19,7 @@ _MAX_BYTES = 1_000_000
 _MAX_NESTED = 3
 _END_OF_COMMAND = {";", "&&", "||", "|", "&", ">", ">>", "<", "2>&1", "&>", "2>"}
 _PRINTING = {"echo", "printf"}
-_RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes"}
+_RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
 AT_RUN_TIME = "known only when the script runs"
 
 
@@ -77,6 +77,7 @@ def read_command(text_or_file: str, scripts: Sequence[str]) -> Command:
     command = Command(found.script, remarks=remarks)
     command.ranks = _count_ranks(found, command.remarks)
     _sort_words(found, command)
+    _read_precision(found, command)
     if not command.given:
         raise ConfigError(f"{place}: found no arguments of {' or '.join(scripts)}")
     return command
@@ -104,6 +105,15 @@ def _sort_words(found: _Found, command: Command) -> None:
             command.given[name].append(word)
         elif expansions_left(word):
             command.remarks.append(f"{word} before the first argument: {AT_RUN_TIME}; its arguments are not read")
+
+
+def _read_precision(found: _Found, command: Command) -> None:
+    """Take the precision that `accelerate launch` gives to a script without Trainer."""
+    words = [word for text in found.launcher for word in text.split("=", 1)]
+    for name, value in zip(words, words[1:], strict=False):
+        if found.script.endswith("_no_trainer.py") and canonical(name) == "--mixed-precision" and value != "no":
+            command.given[f"--{value}"] = []
+            command.typed[f"--{value}"] = f"--mixed_precision {value}"
 
 
 def _choose(text: str, scripts: Sequence[str]) -> tuple[_Found, list[str]]:

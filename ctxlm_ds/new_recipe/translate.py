@@ -131,14 +131,15 @@ def translate(
     if command.script not in scripts:
         raise ConfigError(f"the command names none of {', '.join(scripts)}; write that name before the arguments")
     result = Translation(table, command, ranks or command.ranks or 1, data, tokenizer, notes=[*command.remarks])
-    _drop_unknown_values(result)
     script = scripts[command.script]
+    _rename(command, script.get("renamed", {}))
+    _drop_unknown_values(result)
     settings = dict(script["settings"])
     for name, changes in script.get("variants", {}).items():
         settings |= changes if result.has(name) else {}
     for key, value in settings.items():
         result.set(key, value, command.script)
-    rules = _apply_rows(result)
+    rules = _apply_rows(result, script.get("defaults", {}))
     from ctxlm_ds.new_recipe.rules import RULES  # imports this module
 
     for name, rule in RULES.items():
@@ -147,6 +148,14 @@ def translate(
     _sort_others(result)
     _drop_foreign(result)
     return result
+
+
+def _rename(command: Command, names: dict[str, str]) -> None:
+    """Give a script's own arguments the names that the table has."""
+    for own, name in names.items():
+        if canonical(own) in command.given:
+            command.given[canonical(name)] = command.given.pop(canonical(own))
+            command.typed[canonical(name)] = command.typed[canonical(own)]
 
 
 def _drop_unknown_values(result: Translation) -> None:
@@ -173,8 +182,11 @@ def _drop_unknown_values(result: Translation) -> None:
             result.not_known.add(name)
 
 
-def _apply_rows(result: Translation) -> dict[str, list[str]]:
-    """Set what needs no rule; return the rules to apply, with the arguments of each."""
+def _apply_rows(result: Translation, defaults: dict[str, Any]) -> dict[str, list[str]]:
+    """Set what needs no rule; return the rules to apply, with the arguments of each.
+
+    `defaults` go before those of the rows; None sets nothing.
+    """
     rules: dict[str, list[str]] = {}
     for name, row in result.table["arguments"].items():
         if "rule" in row:
@@ -185,8 +197,11 @@ def _apply_rows(result: Translation) -> dict[str, list[str]]:
             value = row["given"] if "given" in row else _mapped(result, name, row)
             if value is not None:
                 result.set(row["key"], value, " ".join([result.typed(name), *result.texts(name)]))
-        elif "default" in row and row["key"] not in result.settings and canonical(name) not in result.not_known:
-            value = row.get("values", {}).get(row["default"], row["default"])
+        elif row["key"] not in result.settings and canonical(name) not in result.not_known:
+            value = defaults.get(name, row.get("default"))
+            if value is None:
+                continue
+            value = row.get("values", {}).get(value, value)
             result.set(row["key"], value, f"default of {name}", is_default=True)
     return rules
 

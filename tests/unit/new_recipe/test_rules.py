@@ -7,7 +7,7 @@ from ctxlm_ds.new_recipe.arguments import read_command
 from ctxlm_ds.new_recipe.text import recipe_text, write_recipe
 from ctxlm_ds.new_recipe.translate import translate
 
-SCRIPTS = ["run_mlm.py", "run_clm.py"]
+SCRIPTS = ["run_mlm.py", "run_clm.py", "run_mlm_no_trainer.py"]
 TINY = "num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128,hidden_dropout_prob=0.0"
 
 
@@ -30,6 +30,21 @@ def test_run_mlm_takes_the_shape_of_transformers_config_and_its_defaults(tmp_pat
     assert config.data.train[0].path == "data/b_text_sentence"
     command = "ctxlm preprocess --input a/b.txt --tokenizer tok --split-sentences --output-prefix data/b"
     assert command in result.notes[0]
+
+
+def test_run_mlm_without_trainer_has_its_own_names_and_defaults(tmp_path):
+    text = "accelerate launch --num_processes 2 --mixed_precision=bf16 run_mlm_no_trainer.py --model_type bert "
+    text += f"--config_overrides {TINY} --tokenizer_name tok --train_file a/b.txt --gradient_accumulation_steps 2 "
+    text += "--max_train_steps 70 --num_warmup_steps 7 --checkpointing_steps 35 --use_slow_tokenizer --with_tracking"
+    config, result = _recipe(text, tmp_path)
+    training = config.training
+    assert (training.global_batch_size, training.micro_batch_size, training.max_steps) == (32, 8, 70)
+    assert (training.precision, config.schedule.warmup_steps, config.checkpoint.interval_steps) == ("bf16", 7, 35)
+    assert (config.optimizer.gradient_clipping, config.optimizer.learning_rate) == (0.0, 5e-5)
+    assert result.settings["training.max_steps"].source == "--max_train_steps 70" and not result.unknown
+    with pytest.raises(ConfigError, match="--checkpointing_steps epoch"):
+        translated = translate("run_mlm", read_command(text.replace("steps 35", "steps epoch"), SCRIPTS))
+        write_recipe(tmp_path / "y.yaml", recipe_text([], translated.settings), translated.settings)
 
 
 def test_run_clm_takes_a_folder(tmp_path):
