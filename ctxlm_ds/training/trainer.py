@@ -111,6 +111,8 @@ class Trainer:
     def _train(self) -> str:
         """Train until there is a reason to stop; return it."""
         reason = self._limit_reached()
+        if self.state.step == 0 and self.config.initialize_from is not None:
+            self.evaluate()  # of the weights that it starts from
         while reason is None:
             metrics = self.step()
             if metrics is None:

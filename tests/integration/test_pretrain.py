@@ -107,6 +107,18 @@ def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepare
     assert metrics(tmp_path / "run")[1] < metrics(single)[1]
 
 
+def test_a_run_from_weights_evaluates_them_first(single: Path, bert_route: Prepared, tmp_path: Path) -> None:
+    def held_out(run_dir: Path) -> dict[int, float]:
+        lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+        return {line["step"]: line["eval/heldout/loss"] for line in lines if "eval/heldout/loss" in line}
+
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml")
+    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=1", "schedule.warmup_steps=0"]
+    call(*launcher("python", 1), *pretrain_words(recipe, overrides))
+    before, after = held_out(single), held_out(tmp_path / "run")
+    assert sorted(after) == [0, 1] and after[0] == pytest.approx(before[max(before)], rel=1e-6)
+
+
 def test_a_second_start_on_a_live_run_is_refused(bert_route: Prepared, tmp_path: Path) -> None:
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", training={"max_steps": 100000})
     words = [*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])]
