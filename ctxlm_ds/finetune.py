@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.atomic import stop_signals_interrupt, write_text
 from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging
+from ctxlm_ds.downstream.examples import Files, read_files
 from ctxlm_ds.downstream.features.options import GRID, add_features, check_options, kind_of_features, recorded_options
+from ctxlm_ds.downstream.grid import PUBLISHED, RESULT_NAME, Point, grid_points, is_done, read_results, summarize
+from ctxlm_ds.downstream.report import result_rows, write_report
 from ctxlm_ds.downstream.task import TaskDescription, is_file_name, load_task
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
@@ -26,7 +29,7 @@ from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 if TYPE_CHECKING:
-    from ctxlm_ds.downstream.fit import FitSettings, Point
+    from ctxlm_ds.downstream.fit import FitSettings
 
 logger = logging.getLogger("ctxlm_ds")
 PACKAGES = ("sklearn", "scipy", "matplotlib")
@@ -143,10 +146,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.data = Path(arguments.task).parent
     task = _changed(task, arguments)
     check_packages()
-    from ctxlm_ds.downstream.grid import read_results, summarize
-    from ctxlm_ds.downstream.report import result_rows, write_report
-
     points = _points(arguments)
+    files = _read_files(arguments, task, points)
     settings = _settings(arguments)
     wanted = {
         "task": task.model_dump(mode="json"),
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if _variant(task, arguments) is not None:
         wanted["form"] = [_variant(task, arguments), _kind_options(task, arguments)]
     with stop_signals_interrupt():
-        _run_points(arguments, task, points, settings, wanted)
+        _run_points(arguments, task, points, settings, wanted, files)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     results = read_results(arguments.output, wanted)
@@ -184,9 +185,22 @@ def _changed(task: TaskDescription, arguments: argparse.Namespace) -> TaskDescri
     return task.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 
-def _points(arguments: argparse.Namespace) -> list[Point]:
-    from ctxlm_ds.downstream.grid import PUBLISHED, grid_points
+def _read_files(arguments: argparse.Namespace, task: TaskDescription, points: Sequence[Point]) -> Files | None:
+    """Check model folder and files before torch is imported; None if every point has a result."""
+    if all((_folder(arguments, point) / RESULT_NAME).is_file() for point in points):
+        return None
+    source: Path = arguments.model or arguments.features
+    if not source.exists():
+        option = "--model" if arguments.features is None else "--features"
+        raise ConfigError(f"{option} {source}: no such file or folder (names on the Hub are not looked up)")
+    return read_files(task, arguments.data)
 
+
+def _folder(arguments: argparse.Namespace, point: Point) -> Path:
+    return Path(arguments.output) / "points" / point.name
+
+
+def _points(arguments: argparse.Namespace) -> list[Point]:
     given = {name: getattr(arguments, name) for name in DEFAULT_GRID if getattr(arguments, name)}
     if given and arguments.published_grid:
         raise ConfigError(f"--published-grid and --{next(iter(given)).replace('_', '-')} exclude each other")
@@ -248,19 +262,19 @@ def _run_points(
     points: list[Point],
     settings: FitSettings,
     wanted: dict[str, Any],
+    files: Files | None,
 ) -> None:
     """Run the points that have no result yet; all files are checked before the first."""
     from ctxlm_ds.downstream.fit import run_point
-    from ctxlm_ds.downstream.grid import is_done
-    from ctxlm_ds.downstream.prepare import make_kind, make_sets, read_parts
+    from ctxlm_ds.downstream.prepare import make_kind, make_parts, make_sets
 
-    folders = {point: arguments.output / "points" / point.name for point in points}
+    folders = {point: _folder(arguments, point) for point in points}
     missing = [point for point in points if not is_done(folders[point], wanted)]
     if len(missing) < len(points):
         logger.info("%s of %d have a result already", counted(len(points) - len(missing), "point"), len(points))
-    if not missing:
+    if not missing or files is None:
         return
-    parts = read_parts(task, arguments.data, arguments.max_train_examples)
+    parts = make_parts(task, files, arguments.max_train_examples)
     if arguments.features is not None:
         kind = kind_of_features(arguments, task, parts)
     else:

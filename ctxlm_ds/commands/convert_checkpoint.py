@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import setup_logging
+from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
     from ctxlm_ds.export.huggingface import Conversion
@@ -147,8 +148,19 @@ def convert_universal(arguments: argparse.Namespace) -> list[str]:
     return [f"wrote {out}", f"next: {next_step}"]
 
 
+def check_source(arguments: argparse.Namespace) -> None:
+    """Refuse (ConfigError) a source that does not exist, before torch is imported."""
+    source: Path = arguments.model if arguments.command == "from-hf" else arguments.checkpoint
+    if source.exists():
+        return
+    remedies = dict.fromkeys(("to-hf", "to-universal"), "; give a run or a checkpoint (RUN/checkpoints/step-…)")
+    remedies["from-hf"] = "; give a local folder (names on the Hub are not looked up)"
+    raise ConfigError(f"{source}: no such file or folder{remedies.get(arguments.command, '')}")
+
+
 def main() -> None:
     arguments = parse_arguments()
     setup_logging()
+    check_source(arguments)
     convert = convert_universal if arguments.command.endswith("-universal") else convert_hf
     sys.stdout.write("\n".join(convert(arguments)) + "\n")

@@ -46,16 +46,19 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.downstream.features.choice import LayerChoice
-    from ctxlm_ds.downstream.features.sources import StaticSource, open_source
     from ctxlm_ds.downstream.features.static import words_of_lines, words_of_sentences
     from ctxlm_ds.downstream.features.writers import check_name, vector_writer
-    from ctxlm_ds.process.library_noise import quiet_libraries
 
-    quiet_libraries()
     choice = LayerChoice.parse(args.layers)
     if choice.how == "mix":
         raise ConfigError(f"--layers {choice}: a mix is trained with a task (ctxlm_ds.finetune); give mean:N or all")
     check_name(args.output)
+    if not args.features.exists():
+        raise ConfigError(f"--features {args.features}: no such file or folder")
+    from ctxlm_ds.downstream.features.sources import StaticSource, open_source
+    from ctxlm_ds.process.library_noise import quiet_libraries
+
+    quiet_libraries()
     source = open_source(args.features, args.pooling, separate=args.separate_directions)
     choice.check(source.num_layers, source)
     corpus = Corpus(args.input, [args.json_key], args.input_format, key_flags="--json-key")

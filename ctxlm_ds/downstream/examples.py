@@ -12,6 +12,7 @@ import json
 import logging
 import lzma
 import math
+import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ logger = logging.getLogger("ctxlm_ds")
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 MAX_FIELD_CHARACTERS = 10**7
 DOCUMENT_START = "-DOCSTART-"
+SPLIT_SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,34 @@ def find_file(data: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise DataError(f"{data / name}: no such file (nor .xz, .gz); --data names the folder of the task's files")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Examples of a task's files."""
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example] | None
+
+
+def read_files(task: TaskDescription, data: Path) -> Files:
+    """Read all files of a task; without a development file, a share of the training file is held out.
+
+    Raises:
+        DataError: names file, line and remedy.
+    """
+    train, dev = read_examples(task, find_file(data, task.train)), None
+    if task.dev is not None:
+        dev = read_examples(task, find_file(data, task.dev))
+    else:
+        random.Random(SPLIT_SEED).shuffle(train)
+        num_held_out = max(1, round(len(train) * task.validation_share))
+        train, dev = train[num_held_out:], train[:num_held_out]
+    if not train:
+        raise DataError(f"{data / task.train}: no examples are left for training; lower validation_share")
+    test = None if task.test is None else read_examples(task, find_file(data, task.test), labelled=False)
+    return Files(train, dev, test)
 
 
 def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> list[Example]:

@@ -17,6 +17,7 @@ import torch
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import PLAIN_INTERVAL_S
 from ctxlm_ds.downstream.examples import Example
+from ctxlm_ds.downstream.grid import Point
 from ctxlm_ds.downstream.kinds.base import Features, Kind, Prediction
 from ctxlm_ds.downstream.tuning import GradualUnfreezing, Tuning, apply_tuning, layered_optimizer
 from ctxlm_ds.errors import ConfigError
@@ -24,21 +25,6 @@ from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of the grid of hyperparameters, with a seed."""
-
-    batch_size: int
-    learning_rate: float
-    epochs: float
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Return a name for folders."""
-        return f"batch{self.batch_size}-lr{self.learning_rate:g}-epochs{self.epochs:g}-seed{self.seed}"
 
 
 @dataclass(frozen=True)

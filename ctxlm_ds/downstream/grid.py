@@ -5,16 +5,33 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import is_same, read_object
-from ctxlm_ds.downstream.fit import Point
 from ctxlm_ds.errors import ConfigError
 
 PUBLISHED = {"batch_sizes": [16, 32], "learning_rates": [2e-5, 3e-5, 5e-5], "epochs": [2.0, 3.0, 4.0]}
 """BERT's grid (Devlin et al. 2018, appendix A.3)."""
+RESULT_NAME = "metrics.json"
+"""File of a point that is complete."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the grid of hyperparameters, with a seed."""
+
+    batch_size: int
+    learning_rate: float
+    epochs: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return a name for folders."""
+        return f"batch{self.batch_size}-lr{self.learning_rate:g}-epochs{self.epochs:g}-seed{self.seed}"
 
 
 def grid_points(
@@ -31,7 +48,7 @@ def is_done(folder: Path, wanted: dict[str, Any]) -> bool:
     Raises:
         ConfigError: it has one of other settings.
     """
-    if not (folder / "metrics.json").is_file():
+    if not (folder / RESULT_NAME).is_file():
         return False
     recorded = read_object(folder / "settings.json")
     return is_same(folder, recorded, wanted, "choose another --output or remove it", ConfigError)
@@ -46,7 +63,7 @@ def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     results = []
     for path in sorted(output.glob("points/*-seed*")):
         if path.name.rpartition("-seed")[2].isdigit() and is_done(path, wanted):
-            results.append(read_object(path / "metrics.json") or {})
+            results.append(read_object(path / RESULT_NAME) or {})
     return results
 
 

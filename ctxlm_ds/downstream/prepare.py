@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.downstream.examples import Example, find_file, read_examples
+from ctxlm_ds.downstream.examples import Example, Files, read_files
 from ctxlm_ds.downstream.fit import Sets
 from ctxlm_ds.downstream.kinds.base import Kind
 from ctxlm_ds.downstream.task import TaskDescription
-from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
+from ctxlm_ds.errors import ConfigError, TokenizerError
 
 KINDS = {
     "classification": "sequence:Classification",
@@ -37,7 +36,6 @@ VARIANTS = {
     "crf": {"tagging": "crf:CrfTagging"},
 }
 """Option of the command -> kinds of tasks that can be run so."""
-SPLIT_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,13 @@ def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> P
     Raises:
         DataError: names file, line and remedy.
     """
-    train, dev = _split(task, data)
-    test = None if task.test is None else read_examples(task, find_file(data, task.test), labelled=False)
-    if not train:
-        raise DataError(f"{data / task.train}: no examples are left for training; lower validation_share")
-    return Parts(train[:limit], dev, test, kind_class(task).find_labels(task, train))
+    return make_parts(task, read_files(task, data), limit)
+
+
+def make_parts(task: TaskDescription, files: Files, limit: int | None = None) -> Parts:
+    """Find the labels of a task's files, and keep only the first `limit` training examples."""
+    labels = kind_class(task).find_labels(task, files.train)
+    return Parts(files.train[:limit], files.dev, files.test, labels)
 
 
 def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
@@ -77,15 +77,6 @@ def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
     module, _, name = known[task.kind].partition(":")
     found: type[Kind] = getattr(import_module(f"ctxlm_ds.downstream.kinds.{module}"), name)
     return found
-
-
-def _split(task: TaskDescription, data: Path) -> tuple[list[Example], list[Example]]:
-    train = read_examples(task, find_file(data, task.train))
-    if task.dev is not None:
-        return train, read_examples(task, find_file(data, task.dev))
-    random.Random(SPLIT_SEED).shuffle(train)
-    held_out = max(1, round(len(train) * task.validation_share))
-    return train[held_out:], train[:held_out]
 
 
 def make_kind(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import write_bytes, write_text
+from ctxlm_ds.downstream.grid import Point
 from ctxlm_ds.downstream.task import TaskDescription
 from ctxlm_ds.report import page, table
 
@@ -68,8 +69,6 @@ def _published(summary: Mapping[str, Any]) -> str:
 
 
 def _read_predictions(output: Path, chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from ctxlm_ds.downstream.fit import Point
-
     point = Point(chosen["batch_size"], chosen["learning_rate"], chosen["epochs"], chosen["seeds"][0])
     text = (output / "points" / point.name / "dev_predictions.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]

@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_one_error_and_no_output(run: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["to-hf", "--checkpoint", "{tmp}/none", "--output", "{tmp}/hf"], "no such folder"),
+        (["to-hf", "--checkpoint", "{tmp}/none", "--output", "{tmp}/hf"], "no such file or folder; give a run"),
         (["to-hf", "--checkpoint", "{tmp}/run", "--output", "{tmp}/hf", "--max-shard-size", "huge"], "huge"),
         (["from-hf", "--model", "{tmp}/tokenizer", "--output", "{tmp}/out"], "config.json"),
     ],
