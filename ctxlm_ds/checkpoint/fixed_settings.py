@@ -25,6 +25,9 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
         for key in dict.fromkeys((*before, *now))
         if f"{key}.".startswith(fixed) and before.get(key) != now.get(key)
     ]
+    if before.get("model.vocab_size") != now.get("model.vocab_size"):
+        # The cause of the other size.
+        changed = [*_changed_paths(saved_config, config), *changed]
     _refuse(folder, changed + _changed_mix(saved_config, config))
 
 
@@ -42,6 +45,15 @@ def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str
         if key != SOURCES and saved.get(key) != value
     ]
     _refuse(folder, changed)
+
+
+def _changed_paths(saved: RunConfig, current: RunConfig) -> list[str]:
+    """Return a line for another tokenizer and for other training data."""
+    pairs = {
+        "tokenizer.path": (saved.tokenizer.path, current.tokenizer.path),
+        "data.train": [", ".join(source.path for source in config.data.train) for config in (saved, current)],
+    }
+    return [f"  {key}: {old} -> {new}" for key, (old, new) in pairs.items() if old != new]
 
 
 def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
@@ -71,7 +83,8 @@ def _refuse(folder: Path, changed: Sequence[str]) -> None:
     if changed:
         raise CheckpointError(
             f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
-            f"settings back, or start a new run from its weights: --set initialize_from={folder} run_dir=NEW_FOLDER"
+            "settings back; or start another run, with --set run_dir=NEW_FOLDER, and also initialize_from="
+            f"{folder} if it begins with these weights"
         )
 
 

@@ -61,6 +61,15 @@ def test_of_a_section_only_what_differs_is_named(checkpoint: Path) -> None:
     assert lines == ["  model.num_layers: 12 -> 3", "  objective.mask_prob: 0.15 -> 0.3"]
 
 
+def test_another_tokenizer_is_named_with_the_size_of_its_vocabulary(checkpoint: Path) -> None:
+    changes = {"model.vocab_size": 999, "tokenizer.path": "other", "data.train": [{"path": "z"}]}
+    with pytest.raises(CheckpointError) as caught:
+        refuse_changed_settings(checkpoint, changed_config(SAVED, changes))
+    lines = [line.strip() for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert [line.split(":")[0] for line in lines[:3]] == ["tokenizer.path", "data.train", "model.vocab_size"]
+    assert lines[0].endswith("-> other") and lines[1].endswith("-> z") and lines[2].endswith("-> 999")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
