@@ -12,8 +12,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,23 +116,6 @@ def output_folder(path: Path, replace: bool = True) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def stop_signals_interrupt() -> Iterator[None]:
-    """Make SIGTERM end the block like Ctrl-C, so that unfinished files are removed (main thread only)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.atomic import stop_signals_interrupt, write_text
+from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging
 from ctxlm_ds.downstream.examples import Files, read_files
 from ctxlm_ds.downstream.features.options import GRID, add_features, check_options, kind_of_features, recorded_options
@@ -160,8 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     if _variant(task, arguments) is not None:
         wanted["form"] = [_variant(task, arguments), _kind_options(task, arguments)]
-    with stop_signals_interrupt():
-        _run_points(arguments, task, points, settings, wanted, files)
+    _run_points(arguments, task, points, settings, wanted, files)
     if int(os.environ.get("RANK", "0")) != 0:
         return
     results = read_results(arguments.output, wanted)

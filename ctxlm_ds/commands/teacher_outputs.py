@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxlm_ds import atomic
 from ctxlm_ds.console import at_least, counted, format_duration, format_size, setup_logging
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.stored_outputs import (
@@ -78,8 +77,7 @@ def main() -> None:
 
     topology = join_ranks(config, {}, ranks)
     leave_waiting_to_watchdog()
-    with atomic.stop_signals_interrupt():
-        write_outputs(config, args.output, args.steps or config.training.max_steps, topology)
+    write_outputs(config, args.output, args.steps or config.training.max_steps, topology)
 
     from torch import distributed
 

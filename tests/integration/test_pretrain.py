@@ -113,7 +113,8 @@ def test_a_run_from_weights_evaluates_them_first(single: Path, bert_route: Prepa
         return {line["step"]: line["eval/heldout/loss"] for line in lines if "eval/heldout/loss" in line}
 
     recipe = bert_route.recipe(tmp_path / "recipe.yaml")
-    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=1", "schedule.warmup_steps=0"]
+    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "schedule.warmup_steps=0"]
+    overrides.append("training.max_steps=1")
     call(*launcher("python", 1), *pretrain_words(recipe, overrides))
     before, after = held_out(single), held_out(tmp_path / "run")
     assert sorted(after) == [0, 1] and after[0] == pytest.approx(before[max(before)], rel=1e-6)

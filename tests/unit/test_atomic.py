@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,13 +64,6 @@ def test_leftovers_are_told_and_only_those_of_this_output(tmp_path: Path, caplog
         atomic.report_leftovers(tmp_path / "out[1]")
     assert caplog.messages == [f"{left} is left from an interrupted run; remove it if none is running"]
     assert atomic.partial_path(tmp_path / "out[1]") != left
-
-
-def test_sigterm_ends_the_block_like_ctrl_c() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), atomic.stop_signals_interrupt():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])

@@ -23,7 +23,7 @@ from typing import Any
 
 import zstandard
 
-from ctxlm_ds.atomic import is_full_disk, output_folder, stop_signals_interrupt
+from ctxlm_ds.atomic import is_full_disk, output_folder
 from ctxlm_ds.console import byte_progress
 from ctxlm_ds.data.dataset.checksums import file_digest
 from ctxlm_ds.data.hygiene.cleaning import PACKAGES
@@ -81,7 +81,7 @@ def prepare_corpus(recipe: CorpusRecipe, directory: Path, options: PrepareOption
     if not options.overwrite and directory.exists():
         return _finished(directory, run.facts["build_key"])
     try:
-        with stop_signals_interrupt(), output_folder(directory) as folder:
+        with output_folder(directory) as folder:
             return run.write(folder)
     except OSError as error:
         if not is_full_disk(error):
