@@ -9,6 +9,7 @@ submits nothing.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -19,10 +20,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.cluster.inputs import input_problems
 from ctxlm_ds.cluster.job import refuse_run_of_another
 from ctxlm_ds.cluster.slurm_commands import show_job
+from ctxlm_ds.cluster.successor import SUBMITTED_NAME
 from ctxlm_ds.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
@@ -193,6 +196,7 @@ class Submission:
             return
         self._make_folders()
         job = self._sbatch("--parsable").strip().split(";")[0]
+        self._record(job)
         size = f"{counted(self._args.nodes, 'node')} x {counted(self._args.ranks, 'rank')}"
         logs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
         tasks = "" if self._args.sweep is None else f"{counted(self._num_tasks, 'task')} of "
@@ -211,6 +215,14 @@ class Submission:
         kept.write_text(text, encoding="utf-8")
         for task in range(self._num_tasks):
             (run_dir / str(task)).mkdir(exist_ok=True)
+
+    def _record(self, job: str) -> None:
+        """Name the job in its run, so that a second one is refused before this one begins."""
+        runs = {self._run_dir: job}
+        if self._args.sweep is not None:
+            runs = {self._run_dir / str(task): f"{job}_{task}" for task in range(self._num_tasks)}
+        for run_dir, job_id in runs.items():
+            write_text(run_dir / SUBMITTED_NAME, json.dumps({"job_id": job_id}) + "\n")
 
     def _sbatch(self, mode: str) -> str:
         args = self._args

@@ -10,6 +10,7 @@ import pytest
 from ctxlm_ds import pretrain
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
+from ctxlm_ds.cluster.job import refuse_run_of_another
 from ctxlm_ds.commands import submit
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.recipe.load import dump_config, load_config
@@ -24,6 +25,8 @@ SBATCH = """#!/bin/sh
 for word in "$CTXLM_ENV" "$@"; do printf '%s\\n' "$word"; done > told
 echo "12;cluster"
 """
+
+FORGOTTEN = "#!/bin/sh\necho slurm_load_jobs error: Invalid job id specified >&2\nexit 1\n"
 
 
 @pytest.fixture
@@ -43,8 +46,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     profile = "#SBATCH --partition=gpu --account='a b'  # ours\n#SBATCH --gpus-per-node=h100:4\nmodule load cuda\n"
     (tmp_path / "slurm" / "profiles" / "big.sh").write_text(profile)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sbatch").write_text(SBATCH)
-    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    for name, text in (("sbatch", SBATCH), ("scontrol", FORGOTTEN)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
     # In place of a process of its own, which builds the model.
     monkeypatch.setattr("ctxlm_ds.pretrain.model_lines", lambda config, *_: [f"vocabulary {config.model.vocab_size}"])
     monkeypatch.chdir(tmp_path)
@@ -146,7 +150,6 @@ def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixtu
     attempt.mkdir(parents=True)
     (attempt / "start.json").write_text('{"job_id": "18"}')
     (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=RUNNING\n")
-    (site / "bin" / "scontrol").chmod(0o755)
     for main in (submit.main, submit.check_main):
         with pytest.raises(ConfigError, match="runs/mine is the run of job 18, which is running. Wait until it ends"):
             main(["mine.yaml"])
@@ -155,6 +158,18 @@ def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixtu
     assert "warning: runs/mine is the run of job 18" in capsys.readouterr().out
     (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=COMPLETED\n")
     told("mine.yaml")
+
+
+def test_a_queued_job_that_has_not_begun_has_its_run(site: Path) -> None:
+    told("mine.yaml")
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=PENDING\n")
+    with pytest.raises(ConfigError, match="runs/mine is the run of job 12, which is pending"):
+        submit.main(["mine.yaml"])
+    refuse_run_of_another(Path("runs/mine"), "11")  # a job that begins has its run, whatever waits behind it
+    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\ntraining.seed=5\n")
+    told("mine.yaml --sweep lr.txt --set run_dir=runs/lr")
+    with pytest.raises(ConfigError, match="runs/lr/0 is the run of job 12_0"):
+        submit.main(["mine.yaml", "--sweep", "lr.txt", "--set", "run_dir=runs/lr"])
 
 
 def test_each_task_of_a_sweep_goes_on(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
