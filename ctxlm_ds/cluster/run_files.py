@@ -39,6 +39,7 @@ class Start:
     time_unix_s: float
     step: int
     last_step: int | None
+    end_step: int | None  # saved at its end; None if it has not ended in order
     log: str | None
     ended: str  # why the start ended; for the last start, why it did if it has ended
     job_id: str | None
@@ -74,20 +75,23 @@ def _runs_below(folder: Path) -> list[Path]:
 
 
 def read_last_step(run_dir: Path) -> dict[str, Any] | None:
-    """Read the last training line of metrics.jsonl from its end: it may have many gigabytes.
+    """Read the last training line of metrics.jsonl from its end: it may have many gigabytes; None before the first.
 
-    Lines of evaluations and torn lines are passed over. Raises ValueError if there is none, and the file is not empty.
+    Lines of evaluations and torn lines are passed over. Raises ValueError if the file has no line, and is not empty.
     """
+    evaluated = False
     with open_regular(run_dir / METRICS_NAME) as handle:
         size = os.fstat(handle.fileno()).st_size
         handle.seek(max(0, size - TAIL_BYTES))
         for line in reversed(handle.read(TAIL_BYTES).split(b"\n")):
             with contextlib.suppress(ValueError, RecursionError):
                 values = json.loads(line)
-                if isinstance(values, dict) and isinstance(values.get("step"), int) and "loss" in values:
-                    return values
-    if size:
-        raise ValueError("no training line")
+                if isinstance(values, dict) and isinstance(values.get("step"), int):
+                    if "loss" in values:
+                        return values
+                    evaluated = True
+    if size and not evaluated:
+        raise ValueError("no line of figures")
     return None
 
 
@@ -193,6 +197,7 @@ def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> St
         time_unix_s=seconds(first),
         step=first["step"] if isinstance(first.get("step"), int) else 0,
         last_step=first["last_step"] if isinstance(first.get("last_step"), int) else None,
+        end_step=_end_step(events[1:]),
         log=str(first["log"]) if first.get("log") else None,
         ended=_describe_end(folder, records, events[1:]),
         job_id=str(first["job_id"]) if first.get("job_id") else None,
@@ -200,6 +205,11 @@ def _start(run_dir: Path, events: Sequence[dict[str, Any]], next_s: float) -> St
         trained=first.get("trained") is not False,
         is_open=(folder / START_FILE).is_file() and not (folder / END_FILE).exists(),
     )
+
+
+def _end_step(after: Sequence[dict[str, Any]]) -> int | None:
+    end = next((event for event in after if event["event"] == history.END and not event.get("failed")), {})
+    return end["step"] if isinstance(end.get("step"), int) else None
 
 
 def _describe_end(folder: Path, records: Sequence[FailureRecord], after: Sequence[dict[str, Any]]) -> str:

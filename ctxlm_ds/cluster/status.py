@@ -170,7 +170,9 @@ def _add_progress(status: RunStatus, run_dir: Path, start: Start | None) -> None
     last = _read(status, METRICS_NAME, lambda: files.read_last_step(run_dir))
     if last is None:
         return
-    status.step, status.loss = last["step"], _number(last.get("loss"))
+    # Steps between two lines are saved at a stop, too.
+    saved = start.end_step if start is not None else None
+    status.step, status.loss = max(last["step"], saved or 0), _number(last.get("loss"))
     status.tokens_per_second = _number(last.get("tokens_per_second"))
     status.eta_s = _time_left(status, last, settings, _pace(run_dir, start, last))
 

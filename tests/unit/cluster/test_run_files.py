@@ -34,5 +34,7 @@ def test_lines_longer_than_a_piece_and_a_bound_without_one(tmp_path: Path) -> No
     path.write_bytes(b"\0" * (TAIL_BYTES + 10))
     with pytest.raises(ValueError):
         read_last_step(tmp_path)
+    path.write_text(json.dumps({"step": 0, "eval/x/loss": 1.0}) + "\n")
+    assert read_last_step(tmp_path) is None
     path.write_bytes(b"")
     assert read_last_step(tmp_path) is None

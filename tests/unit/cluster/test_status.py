@@ -85,9 +85,10 @@ def test_tokens_may_be_the_nearer_limit(run_dir: Path, lock: RunLock) -> None:
 
 def test_completed_and_stopped(run_dir: Path) -> None:
     started(run_dir)
-    append_event(run_dir, END, step=20, reason="stopped by signal SIGTERM", completed=False, failed=False)
+    append_event(run_dir, END, step=23, reason="stopped by signal SIGTERM", completed=False, failed=False)
     found = status(run_dir)
     assert (found.state, found.why, found.eta_s) == ("stopped", "stopped by signal SIGTERM", None)
+    assert (found.step, found.loss) == (23, line(20)["loss"])
     started(run_dir, step=20)
     append_event(run_dir, END, step=100, reason="training.max_steps (100) reached", completed=True, failed=False)
     found = status(run_dir, job_7="PENDING")
