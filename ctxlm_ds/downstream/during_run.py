@@ -26,7 +26,8 @@ from ctxlm_ds.downstream.examples import find_file
 from ctxlm_ds.downstream.task import TaskDescription, load_task
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import JUDGED_FOLDERS
-from ctxlm_ds.recipe.schema import DownstreamTask, RunConfig
+from ctxlm_ds.recipe.evaluation import DownstreamTask
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
 

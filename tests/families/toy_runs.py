@@ -39,7 +39,7 @@ from ctxlm_ds.training.optimizer import parameter_groups
 from ctxlm_ds.training.runtime import init_process_group
 from tests.dist.states import Layout, gather_moments
 from tests.dist.training import GLOBAL_BATCH
-from tests.families.toys import FORWARDS, VOCAB, ToySection
+from tests.families.toy_layers import FORWARDS, VOCAB, ToySection
 
 LONG, SHORT, STEPS = 6, 4, 3
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, gradient_clipping=0.0)

@@ -14,7 +14,8 @@ import pytest
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
-from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, ScheduleConfig, TrainingConfig
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, ScheduleConfig, TrainingConfig
 from ctxlm_ds.training.engine import Engine
 from ctxlm_ds.training.hooks import Hook, Hooks, RunEnd, StepMetrics
 from ctxlm_ds.training.recovery import Recovery
