@@ -12,9 +12,12 @@ import logging
 import os
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ctxlm_ds.untrusted_json import read_json_object
@@ -99,23 +102,53 @@ def output_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     report_leftovers(path)
     partial = partial_path(path)
-    partial.mkdir()
-    try:
-        yield partial
-        fsync_tree(partial)
-        replaced = path.with_name(f"{path.name}.replaced-{_own_mark()}")
-        if path.exists() and replace:
-            os.rename(path, replaced)
+    with stop_signals_interrupt():
+        partial.mkdir()
         try:
-            os.rename(partial, path)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            raise FileExistsError(errno.EEXIST, "exists already", str(path)) from error
-        fsync_path(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+            yield partial
+            fsync_tree(partial)
+            _put_in_place(partial, path, replace)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put_in_place(partial: Path, path: Path, replace: bool) -> None:
+    replaced = path.with_name(f"{path.name}.replaced-{_own_mark()}")
+    if path.exists() and replace:
+        os.rename(path, replaced)
+    try:
+        os.rename(partial, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise FileExistsError(errno.EEXIST, "exists already", str(path)) from error
+    fsync_path(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Make SIGTERM end the block like Ctrl-C, so that unfinished files are removed.
+
+    Without effect where SIGTERM is handled or ignored already, and outside of the main thread.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    own_pid = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        if os.getpid() == own_pid:
+            raise KeyboardInterrupt
+        os._exit(128 + number)  # a forked worker
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

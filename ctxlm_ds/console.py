@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
 from ctxlm_ds.errors import CtxlmError
 
@@ -30,13 +27,9 @@ def setup_logging(rank: int = 0) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run the main function of a tool; a user's mistake ends with one message and exit status 2.
-
-    SIGTERM ends it as Ctrl-C does, so that unfinished files are removed.
-    """
+    """Run the main function of a tool; a user's mistake ends with one message and exit status 2."""
     try:
-        with _sigterm_interrupts():
-            main()
+        main()
     except CtxlmError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -50,28 +43,6 @@ def run_command(main: Callable[[], None]) -> None:
         where = f" ({error.filename})" if error.filename else ""
         print(f"error: {error.strerror or error}{where}", file=sys.stderr)
         sys.exit(2)
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt in this process, unless it is handled or ignored (main thread only)."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    own_pid = os.getpid()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own_pid:
-            raise KeyboardInterrupt
-        os._exit(128 + number)  # a forked worker
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGTERM) is interrupt:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def program(module: str) -> str:

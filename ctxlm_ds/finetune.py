@@ -135,7 +135,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_logging(int(os.environ.get("RANK", "0")))
     quiet_libraries()
     check_options(arguments)
-    if arguments.deepspeed is not None:  # it may build operators; before torch is imported
+    if arguments.deepspeed is not None:
+        deepspeed_for_trainer(arguments.deepspeed)
+        if "MASTER_ADDR" not in os.environ:
+            raise ConfigError("--deepspeed: needs a launcher, also for one process: torchrun --standalone "
+                              "--nproc-per-node=N -m ctxlm_ds.finetune …, or deepspeed --module …")  # fmt: skip
+        # It may build operators; before torch is imported.
         use_own_build_folder()
         clear_stale_build_locks()
     source: Path = arguments.model or arguments.features
@@ -147,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     task = _changed(task, arguments)
     check_packages()
     points = _points(arguments)
+    variant = _variant(task, arguments)
     files = _read_files(arguments, task, points)
     settings = _settings(arguments)
     wanted = {
@@ -158,8 +164,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "words": [arguments.train_on, arguments.read_from],
         **recorded_options(arguments),
     }
-    if _variant(task, arguments) is not None:
-        wanted["form"] = [_variant(task, arguments), _kind_options(task, arguments)]
+    if variant is not None:
+        wanted["form"] = [variant, _kind_options(task, arguments)]
     _run_points(arguments, task, points, settings, wanted, files)
     if int(os.environ.get("RANK", "0")) != 0:
         return
@@ -243,11 +249,6 @@ def _settings(arguments: argparse.Namespace) -> FitSettings:
     from ctxlm_ds.downstream.fit import FitSettings
     from ctxlm_ds.downstream.tuning import Tuning
 
-    if arguments.deepspeed is not None:
-        deepspeed_for_trainer(arguments.deepspeed)
-        if "MASTER_ADDR" not in os.environ:
-            raise ConfigError("--deepspeed: needs a launcher, also for one process: torchrun --standalone "
-                              "--nproc-per-node=N -m ctxlm_ds.finetune …, or deepspeed --module …")  # fmt: skip
     tuning = Tuning(arguments.train_layers, arguments.gradual, arguments.layer_decay, arguments.lora)
     return FitSettings(
         tuning, arguments.random, arguments.weight_decay, arguments.warmup, arguments.early_stopping,

@@ -104,17 +104,17 @@ def check_only(arguments: argparse.Namespace) -> None:
 
         config = with_teacher(config)
     deepspeed = load_deepspeed_json(_deepspeed_source(arguments, config))
-    _deepspeed_settings(arguments, config, world_size)
+    zero = _deepspeed_settings(arguments, config, world_size).get("zero_optimization") or {}
+    deepspeed["zero_optimization"] = zero
     check_hooks(config)
     if arguments.print:
         sys.stdout.write(dump_config(config))
         return
-    zero_stage = int(deepspeed.get("zero_optimization", {}).get("stage", 0))
     config, run_dir = _with_vocabulary(config), run_directory(config)
     progress = read_progress(run_dir, config)
     for line in schedule_warnings(config):
         logger.warning("%s", line)
-    lines = run_lines(config, zero_stage, world_size, run_dir) + missing_lines(config)
+    lines = run_lines(config, int(zero.get("stage", 0)), world_size, run_dir) + missing_lines(config)
     lines += [] if progress is None else [f"  {progress.describe()}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()

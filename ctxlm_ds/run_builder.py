@@ -43,7 +43,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import resolve
-from ctxlm_ds.tokenizers.report import tell_of_unused_rows
+from ctxlm_ds.tokenizers.report import log_unused_rows
 from ctxlm_ds.tokenizers.word_counts import word_counts
 from ctxlm_ds.training.continuations import build_continuations, encode_prompts
 from ctxlm_ds.training.engine import Engine
@@ -70,7 +70,7 @@ def build_run(
     run_dir = lock.run_dir
     config, tokenizer = resolve_on_every_rank(config, topology)
     if topology.is_main:
-        tell_of_unused_rows(config.model.vocab_size or 0, tokenizer.output_size)
+        log_unused_rows(config.model.vocab_size or 0, tokenizer.output_size)
     objective = build_objective(config.objective, tokenizer)
     prompts = encode_prompts(config, objective, tokenizer)
     manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)

@@ -17,7 +17,7 @@ from ctxlm_ds.cluster.job_context import JobContext, JobSignals, log, read_conte
 from ctxlm_ds.cluster.rank_failures import report
 from ctxlm_ds.cluster.rank_start import RankStart, RankStarter
 from ctxlm_ds.cluster.restart_policy import Action, Outcome, decide
-from ctxlm_ds.cluster.run_files import newest_attempt, read_job_id
+from ctxlm_ds.cluster.run_files import SUBMITTED_NAME, newest_attempt, read_job_id
 from ctxlm_ds.cluster.settings import misspelt
 from ctxlm_ds.cluster.slurm_commands import (
     DISABLED,
@@ -29,7 +29,7 @@ from ctxlm_ds.cluster.slurm_commands import (
     still_ours,
     time_left_s,
 )
-from ctxlm_ds.cluster.successor import RECORD_NAME, SUBMITTED_NAME, Successors
+from ctxlm_ds.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event, is_completed
@@ -112,11 +112,10 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
 
     Without `own_id`, before a job is queued, a job that was queued and has not begun has it too.
     """
-    if is_completed(run_dir):
-        return
     newest = newest_attempt(run_dir) or ""
-    records = [run_dir / RECORD_NAME, run_dir / ATTEMPTS_DIR / newest / start_records.START_FILE]
-    records += [run_dir / SUBMITTED_NAME] if own_id is None else []
+    records = [run_dir / SUBMITTED_NAME] if own_id is None else []
+    if not is_completed(run_dir):
+        records += [run_dir / RECORD_NAME, run_dir / ATTEMPTS_DIR / newest / start_records.START_FILE]
     for job_id in filter(None, map(read_job_id, records)):
         with contextlib.suppress(ClusterError):  # Slurm has forgotten it
             job = show(job_id)

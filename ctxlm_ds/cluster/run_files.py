@@ -27,8 +27,9 @@ from ctxlm_ds.untrusted_json import open_regular
 
 METRICS_NAME = "metrics.jsonl"
 CONFIG_NAME = "config.yaml"
+SUBMITTED_NAME = "submitted.json"  # names the job that `ctxlm submit` queued last
 TAIL_BYTES = 1 << 19
-RUN_FILES = (history.HISTORY_NAME, METRICS_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
+RUN_FILES = (history.HISTORY_NAME, METRICS_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR, SUBMITTED_NAME)
 NO_WORD = "ended without a record (killed, or its node was lost)"
 
 

@@ -70,7 +70,7 @@ class _Run:
     holder: LockRecord | None
     lock_age_s: float
     job_ids: tuple[str, ...]
-    """Jobs that the records name: of the lock, of the last event, the successor, of the newest start."""
+    """Jobs that the records name: of the lock, of the last event, successor, submitted last, of the newest start."""
 
     def name_of(self, job_id: str | None) -> str | None:
         """Return a job's name in the queue if it is a task of an array."""
@@ -98,12 +98,12 @@ def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the states of the jobs that squeue knows, by id; empty if there is no Slurm or it does not answer."""
     wanted = sorted(set(job_ids))
     # %i of a task of an array is its name, 15_0.
-    words = ["squeue", "--noheader", "--states=all", "--format=%A %T", "--jobs=" + ",".join(wanted)]
+    words = ["squeue", "--noheader", "--states=all", "--array", "--format=%A %T %i", "--jobs=" + ",".join(wanted)]
     try:
         rows = [line.split() for line in call(words, timeout_s=SQUEUE_TIMEOUT_S).splitlines()] if wanted else []
     except ClusterError:
         return {}
-    return {row[0]: row[1] for row in rows if len(row) == 2}
+    return {name: row[1] for row in rows if len(row) == 3 for name in (row[0], row[2])}
 
 
 def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
@@ -131,7 +131,7 @@ def _read_run(status: RunStatus, run_dir: Path) -> _Run | None:
     status.failed_saves = kinds.count(history.SAVE_FAILED)
     _add_checkpoint(status, run_dir)
     _add_progress(status, run_dir, last_trained(starts))
-    known = (held, last_job, files.read_job_id(run_dir / RECORD_NAME), own)
+    known = (held, last_job, *(files.read_job_id(run_dir / name) for name in (RECORD_NAME, files.SUBMITTED_NAME)), own)
     age_s = lock.age_s if lock is not None else 0.0
     return _Run(run_dir, events, starts, holder, age_s, tuple(filter(None, known)))
 
@@ -257,7 +257,8 @@ def _in_queue(run: _Run, course: Sequence[dict[str, Any]], queue: Mapping[str, s
     """Return the state by Slurm's queue: a job waits to continue, or is between two starts."""
     last = course[-1]["event"] if course else None
     continues = last == FAILURE and not files.is_cancelled_in_order(course[-1])
-    for job_id in run.job_ids:
+    # A successor or a new job waits while the one before has ended.
+    for job_id in sorted(run.job_ids, key=lambda one: queue.get(one) not in WAITING):
         state = queue.get(job_id, "")
         why = f"job {run.name_of(job_id) or job_id} is {state.lower()}"
         if state in WAITING:

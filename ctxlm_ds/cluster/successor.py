@@ -22,8 +22,6 @@ from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 
 RECORD_NAME = "successor.json"
-SUBMITTED_NAME = "submitted.json"
-"""Names the job that `ctxlm submit` queued last."""
 # A script that runs the supervisor several times names what to submit again; arguments one per line.
 SCRIPT_VARIABLE = "CTXLM_BATCH_SCRIPT"
 ARGUMENTS_VARIABLE = "CTXLM_BATCH_ARGUMENTS"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,18 @@ def read_sweep(path: Path) -> list[SweepTask]:
     tasks = [task for task in read if task.settings]
     if not tasks:
         raise ConfigError(f"--sweep {path}: no line with settings; a line is a task: a.b=c ...")
+    return tasks
+
+
+def tasks_of_array(text: str) -> set[int]:
+    """Return the numbers of sbatch's --array: `0-3,7%2`, `0-15:4`. Raises ConfigError for other texts."""
+    tasks: set[int] = set()
+    for part in text.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None:
+            raise ConfigError(f"--array={text}: expected numbers and ranges, such as 0-3,7")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        tasks.update(range(first, last + 1, max(1, step)))
     return tasks
 
 

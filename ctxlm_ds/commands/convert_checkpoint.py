@@ -149,7 +149,10 @@ def convert_universal(arguments: argparse.Namespace) -> list[str]:
 
 
 def check_source(arguments: argparse.Namespace) -> None:
-    """Refuse (ConfigError) a source that does not exist, before torch is imported."""
+    """Refuse (ConfigError) a source or tokenizer that does not exist, before torch is imported."""
+    tokenizer: Path | None = getattr(arguments, "tokenizer", None)
+    if tokenizer is not None and not tokenizer.exists():
+        raise ConfigError(f"--tokenizer {tokenizer}: no such file or folder")
     source: Path = arguments.model if arguments.command == "from-hf" else arguments.checkpoint
     if source.exists():
         return

@@ -55,13 +55,13 @@ def main() -> None:
     check_name(args.output)
     if not args.features.exists():
         raise ConfigError(f"--features {args.features}: no such file or folder")
+    corpus = Corpus(args.input, [args.json_key], args.input_format, key_flags="--json-key")
     from ctxlm_ds.downstream.features.sources import StaticSource, open_source
     from ctxlm_ds.process.library_noise import quiet_libraries
 
     quiet_libraries()
     source = open_source(args.features, args.pooling, separate=args.separate_directions)
     choice.check(source.num_layers, source)
-    corpus = Corpus(args.input, [args.json_key], args.input_format, key_flags="--json-key")
     split = words_of_lines if args.lines else words_of_sentences
     sentences = islice(split(corpus, args.words == "whitespace"), args.max_sentences)
     facts = {"source": str(args.features), "layers": str(choice), "unit": args.unit}

@@ -67,7 +67,7 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a subcommand."""
-    name, *rest = sys.argv[1:] if argv is None else argv or ["--help"]
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         run_command(lambda: print(help_text()))
     elif name in ("-V", "--version"):

@@ -24,9 +24,9 @@ from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.cluster.inputs import input_problems
 from ctxlm_ds.cluster.job import refuse_run_of_another
+from ctxlm_ds.cluster.run_files import SUBMITTED_NAME
 from ctxlm_ds.cluster.slurm_commands import show_job
-from ctxlm_ds.cluster.successor import SUBMITTED_NAME
-from ctxlm_ds.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep
+from ctxlm_ds.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import checkout
@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     args, own_options = parser.parse_known_args(words, sizes)  # the command line wins, and comes last
     gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
     args.ranks = args.ranks or _count(args.gpus_per_node)
+    args.tasks = _tasks([*options, *own_options])
     config, is_complete = check(args, waits=any(word.startswith(WAITS) for word in (*options, *own_options)))
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
@@ -108,14 +109,8 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
         CheckpointError: a run cannot be continued with these settings.
     """
     world_size = args.nodes * args.ranks
-    whole, common = load_config(args.recipe, args.set, world_size), args.set
-    tasks = [SweepTask("", [])]
-    if args.sweep is not None:
-        common = [setting for setting in args.set if not setting.startswith(RUN_DIR)]
-        tasks = [
-            SweepTask(task.place, [*task.settings, f"{RUN_DIR}{run_directory(whole) / str(number)}"])
-            for number, task in enumerate(read_sweep(args.sweep))
-        ]
+    whole = load_config(args.recipe, args.set, world_size)
+    common, tasks = _sweep_tasks(args, run_directory(whole))
     configs = [
         load_config(args.recipe, [*common, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
         for task in tasks
@@ -144,6 +139,28 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
             raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
         print("  tokenizer and data: found")
     return whole, num_complete == len(tasks)
+
+
+def _sweep_tasks(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], list[SweepTask]]:
+    """Return the settings of all tasks, and the tasks of --array with their run directories; one without a sweep."""
+    if args.sweep is None:
+        return args.set, [SweepTask("", [])]
+    tasks = [
+        SweepTask(task.place, [*task.settings, f"{RUN_DIR}{run_dir / str(number)}"])
+        for number, task in enumerate(read_sweep(args.sweep))
+        if args.tasks is None or number in args.tasks
+    ]
+    if not tasks:
+        raise ConfigError(f"--array: {args.sweep} has none of these tasks")
+    return [setting for setting in args.set if not setting.startswith(RUN_DIR)], tasks
+
+
+def _tasks(options: Sequence[str]) -> set[int] | None:
+    """Return the numbers of sbatch's last --array; None without one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--array", "-a")
+    array = parser.parse_known_args(options)[0].array
+    return None if array is None else tasks_of_array(array)
 
 
 def scripts_folder() -> Path:
@@ -196,13 +213,13 @@ class Submission:
             return
         self._make_folders()
         job = self._sbatch("--parsable").strip().split(";")[0]
-        self._record(job)
         size = f"{counted(self._args.nodes, 'node')} x {counted(self._args.ranks, 'rank')}"
         logs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
         tasks = "" if self._args.sweep is None else f"{counted(self._num_tasks, 'task')} of "
         print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job}.log")
         print(f"next: ctxlm status {self._run_dir} --watch 60")
-        print(f"next: scancel --signal=INT {job}          (save and stop)")
+        print(f"next: scancel --signal=INT {job}          (save and stop)", flush=True)
+        self._record(job)
 
     def _make_folders(self) -> None:
         """Make the run directories, which Slurm needs for the log, and keep the sweep."""
@@ -220,9 +237,13 @@ class Submission:
         """Name the job in its run, so that a second one is refused before this one begins."""
         runs = {self._run_dir: job}
         if self._args.sweep is not None:
-            runs = {self._run_dir / str(task): f"{job}_{task}" for task in range(self._num_tasks)}
-        for run_dir, job_id in runs.items():
-            write_text(run_dir / SUBMITTED_NAME, json.dumps({"job_id": job_id}) + "\n")
+            numbers = set(range(self._num_tasks)) & (self._args.tasks or set(range(self._num_tasks)))
+            runs = {self._run_dir / str(task): f"{job}_{task}" for task in sorted(numbers)}
+        try:
+            for run_dir, job_id in runs.items():
+                write_text(run_dir / SUBMITTED_NAME, json.dumps({"job_id": job_id}) + "\n")
+        except OSError as error:
+            print(f"warning: {self._run_dir}: {error.strerror}; a second job on this run would not be noticed")
 
     def _sbatch(self, mode: str) -> str:
         args = self._args

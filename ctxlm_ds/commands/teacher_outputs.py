@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxlm_ds.atomic import stop_signals_interrupt
 from ctxlm_ds.console import at_least, counted, format_duration, format_size, setup_logging
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.stored_outputs import (
@@ -77,7 +78,8 @@ def main() -> None:
 
     topology = join_ranks(config, {}, ranks)
     leave_waiting_to_watchdog()
-    write_outputs(config, args.output, args.steps or config.training.max_steps, topology)
+    with stop_signals_interrupt():
+        write_outputs(config, args.output, args.steps or config.training.max_steps, topology)
 
     from torch import distributed
 

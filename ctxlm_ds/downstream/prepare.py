@@ -135,7 +135,7 @@ def load_tokenizer(folder: Path, splits_words: bool) -> Any:
     from transformers import AutoTokenizer
 
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model {folder}: no config.json; give a folder in Hugging Face's form "
+        raise ConfigError(f"{folder}: no config.json; give a folder in Hugging Face's form "
                           "(ctxlm convert to-hf writes one)")  # fmt: skip
     try:
         options = {"add_prefix_space": True} if splits_words and _is_byte_level(folder) else {}

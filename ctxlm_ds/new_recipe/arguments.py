@@ -5,6 +5,7 @@ The command may be the text of `eval`, `bash -c`, a variable or a here-document.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from ctxlm_ds.recipe.problems import text_problem
 
 _MAX_BYTES = 1_000_000
 _MAX_NESTED = 3
-_END_OF_COMMAND = {";", "&&", "||", "|", "&", ">", ">>", "<", "2>&1", "&>", "2>"}
 _PRINTING = {"echo", "printf"}
 _RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
 AT_RUN_TIME = "known only when the script runs"
@@ -94,8 +94,6 @@ def _sort_words(found: _Found, command: Command) -> None:
     """Sort the words into arguments and their values."""
     name = ""
     for word in found.words:
-        if word in _END_OF_COMMAND:
-            break
         if word.startswith("--"):
             typed, equals, value = word.partition("=")
             name = canonical(typed)
@@ -108,12 +106,18 @@ def _sort_words(found: _Found, command: Command) -> None:
 
 
 def _read_precision(found: _Found, command: Command) -> None:
-    """Take the precision that `accelerate launch` gives to a script without Trainer."""
+    """Take the precision of `accelerate launch`, which the script's own arguments override."""
     words = [word for text in found.launcher for word in text.split("=", 1)]
     for name, value in zip(words, words[1:], strict=False):
-        if found.script.endswith("_no_trainer.py") and canonical(name) == "--mixed-precision" and value != "no":
-            command.given[f"--{value}"] = []
-            command.typed[f"--{value}"] = f"--mixed_precision {value}"
+        option = canonical(name) if name.startswith("--") else ""
+        if option == "--config-file":
+            command.remarks.append(f"{name} {value}: not read; give --ranks, and set training.precision")
+        elif option == "--mixed-precision" and value in ("fp16", "bf16"):
+            if not {"--fp16", "--bf16"} & command.given.keys():
+                command.given[f"--{value}"] = []
+                command.typed[f"--{value}"] = f"{name} {value}"
+        elif option == "--mixed-precision" and value != "no":
+            command.remarks.append(f"{name} {value}: fp16 and bf16 are read; set training.precision")
 
 
 def _choose(text: str, scripts: Sequence[str]) -> tuple[_Found, list[str]]:
@@ -131,7 +135,7 @@ def _choose(text: str, scripts: Sequence[str]) -> tuple[_Found, list[str]]:
     chosen = (with_arguments or found)[0]
     remarks = []
     if chosen.branches:
-        remarks.append("the script has if/case: assignments of all branches were read in order")
+        remarks.append("assignments under a condition (if, case, &&, ||) were all read, in order")
     if len(with_arguments) > 1:
         remarks.append(f"the script has {len(with_arguments)} commands of {' and '.join(scripts)}; this is the first")
     remarks += [
@@ -170,7 +174,8 @@ def _nested(text: str, scripts: Sequence[str], shell: Shell, depth: int) -> Iter
     if depth and any(script in text for script in scripts):
         inner = copy.copy(shell)
         inner.variables = dict(shell.variables)
-        yield from _find(split_commands(text), scripts, inner, depth - 1)
+        with contextlib.suppress(ValueError):  # prose that names the script
+            yield from _find(split_commands(text), scripts, inner, depth - 1)
 
 
 def _count_ranks(command: _Found, remarks: list[str]) -> int | None:

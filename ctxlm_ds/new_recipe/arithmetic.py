@@ -79,6 +79,8 @@ def _operand(tokens: list[str]) -> int:
         if tokens.pop() != ")":
             raise ValueError("no closing )")
         return value
+    if token[0] == "0" and len(token) > 1:
+        raise ValueError("octal")
     return _bounded(int(token))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -143,7 +144,7 @@ def _global_batch(result: Translation, names: Names) -> None:
 
 
 def _accumulated(result: Translation, names: Names) -> None:
-    rows = int(result.value("training.micro_batch_size")) * int(result.number(names[0], 1)) * result.ranks
+    rows = int(result.number("--per_device_train_batch_size", 8)) * int(result.number(names[0], 1)) * result.ranks
     source = f"micro batch x {_given(result, names) or 'no accumulation'} x {counted(result.ranks, 'rank')}"
     result.set("training.global_batch_size", rows, source)
 
@@ -181,7 +182,7 @@ def _hours(result: Translation, names: Names) -> None:
 
 
 def _precision(result: Translation, names: Names) -> None:
-    chosen = [name for name in names if result.has(name) and result.texts(name)[:1] != ["False"]]
+    chosen = [name for name in names if result.has(name)]
     found = chosen[0].lstrip("-") if chosen else "fp32"
     result.set("training.precision", found, _given(result, names) or f"neither {' nor '.join(names)}")
 
@@ -278,15 +279,16 @@ def _text_file(result: Translation, names: Names) -> None:
     made = {}
     data = FORMATS.get(str(result.value("data.sample_format"))).section
     level = "sentence" if data.by_sentence else "document"
-    options = " --split-sentences" if data.by_sentence else ""
-    options += " --append-eod" if data.ends_documents else ""
+    options = ["--split-sentences"] if data.by_sentence else []
+    options += ["--append-eod"] if data.ends_documents else []
     for name in names:
         file = result.text(name)
         if file is not None:
             prefix = f"data/{Path(file).name.partition('.')[0]}"
             made[name] = f"{prefix}_text_{level}"
             tokenizer = result.value("tokenizer.path")
-            command = f"ctxlm preprocess --input {file} --tokenizer {tokenizer}{options} --output-prefix {prefix}"
+            words = ["--input", file, "--tokenizer", str(tokenizer), *options, "--output-prefix", prefix]
+            command = f"ctxlm preprocess {shlex.join(words)}"
             result.notes.append(f"{name} {file}: {command}")
     if result.data is not None:
         result.set("data.train", [result.data], "--data")

@@ -15,7 +15,7 @@ MAX_RAMP_STEPS = 5_000_000
 def steps_of_samples(samples: int, batch: int, ramp: Sequence[Any] | None) -> int | None:
     """Return the steps of a run over `samples` rows, as Megatron counts them: the last incomplete step is left out.
 
-    None if the ramp is not one of START INCREMENT ROWS, or too long to be followed.
+    None if the ramp is not START INCREMENT ROWS, or has too many steps to count.
     """
     if ramp is None:
         return samples // batch

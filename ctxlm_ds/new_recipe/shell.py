@@ -7,7 +7,7 @@ the words as they are written. Each branch of `if` and `case` is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ctxlm_ds.errors import ConfigError
@@ -86,7 +86,10 @@ class Shell:
             word = words.pop(0)
             self._depth = max(0, self._depth + (word in _OPENING) - (word in _CLOSING))
         declares = bool(words) and isinstance(words[0], str) and words[0] in _DECLARING
-        assignments = [*self._assignments(words[1:] if declares else words)]
+        assignments = [*self._assignments(words[1:] if declares else words, declares)]
+        if command.before == "((":
+            self._forget(assignments)
+            return []
         if declares or len(assignments) == len(words):
             self.branches |= bool(assignments) and (self._depth > 0 or command.before in ("&&", "||"))
             for name, appends, value in assignments:
@@ -94,14 +97,19 @@ class Shell:
             return []
         return [field for word in words[len(assignments) :] if isinstance(word, str) for field in self.fields(word)]
 
-    def _assignments(self, words: list[str | Array]) -> Iterator[tuple[str, bool, str | Array]]:
+    def _forget(self, assignments: Iterable[tuple[str, bool, str | Array]]) -> None:
+        """Drop what an arithmetic command `((N = 8 * 2))` sets, which is not computed."""
+        for name, _, _ in assignments:
+            self.variables.pop(name, None)
+
+    def _assignments(self, words: list[str | Array], declares: bool) -> Iterator[tuple[str, bool, str | Array]]:
         for word in words:
             match = _ASSIGNMENT.fullmatch(word) if isinstance(word, str) else None
             if isinstance(word, Array):
                 yield word.name, word.appends, word
             elif match:
                 yield match[1], bool(match[2]), match[3]
-            elif not word.startswith("-"):
+            elif not declares and not word.startswith("-"):
                 return
 
     def _assign(self, name: str, appends: bool, value: str | Array) -> None:
@@ -152,6 +160,8 @@ class Shell:
                 if not _EACH.fullmatch(unit):
                     fields.add("")
                 self._expand(unit[1:-1], fields, in_quotes=True)
+            elif unit.startswith("$'") and not in_quotes:
+                fields.add(re.sub(r"\\(['\"\\])", r"\1", unit[2:-1]))
             elif unit[0] == "`" or (unit[0] == "$" and len(unit) > 1):
                 self._substitute(unit, fields, in_quotes)
             else:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 _NAME = re.compile(r"\$(?:\w+|[@*#?!$-])")
 _ARRAY_NAME = re.compile(r"\w+\+?=")
-_OPERATOR = re.compile(r"<<<|<<-|<<|<&|<|&>>|&>|>>|>&|>\||>|;;&|;;|;&|;|&&|&|\|\||\|&|\||\(|\)")
+_ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
+_OPERATOR = re.compile(r"<<<|<<-|<<|<&|<|&>>|&>|>>|>&|>\||>|;;&|;;|;&|;|&&|&|\|\||\|&|\||\(\(|\(|\)")
 _OPERATOR_STARTS = "<>;&|()"
 
 
@@ -40,7 +41,15 @@ def unit_end(text: str, start: int, in_quotes: bool = False) -> int:
     if first == "\\":
         return min(start + 2, len(text))
     if first == "'" and not in_quotes:
-        return text.index("'", start + 1) + 1
+        end = text.find("'", start + 1)
+        if end < 0:
+            raise ValueError("no closing '")
+        return end + 1
+    if text.startswith("$'", start) and not in_quotes:
+        quoted = _ANSI_QUOTED.match(text, start)
+        if quoted is None:
+            raise ValueError("no closing '")
+        return quoted.end()
     if first == '"' and not in_quotes:
         return _closed(text, start + 1, "", '"', in_quotes=True)
     if first == "`":
@@ -105,6 +114,10 @@ class _Reader:
             self.end_command("\n")
             self.place += 1
             self._read_documents()
+            return
+        if self.text.startswith(("<(", ">("), self.place):
+            start, self.place = self.place, _closed(self.text, self.place + 2, "(", ")")
+            self._take(self.text[start : self.place])
             return
         operator = _OPERATOR.match(self.text, self.place)
         if operator:

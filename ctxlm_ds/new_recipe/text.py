@@ -78,9 +78,9 @@ def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None =
     write_text(path, text)
     try:
         return load_config(path)
-    except ConfigError as error:
+    except BaseException as error:
         path.unlink()
-        if settings is None or not isinstance(error, ProblemsError):
+        if not isinstance(error, ConfigError) or settings is None or not isinstance(error, ProblemsError):
             raise
         title = f"{path} is not written, because the recipe would not be valid"
         raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -17,6 +19,7 @@ from ctxlm_ds.recipe.yaml_source import read_yaml
 
 ORIGINALS = ("megatron", "run_mlm")
 """Tables by name."""
+_FALSE = {"false", "f", "no", "n", "0"}
 
 
 class Setting(NamedTuple):
@@ -124,7 +127,7 @@ def translate(
         tokenizer: folder of the tokenizer, in place of the command's.
 
     Raises:
-        ConfigError: the command names no script that the table has, or a model that no family is.
+        ConfigError: the command names no script that the table has, or describes a model that no family has.
     """
     table = load_table(original)
     scripts = table["scripts"]
@@ -133,6 +136,7 @@ def translate(
     result = Translation(table, command, ranks or command.ranks or 1, data, tokenizer, notes=[*command.remarks])
     script = scripts[command.script]
     _rename(command, script.get("renamed", {}))
+    _drop_flags_that_are_off(result)
     _drop_unknown_values(result)
     settings = dict(script["settings"])
     for name, changes in script.get("variants", {}).items():
@@ -144,7 +148,8 @@ def translate(
 
     for name, rule in RULES.items():
         if name in rules:
-            rule(result, rules[name])
+            _apply(rule, result, rules[name])
+    _count_shares(result)
     _sort_others(result)
     _drop_foreign(result)
     return result
@@ -156,6 +161,37 @@ def _rename(command: Command, names: dict[str, str]) -> None:
         if canonical(own) in command.given:
             command.given[canonical(name)] = command.given.pop(canonical(own))
             command.typed[canonical(name)] = command.typed[canonical(own)]
+
+
+def _apply(rule: Callable[[Translation, list[str]], None], result: Translation, names: list[str]) -> None:
+    """Apply a rule. Raises ConfigError if it cannot compute with the values."""
+    try:
+        rule(result, names)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        given = " ".join(" ".join([result.typed(name), *result.texts(name)]) for name in names if result.has(name))
+        raise ConfigError(f"{given or ', '.join(names)}: cannot be computed from these values ({error})") from error
+
+
+def _drop_flags_that_are_off(result: Translation) -> None:
+    """Take out `--bf16 False`, as the parser of transformers reads flags."""
+    for name, row in result.table["arguments"].items():
+        is_flag = row.get("flag", "given" in row)
+        if is_flag and " ".join(result.texts(name)).lower() in _FALSE:
+            del result.command.given[canonical(name)]
+
+
+def _count_shares(result: Translation) -> None:
+    """Turn intervals below 1 into steps, and leave out those that are no number (`epoch`)."""
+    steps = result.value("training.max_steps")
+    for name, row in result.table["arguments"].items():
+        setting = result.settings.get(row.get("key", "")) if row.get("share") and result.has(name) else None
+        if setting is None:
+            continue
+        if isinstance(setting.value, float) and 0 < setting.value < 1 and isinstance(steps, int):
+            result.set(row["key"], max(1, math.ceil(setting.value * steps)), f"{setting.source} of {steps:,} steps")
+        elif isinstance(setting.value, str):
+            result.notes.append(f"{setting.source}: no counterpart; set {row['key']}")
+            del result.settings[row["key"]]
 
 
 def _drop_unknown_values(result: Translation) -> None:

@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.launch import LOCAL_RANKS, free_port
+from ctxlm_ds.process.launch import LOCAL_RANKS, STOP_SIGNALS, free_port
 from ctxlm_ds.process.slurm import is_srun_task, read_task
 
 GRACE_S = 30.0
 """How long ranks may take to end after one has failed."""
+STOP_S = 600.0
+"""How long they may take after one has ended because of a stop signal."""
+STOPPED = {128 + number for number in STOP_SIGNALS}
 POLL_S = 0.1
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -87,21 +90,25 @@ class _Ranks:
     def wait(self) -> int:
         failed, end_s = 0, float("inf")
         while any([process.poll() is None for process in self._processes]):
-            failed = failed or self._first_failure()
-            if failed and end_s == float("inf"):
-                end_s = time.monotonic() + GRACE_S
+            if not failed and (failed := self._first_failure()):
                 self.forward(signal.SIGTERM, None)
+            has_stopped = any(process.returncode in STOPPED for process in self._processes)
+            limit_s = GRACE_S if failed else STOP_S if has_stopped else float("inf")
+            end_s = min(end_s, time.monotonic() + limit_s)
             if time.monotonic() > end_s:
                 self.forward(signal.SIGKILL, None)
             time.sleep(POLL_S)
         return failed or self._first_failure() or max(int(process.returncode) for process in self._processes)
 
     def _first_failure(self) -> int:
-        """Return the exit status of a rank that has failed, as a shell gives it; 0 if none has."""
-        stopped = {128 + number for number in self._received}
+        """Return the exit status of a rank that has failed, as a shell gives it; 0 if none has.
+
+        The status of a stop signal is no failure, unless a second Ctrl-C ended the rank immediately.
+        """
+        hurry = self._received.count(signal.SIGINT) > 1
         for rank, process in enumerate(self._processes):
             status = process.returncode
-            if status in stopped:
+            if status in STOPPED and not hurry:
                 continue
             if status is not None and status < 0:
                 sys.stderr.write(f"rank {rank} was ended by {signal.Signals(-status).name}\n")

@@ -107,8 +107,8 @@ class Watchdog:
 
     def enter(self, phase: str) -> None:
         """Note the phase that begins: training, evaluation or saving."""
-        # Until the first step is done a run is still starting.
-        self.beat("start" if self._phase == "start" and phase == "training" else phase)
+        # Until the first step is done a run is still starting, also in the evaluation before it.
+        self.beat("start" if self._phase == "start" and phase in ("training", "evaluation") else phase)
 
     def watched(self, batches: Iterable[T]) -> Iterable[T]:
         """Return the same batches; each one that is taken counts as progress."""

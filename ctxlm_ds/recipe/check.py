@@ -251,7 +251,7 @@ def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
         text = "teacher.outputs are stored for the rows of the data, and these texts have none; leave it out"
         yield Problem(setting, text, ("teacher.outputs",))
     if config.evaluation.prompts and config.objective.needs_languages:
-        text = "texts here name no language, which the decoder reads first; evaluation.continuations has held-out texts"
+        text = "prompts have no language token, which the decoder begins with; use evaluation.continuations"
         yield Problem("evaluation.prompts", text, ("objective.language_tokens",))
 
 

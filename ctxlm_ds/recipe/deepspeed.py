@@ -40,6 +40,7 @@ NEVER_PRINT_STEPS = 2**31 - 1
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("expert_parallel",))
 """Settings whose value "auto" has a meaning in DeepSpeed."""
+OF_SCHEDULE = ("total_num_steps", "warmup_num_steps")
 OF_TRAINER = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 """Settings that transformers' Trainer has, too."""
 CLOSED_SECTIONS = ("aio", "comet", "csv_monitor", "pipeline", "tensorboard", "wandb")
@@ -181,7 +182,14 @@ def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or DeepSpeed knows no such key or value.
     """
     result = load_deepspeed_json(path_or_name)
+    sections = ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization")
+    result = {key: value for key, value in result.items() if key not in sections or value not in (AUTO, None)}
     problems = [*_unknown_keys(result, ()), *value_problems(result, {*REFUSED, *OF_TRAINER, "optimizer", "scheduler"})]
+    for key in ("optimizer", "scheduler"):
+        if not isinstance(section := result.get(key, {}), dict) or not isinstance(section.get("params", {}), dict):
+            problems.append(Problem(key, 'expected {"type": …, "params": {…}}; leave it out'))
+        elif any(value != AUTO for name, value in section.get("params", {}).items() if name in OF_SCHEDULE):
+            problems.append(Problem(f"{key}.params", f'the command sets {" and ".join(OF_SCHEDULE)}; write "auto"'))
     raise_problems(f"--deepspeed {path_or_name}", problems)
     return {**dict.fromkeys(OF_TRAINER, AUTO), "bf16": {"enabled": AUTO}, "steps_per_print": NEVER_PRINT_STEPS} | result
 

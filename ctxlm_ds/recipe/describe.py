@@ -148,7 +148,7 @@ def _meant_setting(path: SettingPath, data: Mapping[str, Any]) -> str | None:
     if section is None:
         return None
     here = list(section.model_fields)
-    if (known := _known_elsewhere(key)) is not None:
+    if len(path) <= 2 and (known := _known_elsewhere(key)) is not None:
         return known
     for cutoff in (0.75, 0.6):
         near = nearest_name(key, here, cutoff)

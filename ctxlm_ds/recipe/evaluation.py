@@ -52,7 +52,7 @@ class EvaluationConfig(Section):
     """Evaluation on held-out data during the run."""
 
     interval_steps: NonNegativeSteps = 1000
-    """Steps between evaluations, which also run at the end; 0 evaluates only at the end."""
+    """Steps between evaluations, which also run at the end, and with initialize_from at step 0; 0: only these."""
     max_rows: PositiveSteps = 2048
     """Rows to evaluate per validation source."""
     mask_prob: Probability | None = None

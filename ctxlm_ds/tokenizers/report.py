@@ -90,7 +90,7 @@ def _rates(counts: Counter[str]) -> dict[str, float | int]:
     }
 
 
-def tell_of_unused_rows(rows: int, tokens: int) -> None:
+def log_unused_rows(rows: int, tokens: int) -> None:
     """Log that an embedding has more rows than its tokenizer has tokens; as a warning if most are unused."""
     if rows > tokens:
         text = "the embedding has %s rows, the tokenizer %s tokens; model.vocab_size: null takes the tokenizer's size"

@@ -209,7 +209,7 @@ def _train(kind: TokenizerType, texts: Iterable[str], settings: Any) -> Tokenize
         text = "the text is too small for a vocabulary of %d: it gave %d tokens"
         logger.warning(text, settings.vocab_size, trained.vocab_size)
     if strips_marks(trained):
-        _tell_of_marks(share_with_marks(text for (text,) in sample), hasattr(settings, "lowercase"))
+        _log_stripped_marks(share_with_marks(text for (text,) in sample), hasattr(settings, "lowercase"))
     rate = float(report[ALL_LANGUAGES]["unknown_rate"])
     if rate > MOST_UNKNOWN and kind.against_unknown:
         text = "%.1f %% of the tokens of the training text are unknown; %s"
@@ -217,7 +217,7 @@ def _train(kind: TokenizerType, texts: Iterable[str], settings: Any) -> Tokenize
     return trained
 
 
-def _tell_of_marks(share: float, can_keep: bool) -> None:
+def _log_stripped_marks(share: float, can_keep: bool) -> None:
     """Say that accents are stripped; warn if many words have such marks."""
     text = "the tokenizer lower-cases and strips accents" + ("; --cased keeps them" if can_keep else "")
     if share > MOST_MARKED:

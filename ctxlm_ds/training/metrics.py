@@ -76,7 +76,8 @@ class MetricsWriter(IntervalHook):
 
     def on_run_start(self, start: RunStart) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.on_rollback(start.step)
+        # Nothing of an earlier start is kept at step 0: its weights may be others.
+        self.on_rollback(start.step or -1)
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
@@ -224,8 +225,10 @@ class TensorBoardWriter(IntervalHook):
     def _open(self, step: int, tokens: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self.directory), purge_step=step + 1, flush_secs=30)
-        self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=tokens + 1, flush_secs=30)
+        # Points of an earlier start at step 0 belong to no checkpoint.
+        purged, purged_tokens = (step + 1, tokens + 1) if step else (0, 0)
+        self._writer = SummaryWriter(str(self.directory), purge_step=purged, flush_secs=30)
+        self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=purged_tokens, flush_secs=30)
 
     def _add_hyperparameters(self, config: RunConfig) -> None:
         """Add the recipe for TensorBoard's HParams, in the same run as the curves."""

@@ -187,7 +187,7 @@ class ReportHook(Hook):
 
     def on_run_end(self, end: RunEnd) -> None:
         if (self._run_dir / METRICS_NAME).stat().st_size == 0:
-            return  # no step was done
+            return  # nothing was measured
         runs = by_label([read_run(self._run_dir)])
         write_text(self._run_dir / PAGE_NAME, run_page(runs, charts_of(runs)))
         logger.info("  curves: %s", self._run_dir / PAGE_NAME)

@@ -111,8 +111,8 @@ class Trainer:
     def _train(self) -> str:
         """Train until there is a reason to stop; return it."""
         reason = self._limit_reached()
-        if self.state.step == 0 and self.config.initialize_from is not None:
-            self.evaluate()  # of the weights that it starts from
+        if reason is None and self.state.step == 0 and self.config.initialize_from is not None:
+            self._evaluate_start()
         while reason is None:
             metrics = self.step()
             if metrics is None:
@@ -131,6 +131,11 @@ class Trainer:
         if self.state.step:
             self.saves.last(self.state)
         return reason
+
+    def _evaluate_start(self) -> None:
+        """Evaluate the weights that a run starts from, unless it is to stop already."""
+        if not self.topology.all_reduce_max([float(self.stop_signal.requested)])[0]:
+            self.evaluate()
 
     def _evaluate_once(self) -> None:
         """Evaluate unless this step was evaluated."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,23 @@ def test_leftovers_are_told_and_only_those_of_this_output(tmp_path: Path, caplog
         atomic.report_leftovers(tmp_path / "out[1]")
     assert caplog.messages == [f"{left} is left from an interrupted run; remove it if none is running"]
     assert atomic.partial_path(tmp_path / "out[1]") != left
+
+
+def test_sigterm_ends_the_block_like_ctrl_c(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), atomic.output_folder(tmp_path / "out"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before and not list(tmp_path.iterdir())
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with atomic.output_folder(tmp_path / "out"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "out").is_dir()
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])

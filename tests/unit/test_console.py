@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 
 import pytest
 
 from ctxlm_ds import console
-from ctxlm_ds.console import at_least, byte_progress, run_command
-
-
-def test_sigterm_ends_a_command_like_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stop:
-        run_command(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert stop.value.code == 130
-    assert capsys.readouterr().err == "interrupted; nothing incomplete was kept\n"
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        run_command(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+from ctxlm_ds.console import at_least, byte_progress
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk
+from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, format_size
 from ctxlm_ds.data.dataset.checksums import check_digest
 from ctxlm_ds.data.dataset.inspection import check_spans_digest
@@ -102,7 +102,7 @@ def _is_complete(output: str, parts: Sequence[MergeInput]) -> bool:
 def _write(output: str, parts: Sequence[MergeInput], folder: LockedFolder, overwrite: bool) -> None:
     parent = Path(output).parent
     try:
-        with folder:
+        with folder, stop_signals_interrupt():
             if folder.clear():
                 logger.info("%s: removed what an interrupted join left", folder.path)
             needed = sum(part.num_bytes for part in parts)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import is_full_disk
+from ctxlm_ds.atomic import is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, counted
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file, token_dtype
 from ctxlm_ds.data.dataset.writer import (
@@ -78,7 +78,7 @@ def preprocess(
     folder = job.folder
     if not folder.path.exists() and (complete := job.complete_datasets()):
         return complete
-    with folder, job.explained():
+    with folder, stop_signals_interrupt(), job.explained():
         if complete := job.complete_datasets():
             return complete
         progress = folder.load()

@@ -16,6 +16,7 @@ logger = logging.getLogger("ctxlm_ds")
 
 MAX_KEPT = 1000
 _MAX_LOGGED = 10
+_COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -26,7 +27,8 @@ def remedy(bad: BadRecord) -> str:
     is_utf16 = bad.position == 1 and bad.excerpt.startswith(_UTF16_MARKS)
     found, encoding = ("the file is UTF-16", "UTF-16") if is_utf16 else ("if its encoding is another", "ISO-8859-2")
     example = "" if is_utf16 else "e.g. "
-    return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {shlex.quote(bad.path)}"
+    file = "FILE, unpacked" if bad.path.endswith(_COMPRESSED) else shlex.quote(bad.path)
+    return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {file}"
 
 
 def unreadable_text(reasons: Mapping[str, int], num_records: int) -> str:
@@ -54,7 +56,7 @@ class BadRecords:
         if self.count > self.limit:
             if not self.limit:
                 fix = remedy(bad) or "fix it"
-                raise DataError(f"{bad}; {fix}, or let such records be skipped with --max-bad-records N")
+                raise DataError(f"{bad}; {fix}, or skip such records with --max-bad-records N")
             raise DataError(
                 f"{bad}; {self.count:,} of {num_records:,} records are no documents ({self.by_reason()}), "
                 f"more than the {self.limit} allowed; {remedy(bad) or 'fix them'}, or raise --max-bad-records"

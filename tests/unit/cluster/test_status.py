@@ -149,6 +149,16 @@ def test_a_successor_waits(run_dir: Path) -> None:
     assert status(run_dir, job_8="PENDING").why == "job 8 is pending"
 
 
+def test_a_job_that_was_submitted_waits(run_dir: Path, tmp_path: Path) -> None:
+    (new := tmp_path / "new").mkdir()
+    (new / "submitted.json").write_text('{"job_id": "9"}')
+    assert (status(new).state, status(new, job_9="PENDING").state) == ("never started", "queued")
+    started(run_dir)
+    append_event(run_dir, REQUEUE, attempt=ATTEMPT, job_id="7", why="SIGTERM", how="job 9 follows this one")
+    (run_dir / "submitted.json").write_text('{"job_id": "9"}')
+    assert status(run_dir, job_7="COMPLETED", job_9="PENDING").state == "queued"
+
+
 def test_a_start_that_was_refused(run_dir: Path) -> None:
     started(run_dir)
     append_event(run_dir, END, step=20, reason="stopped by signal SIGTERM", completed=False, failed=False)

@@ -138,12 +138,12 @@ def test_a_task_of_an_array_has_its_name_in_the_queue(run_dir: Path, monkeypatch
 
 
 def test_the_queue_is_asked_by_the_ids_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As squeue answers: %i of the task of an array is its name."""
-    squeue = 'case "$*" in *%i*) echo 6_0 RUNNING;; *%A*) echo 7 RUNNING;; esac'
+    """As squeue answers: a task of an array has an id and a name."""
+    squeue = 'case "$*" in *"--array --format=%A %T %i"*) echo 7 RUNNING 6_0; echo 6 PENDING 6_1;; esac'
     (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert ask_queue(["7"]) == {"7": "RUNNING"}
+    assert ask_queue(["7"]) == {"7": "RUNNING", "6_0": "RUNNING", "6": "PENDING", "6_1": "PENDING"}
 
 
 def test_a_start_that_was_cancelled_early_is_listed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,10 +166,19 @@ def test_a_queued_job_that_has_not_begun_has_its_run(site: Path) -> None:
     with pytest.raises(ConfigError, match="runs/mine is the run of job 12, which is pending"):
         submit.main(["mine.yaml"])
     refuse_run_of_another(Path("runs/mine"), "11")  # a job that begins has its run, whatever waits behind it
-    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\ntraining.seed=5\n")
-    told("mine.yaml --sweep lr.txt --set run_dir=runs/lr")
+    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\ntraining.seed=5\noptimizer.eps=1e-7\n")
+    sweep = ["mine.yaml", "--sweep", "lr.txt", "--set", "run_dir=runs/lr"]
+    submit.main([*sweep, "--array=0,2%1"])
     with pytest.raises(ConfigError, match="runs/lr/0 is the run of job 12_0"):
-        submit.main(["mine.yaml", "--sweep", "lr.txt", "--set", "run_dir=runs/lr"])
+        submit.main(sweep)
+    submit.main([*sweep, "--array", "1"])
+    with pytest.raises(ConfigError, match="--array=x: expected numbers"):
+        submit.main([*sweep, "--array=x"])
+    with pytest.raises(ConfigError, match="none of these tasks"):
+        submit.main([*sweep, "--array=3"])
+    checkpoint(Path("runs/mine"), 4)
+    with pytest.raises(ConfigError, match="runs/mine is the run of job 12"):  # complete, and to be extended
+        submit.main(["mine.yaml", "--set", "training.max_steps=9"])
 
 
 def test_each_task_of_a_sweep_goes_on(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

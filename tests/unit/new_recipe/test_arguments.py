@@ -140,11 +140,16 @@ def test_a_command_inside_quotes_is_found(text):
     assert command.given == {"--lr": ["1"], "--save": ["a b"]} and command.ranks == 2
 
 
+def test_prose_that_names_the_script_is_passed_over():
+    text = "cat <<EOF\nUsage: don't call pretrain_gpt.py yourself\nEOF\npython pretrain_gpt.py --num-layers 3\n"
+    assert _given(text)[0] == {"--num-layers": ["3"]}
+
+
 def test_both_branches_are_read_with_a_remark():
     text = "if [ $S = small ]; then\n  N=2\nelse\n  N=24\nfi\ncase $S in\n a) H=8 ;;\nesac\n"
     given, remarks = _given(text + "python pretrain_gpt.py --num-layers $N --hidden-size $H")
     assert given == {"--num-layers": ["24"], "--hidden-size": ["8"]}
-    assert remarks == ["the script has if/case: assignments of all branches were read in order"]
+    assert remarks == ["assignments under a condition (if, case, &&, ||) were all read, in order"]
 
 
 def test_what_is_not_read_gives_a_remark():

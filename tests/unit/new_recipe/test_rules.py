@@ -42,9 +42,43 @@ def test_run_mlm_without_trainer_has_its_own_names_and_defaults(tmp_path):
     assert (training.precision, config.schedule.warmup_steps, config.checkpoint.interval_steps) == ("bf16", 7, 35)
     assert (config.optimizer.gradient_clipping, config.optimizer.learning_rate) == (0.0, 5e-5)
     assert result.settings["training.max_steps"].source == "--max_train_steps 70" and not result.unknown
-    with pytest.raises(ConfigError, match="--checkpointing_steps epoch"):
-        translated = translate("run_mlm", read_command(text.replace("steps 35", "steps epoch"), SCRIPTS))
-        write_recipe(tmp_path / "y.yaml", recipe_text([], translated.settings), translated.settings)
+    translated = translate("run_mlm", read_command(text.replace("steps 35", "steps epoch"), SCRIPTS))
+    assert "--checkpointing_steps epoch: no counterpart; set checkpoint.interval_steps" in translated.notes
+    assert "checkpoint.interval_steps" not in translated.settings
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("accelerate launch --mixed_precision bf16 run_mlm.py", "bf16"),
+        ("accelerate launch --mixed_precision bf16 run_mlm.py --fp16 True", "fp16"),
+        ("accelerate launch --mixed_precision=no run_mlm.py --bf16 False --gradient_checkpointing false", "fp32"),
+    ],
+)
+def test_flags_have_values_and_the_launcher_a_precision(words, expected, tmp_path):
+    text = f"{words} --model_type bert --config_overrides {TINY} --tokenizer_name t --max_steps 40 --save_steps 0.1"
+    config, result = _recipe(text, tmp_path)
+    assert (config.training.precision, config.training.activation_checkpointing) == (expected, False)
+    assert config.checkpoint.interval_steps == 4 and not result.unknown
+
+
+def test_what_the_launcher_does_not_say_is_a_note(tmp_path):
+    text = "accelerate launch --config_file acc.yaml --mixed_precision fp8 run_mlm.py --model_type bert "
+    text += f"--config_overrides {TINY} --tokenizer_name t --per_device_train_batch_size $B"
+    _, result = _recipe(text, tmp_path)
+    notes = "\n".join(result.notes)
+    for words in ("--config_file acc.yaml: not read", "--mixed_precision fp8", "$B is known only when the script runs"):
+        assert words in notes, notes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--per_device_train_batch_size abc", "--gradient_accumulation_steps nan", "--validation_split_percentage nan"],
+)
+def test_a_value_that_cannot_be_computed_with_is_named(arguments):
+    text = f"run_mlm.py --model_type bert --config_overrides {TINY} --train_file a.txt {arguments}"
+    with pytest.raises(ConfigError, match=arguments.split()[0]):
+        translate("run_mlm", read_command(text, SCRIPTS))
 
 
 def test_run_clm_takes_a_folder(tmp_path):

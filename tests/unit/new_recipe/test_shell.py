@@ -30,6 +30,8 @@ def _read(text):
         ("${S%% *}", ["${S%%*}"]),
         ("$(cat a b)`date`", ["$(cat...)`date`"]),
         ("$HOME", [str(Path.home())]),
+        (r"$'it\'s'", ["it's"]),
+        ("$((010))", ["$((010))"]),
     ],
 )
 def test_words_are_expanded_as_a_shell_does(word, fields):
@@ -53,3 +55,9 @@ def test_assignments_of_branches_are_noticed(text):
 def test_expansions_that_are_left_are_named():
     assert expansions_left("$A/${B%x}/$(c...)/`d`/$A") == ["$A", "${B%x}", "$(c...)", "`d`"]
     assert expansions_left("a$") == []
+
+
+def test_declared_names_arithmetic_commands_and_process_substitution():
+    words, shell = _read("export OMP LR=3e-4\nN=5\n((N=8*2))\nrun --a $LR --b <(cat x) --c $N")
+    assert shell.variables["LR"] == "3e-4"
+    assert words == [["run", "--a", "3e-4", "--b", "<(cat x)", "--c", "$N"]]

@@ -77,6 +77,31 @@ def test_a_signal_reaches_every_rank_and_the_launcher_waits(status: int, tmp_pat
     assert [path.read_text() for path in tmp_path.iterdir()] == ["SIGTERM", "SIGTERM"]
 
 
+def test_a_second_ctrl_c_ends_a_rank_that_does_not_react(tmp_path: Path) -> None:
+    """The rank that ends at once is a failure then, after which the other is killed."""
+    program = (
+        "import os, pathlib, signal, sys, time\n"
+        f"place = pathlib.Path({str(tmp_path)!r}) / os.environ['RANK']\n"
+        "for number in (signal.SIGTERM, signal.SIGINT):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "place.write_text('ready')\n"
+        "if os.environ['RANK'] == '1':\n    time.sleep(60)\n"
+        "while not (place.parent / 'go').exists():\n    time.sleep(0.02)\n"
+        "sys.exit(130)\n"
+    )
+    start = START.replace("import sys;", "import sys; import ctxlm_ds.process.local_ranks as ranks; ranks.GRACE_S = 1;")
+    words = [sys.executable, "-c", start, "2", sys.executable, "-c", program]
+    process, end_s = subprocess.Popen(words), time.monotonic() + 50
+    while len(list(tmp_path.iterdir())) < 2:
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    for _ in range(2):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.2)
+    (tmp_path / "go").touch()
+    assert process.wait(20) == 130
+
+
 def test_ranks_of_a_launcher_start_no_ranks() -> None:
     check_alone({"SLURM_JOB_ID": "1"})
     check_alone({**TASK, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 import time
@@ -102,7 +103,7 @@ def test_sigterm_ends_a_check() -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         started_s = time.monotonic()
         process.terminate()
-        assert process.wait(20) == 130
+        assert process.wait(20) == -signal.SIGTERM
         assert time.monotonic() - started_s < 10
 
 

@@ -145,7 +145,7 @@ def test_the_others_may_write(objective: str) -> None:
 def test_texts_without_what_their_rows_need_are_refused() -> None:
     languages = {"objective": {"name": "text_infilling", "language_tokens": True}, "evaluation": {"prompts": ["a"]}}
     (problem,) = [p for p in find_problems(RunConfig.model_validate(languages)) if p.path.startswith("evaluation")]
-    assert "name no language" in problem.text
+    assert "no language token" in problem.text
     stored = {"objective": {"name": "distillation"}, "teacher": {"outputs": "o"}, "evaluation": {"continuations": 1}}
     (problem,) = [p for p in find_problems(RunConfig.model_validate(stored)) if p.path.startswith("evaluation")]
     assert "teacher.outputs are stored" in problem.text

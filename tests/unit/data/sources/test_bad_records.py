@@ -69,7 +69,7 @@ def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokeni
 def test_another_encoding_has_its_remedy(tmp_path: Path, tokenizer: Path, content: bytes, told: str) -> None:
     path = tmp_path / "a text.txt"
     path.write_bytes(content)
-    message = re.escape(f"; {told} -t UTF-8 '{path}', or let such records be skipped")
+    message = re.escape(f"; {told} -t UTF-8 '{path}', or skip such records")
     with pytest.raises(DataError, match=message):
         run([path], tokenizer, tmp_path / "data", max_bad_records=0)
 
