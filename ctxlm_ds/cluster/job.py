@@ -110,7 +110,7 @@ def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) 
 def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], Job] = show_job) -> None:
     """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended (a second phase).
 
-    Without `own_id`, before a job is queued, a job that was queued and has not begun has it too.
+    Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
     """
     newest = newest_attempt(run_dir) or ""
     records = [run_dir / SUBMITTED_NAME] if own_id is None else []

@@ -40,7 +40,7 @@ class Start:
     time_unix_s: float
     step: int
     last_step: int | None
-    end_step: int | None  # saved at its end; None if it has not ended in order
+    end_step: int | None  # saved at its end; None if it did not end in order
     log: str | None
     ended: str  # why the start ended; for the last start, why it did if it has ended
     job_id: str | None

@@ -9,18 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from ctxlm_ds.console import run_command
+from tests.integration.forked import Forked, can_fork
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
+FORKED = "forked"
+"""First word of a command that runs in a fork of this process; the number of ranks follows."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -35,15 +39,15 @@ Finished = subprocess.CompletedProcess[str]
 
 def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: str) -> Finished:
     """Run a command from the repository's root; with `check` a failure shows its output."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env=environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = _begin(command, out, err, **extra)
+        try:
+            status = process.wait(timeout_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    done = Finished([str(word) for word in command], status, *texts)
     if check:
         assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     return done
@@ -64,7 +68,7 @@ def call_here(main: Callable[[], None], *command: object) -> Finished:
 
 def tool(name: str, *arguments: object, check: bool = True) -> Finished:
     """Run tools/NAME."""
-    return call(sys.executable, ROOT / "tools" / name, *arguments, check=check)
+    return call(*launcher("forked", 1)[:2], ROOT / "tools" / name, *arguments, check=check)
 
 
 def pretrain_words(recipe: Path, overrides: Sequence[str] = (), stage: int = 1) -> list[object]:
@@ -74,8 +78,10 @@ def pretrain_words(recipe: Path, overrides: Sequence[str] = (), stage: int = 1) 
 
 
 def launcher(kind: str, num_ranks: int) -> list[object]:
-    """The words before the module's own arguments, for each launcher."""
+    """The words before the module's own arguments, for each launcher; `forked` is the quickest."""
     module = "ctxlm_ds.pretrain"
+    if kind == "forked":
+        return [FORKED, num_ranks, "-m", module]
     if kind == "deepspeed":
         # All runs use port 29500 by default; two test workers on one machine would share it.
         return [BIN / "deepspeed", "--num_gpus", num_ranks, "--master_port", free_port(), "--module", module]
@@ -96,20 +102,26 @@ def metrics(run_dir: Path, key: str = "loss") -> dict[int, Any]:
     return {line["step"]: line[key] for line in lines if key in line}
 
 
-def start(words: Sequence[object], log: Path, **extra: str) -> subprocess.Popen[bytes]:
+def start(words: Sequence[object], log: Path, **extra: str) -> Any:
     """Start a command in a process group of its own, its output in a file."""
     with open(log, "ab") as output:
-        return subprocess.Popen(
-            [str(word) for word in words],
-            cwd=ROOT,
-            env=environment(**extra),
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+        return _begin(words, output, output, **extra)
 
 
-def kill_group(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+def _begin(words: Sequence[object], output: IO[Any], errors: IO[Any], **extra: str) -> Any:
+    """Start a command from the repository's root, in a session of its own."""
+    texts, environ = [str(word) for word in words], environment(**extra)
+    if texts[0] == FORKED and not can_fork():
+        texts = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", *texts[1:]]
+    if texts[0] == FORKED:
+        ranks = int(texts[1])
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)) if ranks > 1 else {}
+        return Forked(texts[2:], {**environ, **meeting, **sizes}, output.fileno(), errors.fileno(), ranks)
+    return subprocess.Popen(texts, cwd=ROOT, env=environ, stdout=output, stderr=errors, start_new_session=True)
+
+
+def kill_group(process: Any, number: int = signal.SIGKILL) -> None:
     """Send a signal to a started command and all it started."""
     os.killpg(process.pid, number)
     process.wait()

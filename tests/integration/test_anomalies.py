@@ -43,14 +43,14 @@ def last_state(run_dir: Path) -> dict[str, Any]:
 
 
 CASES = [
-    ("rollback", "python", 1, ()),
-    pytest.param("rollback", "torchrun", 2, (), marks=pytest.mark.soak),
-    pytest.param("skip", "torchrun", 2, (), marks=pytest.mark.soak),
-    pytest.param("rollback", "torchrun", 2, ("checkpoint.overlap=false",), marks=pytest.mark.soak),
+    ("rollback", "forked", 1, ()),
+    pytest.param("rollback", "forked", 2, (), marks=pytest.mark.soak),
+    pytest.param("skip", "forked", 2, (), marks=pytest.mark.soak),
+    pytest.param("rollback", "forked", 2, ("checkpoint.overlap=false",), marks=pytest.mark.soak),
     pytest.param(
-        "rollback", "torchrun", 3, ("parallel.pipeline_parallel_size=3", "model.num_layers=3"), marks=pytest.mark.soak
+        "rollback", "forked", 3, ("parallel.pipeline_parallel_size=3", "model.num_layers=3"), marks=pytest.mark.soak
     ),
-    pytest.param("rollback", "torchrun", 2, ("parallel.tensor_parallel_size=2",), marks=pytest.mark.soak),
+    pytest.param("rollback", "forked", 2, ("parallel.tensor_parallel_size=2",), marks=pytest.mark.soak),
 ]
 
 
@@ -90,7 +90,7 @@ def test_without_a_checkpoint_it_goes_back_to_the_beginning_and_then_stops(
     """A decay that multiplies every weight by about -1e6 per step makes the third loss NaN, whatever the batch."""
     settings = ("optimizer.learning_rate=1000", "optimizer.weight_decay=1000", "schedule.warmup_steps=0",
                 "anomalies.non_finite=rollback", "anomalies.max_rollbacks=1")  # fmt: skip
-    done = call(*words(bert_route, tmp_path, "python", 1, *settings), check=False)
+    done = call(*words(bert_route, tmp_path, "forked", 1, *settings), check=False)
     assert done.returncode == 3
     (back,) = events(tmp_path / "run", ROLLBACK)
     (stop,) = events(tmp_path / "run", ANOMALY)

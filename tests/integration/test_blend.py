@@ -21,8 +21,7 @@ def words(route: Prepared, folder: Path, blend: str, ranks: int, *overrides: str
         data={"train": train, "blend": blend, "split": "80,10,10", "validation": []},
         schedule={"total_steps": 12},
     )  # fmt: skip
-    kind = "torchrun" if ranks > 1 else "python"
-    return [*launcher(kind, ranks), *pretrain_words(recipe, [f"run_dir={folder / 'run'}", *overrides])]
+    return [*launcher("forked", ranks), *pretrain_words(recipe, [f"run_dir={folder / 'run'}", *overrides])]
 
 
 @pytest.mark.parametrize("blend", ["weighted", "megatron", "concatenate"])

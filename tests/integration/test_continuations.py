@@ -24,14 +24,14 @@ def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
     recipe = bert_route.recipe(tmp_path / "tiny.yaml")  # with dropout, whose random words must stay the same
     runs = {name: tmp_path / name for name in ("without", "one", "split")}
     texts = [f"evaluation.prompts=['{PROMPT}']", "evaluation.continuations=1"]
-    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={runs['without']}"]))
-    one = call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={runs['one']}", *texts]))
+    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={runs['without']}"]))
+    one = call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={runs['one']}", *texts]))
     assert [one.stderr.count(f"step {step} filled: ") for step in (6, 12)] == [2, 2]
     for key in ("loss", "grad_norm", "eval/heldout/loss"):
         assert metrics(runs["one"], key) == metrics(runs["without"], key), key
 
     split = [f"run_dir={runs['split']}", "parallel.tensor_parallel_size=2", *texts]
-    call(*launcher("torchrun", 2), *pretrain_words(recipe, split))
+    call(*launcher("forked", 2), *pretrain_words(recipe, split))
     written = metrics(runs["one"], "texts")
     assert metrics(runs["split"], "texts") == written and list(written) == [6, 12]
     assert PROMPT in (runs["one"] / "report.html").read_text()
@@ -78,10 +78,10 @@ def t5_recipe(folder: Path) -> Path:
 def test_written_targets(tmp_path: Path) -> None:
     recipe = t5_recipe(tmp_path)
     one, split = tmp_path / "one", tmp_path / "split"
-    done = call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={one}"]))
+    done = call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={one}"]))
     assert done.stderr.count("step 6 written: ") == 2
     parallel = [f"run_dir={split}", "parallel.tensor_parallel_size=2", "parallel.sequence_parallel=true"]
-    call(*launcher("torchrun", 2), *pretrain_words(recipe, parallel))
+    call(*launcher("forked", 2), *pretrain_words(recipe, parallel))
     ((given, written), (held_out, restored)) = metrics(one, "texts")[6]
     assert metrics(split, "texts") == metrics(one, "texts")
     assert given.replace(" ", "") == SPANS.replace(" ", "")

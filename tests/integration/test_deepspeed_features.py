@@ -23,7 +23,7 @@ def run_with(route: Prepared, folder: Path, name: str, user_json: dict[str, Any]
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, **user_json}))
     words = ["--config", recipe, "--deepspeed_config", path, "--set", f"run_dir={folder / name}"]
-    return call(*launcher("torchrun", 2), *words, FEATURES_FOLDER=str(folder))
+    return call(*launcher("forked", 2), *words, FEATURES_FOLDER=str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(bert_route: Prepared
     }
     (tmp_path / "my.json").write_text(json.dumps(user_json))
     words = ["--config", recipe, "--deepspeed_config", tmp_path / "my.json", "--check"]
-    done = call(*launcher("python", 1), *words, check=False)
+    done = call(*launcher("forked", 1), *words, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     for key in ("optimizer.type: OneBitAdam", "round_robin_gradients: true", "partition_activations: true"):

@@ -26,7 +26,7 @@ def test_checkpoints_are_judged_and_the_run_stays_bitwise_the_same(bert_route: P
     saved = []
     for name, judged in (("plain", []), ("judged", [entry])):
         recipe = bert_route.recipe(tmp_path / f"{name}.yaml", **settings, evaluation={"downstream": judged})
-        done = call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / name}"]))
+        done = call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / name}"]))
         (manifest,) = (tmp_path / name).glob("checkpoints/step-00000003/manifest.json")
         files = json.loads(manifest.read_text())["files"]
         saved.append({path: facts for path, facts in files.items() if path.endswith(".safetensors")})

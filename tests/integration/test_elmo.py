@@ -44,7 +44,7 @@ def words(route: Path, run: Path, steps: int, ranks: int = 1, *overrides: str) -
         "run_dir": str(run),
     }  # fmt: skip
     recipe = write_recipe(run.parent / f"{run.name}.json", settings)
-    return [*launcher("python" if ranks == 1 else "torchrun", ranks), *pretrain_words(recipe, overrides)]
+    return [*launcher("forked", ranks), *pretrain_words(recipe, overrides)]
 
 
 def test_a_resume_on_another_number_of_ranks_goes_on_with_the_lanes(route: Path, tmp_path: Path) -> None:

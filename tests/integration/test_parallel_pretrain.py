@@ -23,14 +23,14 @@ def test_a_run_changes_its_layout_at_every_restart(bert_route: Prepared, tmp_pat
     schedule = {"total_steps": 12, "warmup_steps": 5}
     recipe = bert_route.recipe(tmp_path / "tiny.yaml", model=NO_DROPOUT, schedule=schedule)
     straight, changing = tmp_path / "straight", tmp_path / "changing"
-    call(*launcher("python", 1), *pretrain_words(recipe, words(straight, 12)))
-    first = call(*launcher("torchrun", 4), *pretrain_words(recipe, words(changing, 4, **LAYOUT)))
+    call(*launcher("forked", 1), *pretrain_words(recipe, words(straight, 12)))
+    first = call(*launcher("forked", 4), *pretrain_words(recipe, words(changing, 4, **LAYOUT)))
     assert "pipeline: 1, 1 transformer layers on stages 0 to 1" in first.stderr
     exported = tool("convert_checkpoint.py", "to-hf", "--checkpoint", changing, "--output", tmp_path / "hf")
     assert "BertForPreTraining" in exported.stdout
     second = call(*launcher("deepspeed", 2), *pretrain_words(recipe, words(changing, 8), stage=3))
     assert "resuming exactly, but not bitwise: world_size 4 -> 2, tensor_parallel_size 2 -> 1" in second.stderr
-    call(*launcher("python", 1), *pretrain_words(recipe, words(changing, 12)))
+    call(*launcher("forked", 1), *pretrain_words(recipe, words(changing, 12)))
     for key in ("loss", "grad_norm", "eval/heldout/loss"):
         expected, got = metrics(straight, key), metrics(changing, key)
         # A start that ends evaluates its last step too.
@@ -46,7 +46,7 @@ def test_an_impossible_layout_is_refused_before_any_rank_joins(bert_route: Prepa
     run_dir = tmp_path / "run"
     overrides = [*words(run_dir, 4, **{key: 3}), "training.micro_batch_size=3"]
     for extra in (["--check", "--world-size", 4], []):
-        done = call(*launcher("python", 1), *pretrain_words(recipe, overrides, stage=3), *extra, check=False)
+        done = call(*launcher("forked", 1), *pretrain_words(recipe, overrides, stage=3), *extra, check=False)
         assert done.returncode == 2
         assert f"parallel.{key}" in done.stderr and "training.global_batch_size" in done.stderr
         assert "Traceback" not in done.stderr
@@ -57,6 +57,6 @@ def test_the_middle_stage_of_a_pipeline_trains_without_reading_data(bert_route: 
     recipe = bert_route.recipe(
         tmp_path / "tiny.yaml", model={**NO_DROPOUT, "num_layers": 3}, schedule={"warmup_steps": 1}
     )
-    call(*launcher("python", 1), *pretrain_words(recipe, words(tmp_path / "one", 3)))
-    call(*launcher("torchrun", 3), *pretrain_words(recipe, words(tmp_path / "split", 3, pipeline_parallel_size=3)))
+    call(*launcher("forked", 1), *pretrain_words(recipe, words(tmp_path / "one", 3)))
+    call(*launcher("forked", 3), *pretrain_words(recipe, words(tmp_path / "split", 3, pipeline_parallel_size=3)))
     assert metrics(tmp_path / "split", "loss") == pytest.approx(metrics(tmp_path / "one", "loss"), rel=1e-5)

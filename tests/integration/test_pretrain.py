@@ -25,7 +25,7 @@ def single(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The run directory of `python -m ctxlm_ds.pretrain`, one process."""
     folder = tmp_path_factory.mktemp("single")
     recipe = bert_route.recipe(folder / "recipe.yaml", model={"hidden_dropout": 0.0, "attention_dropout": 0.0})
-    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}"]))
+    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}"]))
     return folder / "run"
 
 
@@ -90,7 +90,7 @@ def _run_as_srun(words: list[object], folder: Path) -> None:
 
 def test_roberta_trains_and_exports(roberta_route: Prepared, tmp_path: Path) -> None:
     recipe = roberta_route.recipe(tmp_path / "recipe.yaml", family="roberta", data={"packing": True})
-    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"], stage=2))
+    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"], stage=2))
     tool("convert_checkpoint.py", "to-hf", "--checkpoint", tmp_path / "run", "--output", tmp_path / "hf")
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -102,7 +102,7 @@ def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepare
     """Weights are taken, the step count is not; the longer position table keeps its new rows fresh."""
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"max_position_embeddings": 96}, data={"seq_length": 64})
     overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=6"]
-    call(*launcher("python", 1), *pretrain_words(recipe, overrides))
+    call(*launcher("forked", 1), *pretrain_words(recipe, overrides))
     assert sorted(metrics(tmp_path / "run")) == list(range(1, 7))
     assert metrics(tmp_path / "run")[1] < metrics(single)[1]
 
@@ -115,7 +115,7 @@ def test_a_run_from_weights_evaluates_them_first(single: Path, bert_route: Prepa
     recipe = bert_route.recipe(tmp_path / "recipe.yaml")
     overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "schedule.warmup_steps=0"]
     overrides.append("training.max_steps=1")
-    call(*launcher("python", 1), *pretrain_words(recipe, overrides))
+    call(*launcher("forked", 1), *pretrain_words(recipe, overrides))
     before, after = held_out(single), held_out(tmp_path / "run")
     assert sorted(after) == [0, 1] and after[0] == pytest.approx(before[max(before)], rel=1e-6)
 
@@ -152,7 +152,7 @@ def test_mistakes_get_one_clear_message(
 ) -> None:
     recipe = bert_route.recipe(tmp_path / "recipe.yaml")
     done = call(
-        *launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}", *overrides]), check=False
+        *launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}", *overrides]), check=False
     )
     assert done.returncode == 2
     assert expected in done.stderr and "error:" in done.stderr and "Traceback" not in done.stderr
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_one_clear_message(bert_route: Prepared, tmp_path: Path
         other.listen()
         port = str(other.getsockname()[1])
         words = pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])
-        done = call(*launcher("python", 1), *words, check=False, MASTER_PORT=port, **ranks)
+        done = call(*launcher("forked", 1), *words, check=False, MASTER_PORT=port, **ranks)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"port {port}, on which the ranks meet, is in use" in done.stderr and "--master_port" in done.stderr
 
@@ -174,9 +174,9 @@ def test_a_port_in_use_is_one_clear_message(bert_route: Prepared, tmp_path: Path
 def test_a_diverging_run_stops_and_keeps_its_checkpoint(bert_route: Prepared, tmp_path: Path) -> None:
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", checkpoint={"interval_steps": 2}, schedule={"warmup_steps": 0})
     run_dir = tmp_path / "run"
-    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={run_dir}", "training.max_steps=2"]))
+    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={run_dir}", "training.max_steps=2"]))
     explode = [f"run_dir={run_dir}", "optimizer.learning_rate=1000", "optimizer.weight_decay=1000"]
-    done = call(*launcher("python", 1), *pretrain_words(recipe, explode), check=False)
+    done = call(*launcher("forked", 1), *pretrain_words(recipe, explode), check=False)
     assert done.returncode == 3
     assert "nan" in done.stderr.lower() or "inf" in done.stderr.lower() or "finite" in done.stderr
     assert "Traceback" not in done.stderr and "step-00000002" in {p.name for p in (run_dir / "checkpoints").iterdir()}

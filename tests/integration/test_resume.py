@@ -35,7 +35,7 @@ def uninterrupted(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory
 
 def test_killed_at_random_moments(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
     """Two ranks under ZeRO-2 with dropout; kills fall while training and while saving."""
-    command = words(bert_route, tmp_path, "torchrun", 2, 2)
+    command = words(bert_route, tmp_path, "forked", 2, 2)
     run_dir = tmp_path / "run"
     drawn = random.Random(7)
     for _ in range(3):
@@ -59,7 +59,7 @@ def last_step(run_dir: Path) -> int:
 
 def test_killed_while_saving(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
     """The kill falls as soon as a checkpoint's folder appears under its partial name."""
-    command = words(bert_route, tmp_path, "torchrun", 2, 2)
+    command = words(bert_route, tmp_path, "forked", 2, 2)
     process = start(command, tmp_path / "log")
     checkpoints = tmp_path / "run" / "checkpoints"
 
@@ -77,13 +77,13 @@ def test_killed_while_saving(uninterrupted: Path, bert_route: Prepared, tmp_path
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
     uninterrupted: Path, bert_route: Prepared, tmp_path: Path
 ) -> None:
-    call(*words(bert_route, tmp_path, "torchrun", 2, 2, "training.max_steps=9", "schedule.total_steps=40"))
+    call(*words(bert_route, tmp_path, "forked", 2, 2, "training.max_steps=9", "schedule.total_steps=40"))
     newest = tmp_path / "run" / "checkpoints" / "step-00000009"
     victim = sorted(newest.glob("moments-*.safetensors"))[0]
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 0x10
     victim.write_bytes(data)
-    done = call(*words(bert_route, tmp_path, "torchrun", 2, 2))
+    done = call(*words(bert_route, tmp_path, "forked", 2, 2))
     assert victim.name in done.stderr and "step-00000009" in done.stderr
     assert metrics(tmp_path / "run") == metrics(uninterrupted)
 
@@ -96,7 +96,7 @@ def half_and_whole(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactor
     """Run directories of 9 and of 18 steps of two ranks under ZeRO-2."""
     folders = [tmp_path_factory.mktemp(f"until{steps}") for steps in (9, 18)]
     for folder, steps in zip(folders, (9, 18), strict=True):
-        call(*words(bert_route, folder, "torchrun", 2, 2, *WITHOUT_DROPOUT, f"training.max_steps={steps}"))
+        call(*words(bert_route, folder, "forked", 2, 2, *WITHOUT_DROPOUT, f"training.max_steps={steps}"))
     return folders[0] / "run", folders[1] / "run"
 
 
@@ -110,7 +110,7 @@ def test_resume_under_another_layout(
     """Saved by two ranks under ZeRO-2, continued elsewhere: equal to 1e-5 (no longer bitwise)."""
     half, whole = half_and_whole
     shutil.copytree(half, tmp_path / "run", symlinks=True)
-    call(*words(bert_route, tmp_path, "torchrun", ranks, stage, *WITHOUT_DROPOUT, "training.max_steps=18"))
+    call(*words(bert_route, tmp_path, "forked", ranks, stage, *WITHOUT_DROPOUT, "training.max_steps=18"))
     assert metrics(tmp_path / "run") == pytest.approx(metrics(whole), rel=1e-5)
 
 
@@ -119,10 +119,10 @@ def test_a_growing_batch_goes_on_bitwise(bert_route: Prepared, tmp_path: Path) -
     ramp = ("training.global_batch_size=16", "training.batch_ramp=[4,4,36]", "schedule.total_steps=40")
     whole = tmp_path / "whole"
     whole.mkdir()
-    done = call(*words(bert_route, whole, "python", 1, 2, *ramp, "training.max_steps=8"))
+    done = call(*words(bert_route, whole, "forked", 1, 2, *ramp, "training.max_steps=8"))
     assert "the run reads 8 steps of 4 to 16 rows of 32 positions: 72 rows" in done.stderr
     for last in (4, 8):
-        done = call(*words(bert_route, tmp_path, "python", 1, 2, *ramp, f"training.max_steps={last}"))
+        done = call(*words(bert_route, tmp_path, "forked", 1, 2, *ramp, f"training.max_steps={last}"))
     assert "4 more steps of 8 to 16 rows of 32 positions: 72 rows in all" in done.stderr
     assert metrics(tmp_path / "run") == metrics(whole / "run")
 
@@ -141,10 +141,10 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tm
 
 def test_changed_settings_are_reported_or_refused(bert_route: Prepared, tmp_path: Path) -> None:
     """A changed curve is logged and recorded, and the recipe of before is kept; another seed is refused."""
-    call(*words(bert_route, tmp_path, "python", 1, 1, "training.max_steps=6"))
+    call(*words(bert_route, tmp_path, "forked", 1, 1, "training.max_steps=6"))
     first_recipe = (tmp_path / "run" / "config.yaml").read_text()
     changed = ("training.max_steps=8", "optimizer.weight_decay=0.2", "training.global_batch_size=4")
-    done = call(*words(bert_route, tmp_path, "python", 1, 1, *changed, "training.micro_batch_size=4"))
+    done = call(*words(bert_route, tmp_path, "forked", 1, 1, *changed, "training.micro_batch_size=4"))
     assert "this resume changes the training" in done.stderr and "resuming exactly" not in done.stderr
     assert re.search(r"resuming \S+/run at step 6 of 8\n", done.stderr)
     assert re.search(r"  optimizer.weight_decay 0.01 -> 0.2\n", done.stderr)
@@ -154,6 +154,6 @@ def test_changed_settings_are_reported_or_refused(bert_route: Prepared, tmp_path
     assert set(events[1]["changed_settings"]) >= {
         "training.max_steps 6 -> 8", "training.global_batch_size 8 -> 4", "optimizer.weight_decay 0.01 -> 0.2",
     }  # fmt: skip
-    done = call(*words(bert_route, tmp_path, "python", 1, 1, "training.seed=99"), check=False)
+    done = call(*words(bert_route, tmp_path, "forked", 1, 1, "training.seed=99"), check=False)
     assert done.returncode == 2
     assert "training.seed" in done.stderr and "99" in done.stderr and "initialize_from" in done.stderr
