@@ -107,10 +107,12 @@ def test_a_beat_tells_the_limit_of_its_phase(tmp_path: Path, monkeypatch: pytest
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(watchdog, "_tell", lambda **message: told.append(message))
     watchdog.beat()
+    watchdog.enter("evaluation")
     watchdog.enter("training")
     watchdog.beat("training", 1)
+    watchdog.enter("evaluation")
     watchdog.enter("saving")
-    assert [message["limit_s"] for message in told] == [7200, 7200, 60, math.inf]
+    assert [message["limit_s"] for message in told] == [7200, 7200, 7200, 60, 60, math.inf]
     os.close(watchdog._scratch)
 
 

@@ -173,6 +173,19 @@ def test_an_evaluation_done_again_at_the_resumed_step_is_not_doubled(tmp_path: P
     assert lines(path)[-2:] == [{"step": 5, "eval/wiki/loss": 1.0}, {"step": 5, "eval/books/loss": 2.0}]
 
 
+def test_figures_of_other_weights_at_step_0_are_not_kept(tmp_path: Path) -> None:
+    for loss in (1.0, 9.0):
+        writer, board = MetricsWriter(tmp_path / "m.jsonl"), TensorBoardWriter(tmp_path, 1)
+        for hook in (writer, board):
+            hook.on_run_start(start(0))
+            hook.on_evaluation(0, {"eval/wiki/loss": loss})
+        writer.on_run_end(end(0))
+        board.on_run_end(end(0))
+        await_next_second()
+    assert lines(tmp_path / "m.jsonl") == [{"step": 0, "eval/wiki/loss": 9.0}]
+    assert _points(tmp_path)["eval/wiki/loss"] == [(0, 9.0)]
+
+
 def test_continued_texts_are_in_tensorboard(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     writer.on_run_start(start(0))

@@ -88,8 +88,12 @@ def run_trainer(
     state: TrainState | None = None,
     on_step: Action | None = None,
     steps: Iterator[Step] | None = None,
+    stopped: bool = False,
 ) -> dict[str, Any]:
-    """One run to its end: its events, how it ended, and the error if there was one."""
+    """One run to its end: its events, how it ended, and the error if there was one.
+
+    With `stopped`, SIGTERM came before it began.
+    """
     topology = engine.topology
     stop_signal = StopSignal()
     recorder = Recorder(stop_signal, on_step)
@@ -97,6 +101,7 @@ def run_trainer(
     place = (topology.rank, topology.world_size)
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     stop_signal.install()
+    stop_signal.requested, stop_signal.name = stopped, "SIGTERM" if stopped else None
     held_out = slice_batch(global_batch(99), MICRO * topology.rank, MICRO * (topology.rank + 1))
     trainer = Trainer(
         config=config, engine=engine,
@@ -138,6 +143,7 @@ def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
 
         return act
 
+    from_weights = config_of(2).model_copy(update={"initialize_from": "weights"})
     two_steps = sum(global_batch(step).num_tokens for step in range(2))
     return {
         "intervals": run_trainer(engine, config_of(5, evaluate=2, save=3)),
@@ -148,6 +154,8 @@ def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
         "late signal": run_trainer(engine, config_of(2), on_step=terminate(2)),
         "resumed": run_trainer(engine, config_of(5), TrainState(step=4, rows_consumed=64, tokens=9, seconds=2.0)),
         "complete": run_trainer(engine, config_of(5), TrainState(step=5, rows_consumed=80)),
+        "weights": run_trainer(engine, from_weights),
+        "stopped": run_trainer(engine, from_weights, stopped=rank == 1),
         "error": run_trainer(engine, config_of(50), steps=failing(steps_from(0, rank, world_size))),
     }
 
@@ -173,6 +181,15 @@ def test_intervals_and_the_end(runs: list[dict[str, dict[str, Any]]]) -> None:
         assert result["state"].rows_consumed == 5 * GLOBAL_BATCH
         assert result["stop_saves"] == [1, 3, 4, 5, 5]
     assert runs[0]["intervals"]["events"] == runs[1]["intervals"]["events"]
+
+
+def test_the_weights_of_a_start_are_evaluated_unless_it_stops(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        kinds = [event[:2] for event in rank["weights"]["events"]]
+        assert kinds == [("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("save", 2)]
+        assert rank["stopped"]["events"] == []
+        assert (rank["stopped"]["end"].signal_number, rank["weights"]["end"].signal_number) == (signal.SIGTERM, 0)
+        assert rank["signal"]["end"].signal_number == signal.SIGTERM
 
 
 def test_a_limit_of_tokens_counts_those_of_all_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
