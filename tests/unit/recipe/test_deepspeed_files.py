@@ -85,3 +85,24 @@ def test_a_file_for_the_trainer_gets_what_it_lacks_as_auto(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"mine\.json: 2 problems") as caught:
         deepspeed_for_trainer(mine)
     assert "did you mean zero_optimization.stage?" in str(caught.value) and "stage: 7" in str(caught.value)
+
+
+def test_a_section_that_is_auto_is_the_trainers(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"optimizer": "auto", "bf16": "auto", "scheduler": "auto", "zero_optimization": null}')
+    found = deepspeed_for_trainer(mine)
+    assert found["bf16"] == {"enabled": "auto"} and not {"optimizer", "scheduler", "zero_optimization"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"scheduler": {"params": {"total_num_steps": 9}}}', "scheduler.params: the command sets total_num_steps"),
+        ('{"optimizer": [1]}', "optimizer: expected"),
+        ('{"optimizer": {"params": 3}}', "optimizer: expected"),
+    ],
+)
+def test_a_section_that_the_trainer_would_fail_on_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        deepspeed_for_trainer(tmp_path / "mine.json")
