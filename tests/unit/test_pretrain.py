@@ -41,6 +41,8 @@ def test_held_out_batches_and_passes_of_continuations_are_progress(
         trainer.hooks.call("on_phase", "saving")
 
     trainer.run = run
+    watchdog.beat("training", 1)
+    told.clear()
     train(trainer, watchdog, tmp_path, RANKS)
     assert [message["limit_s"] for message in told] == [60.0] * 6 + [math.inf]
     os.close(watchdog._scratch)
