@@ -87,7 +87,7 @@ def test_a_run_outlives_full_and_read_only_disks(bert_route: Prepared, tmp_path:
             process.terminate()
             wait_for(lambda: "Trying again in 2 s" in log.read_text(), WAIT_S, "the last save to fail")
             mend("full")
-            assert process.wait(timeout=WAIT_S) == 0
+            assert process.wait(timeout=WAIT_S) == 143
         finally:
             process.kill()
             process.wait()
