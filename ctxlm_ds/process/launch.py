@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
@@ -192,6 +192,8 @@ class StopSignal:
         """Name of the signal that came first, such as SIGTERM; None if none came."""
         self.step: int | None = None
         """Step that a stop at this moment saves, 0 if no step is done; None if that is not known."""
+        self.make_room: Callable[[], bool] = lambda: True
+        """Called before the line about the stop is written; False leaves it to the caller of `announce`."""
         self._interrupts = 0
 
     @property
@@ -218,10 +220,14 @@ class StopSignal:
             return
         self.requested = True
         self.name = signal.Signals(number).name
-        if os.environ.get("RANK", "0") == "0":
-            # The terminal's cursor may be behind a live table; a job's log has the time of each line.
-            begin = "\n" if os.isatty(2) else time.strftime("%H:%M:%S ") if in_job() else ""
-            say(self._announcement(), begin)
+        if os.environ.get("RANK", "0") == "0" and self.make_room():
+            self.announce()
+
+    def announce(self) -> None:
+        """Write the line about the stop."""
+        # The terminal's cursor may be behind the ^C; a job's log has the time of each line.
+        begin = "\n" if os.isatty(2) else time.strftime("%H:%M:%S ") if in_job() else ""
+        say(self._announcement(), begin)
 
     def _announcement(self) -> str:
         """Return the line that a signal is answered with."""

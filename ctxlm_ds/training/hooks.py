@@ -16,6 +16,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
+    from ctxlm_ds.process.launch import StopSignal
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -215,7 +216,9 @@ def memory_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Hook]:
+def build_hooks(
+    config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal | None = None
+) -> list[Hook]:
     """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
     # These modules import this one.
     from ctxlm_ds.training.hook_setup import build_trackers, build_user_hooks
@@ -230,7 +233,7 @@ def build_hooks(config: RunConfig, run_dir: Path, topology: Topology) -> list[Ho
         hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
         hooks += build_trackers(config, run_dir, peak)
         hooks += build_user_hooks(config)
-        hooks.append(StatusHook(run_dir, interval_steps))
+        hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
     if config.profiler.num_steps > 0:
         hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
     return hooks

@@ -78,6 +78,8 @@ class LiveTable:
 
         self._title = title
         self._shown_s = 0.0
+        self.is_drawing = False
+        """True while the view is written, which a signal's handler must not interrupt."""
         self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
         self._live.start()
         # Handlers must write through the live stream, or their lines would break the table.
@@ -100,7 +102,10 @@ class LiveTable:
         used = status_height(cells, facts, width)
         lines, columns = curve_lines(height, used), width - LEFT_OF_CURVE
         picture = curves.picture(columns, lines) if lines and columns >= LEAST_CURVE_COLUMNS else []
-        self._live.update(status_view(self._title, cells, share, (done, *facts, *picture), width), refresh=True)
+        view = status_view(self._title, cells, share, (done, *facts, *picture), width)
+        self.is_drawing = True
+        self._live.update(view, refresh=True)
+        self.is_drawing = False
 
     def close(self) -> None:
         """Leave the last view and give the handlers their streams back."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ctxlm_ds.console import format_duration
+from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.output_log import FILE_ONLY
 from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
@@ -151,10 +152,15 @@ def rough_moment(seconds_from_now: float, now_unix_s: float | None = None) -> st
 class StatusHook(IntervalHook):
     """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps; ends with a summary."""
 
-    def __init__(self, run_dir: str | Path, interval_steps: int = 10) -> None:
+    def __init__(
+        self, run_dir: str | Path, interval_steps: int = 10, stop_signal: StopSignal | None = None
+    ) -> None:
         super().__init__(interval_steps)
         self._run_dir = Path(run_dir)
         self._table: LiveTable | None = None
+        self._stop_signal = stop_signal
+        self._view: tuple[dict[str, str], float] | None = None
+        """Cells and share of the view that is on the terminal."""
         self._loss: float | None = None
         self._figures: dict[str, float] = {}
 
@@ -166,6 +172,20 @@ class StatusHook(IntervalHook):
         if sys.stderr.isatty():
             self._curves = LossCurves(start.step, self._run_dir / METRICS_NAME)
             self._table = LiveTable(f"{start.config.name} in {self._run_dir}")
+            if self._stop_signal is not None:
+                self._stop_signal.make_room = self._make_room
+
+    def _make_room(self) -> bool:
+        """Leave the table as it is for the line about a stop; False while it is drawn."""
+        if self._table is not None and self._table.is_drawing:
+            return False
+        self._close_table()
+        return True
+
+    def _close_table(self) -> None:
+        table, self._table = self._table, None
+        if table is not None:
+            table.close()
 
     def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
         self._log(self._forecast.in_step(rows, step_rows, seconds))
@@ -191,7 +211,12 @@ class StatusHook(IntervalHook):
         if self._table is not None:
             left = f"{cells.pop('left')} left"
             done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
-            self._table.show(cells, self._share_done(metrics), done, self._facts(), self._curves)
+            self._view = dict(cells), self._share_done(metrics)
+            self._table.show(*self._view, done, self._facts(), self._curves)
+            if self._stop_signal is not None and self._stop_signal.requested:  # it came while the table was drawn
+                self._close_table()
+                self._stop_signal.announce()
+                return
             if metrics.step < self._line_step + self._interval_steps and metrics.step < self._start.last_step:
                 return
             cells["left"] = left.removesuffix(" left")
@@ -236,9 +261,9 @@ class StatusHook(IntervalHook):
             logger.info("step %d %s: %s", step, what, " ".join(f"{given} | {written}".split()))
 
     def on_run_end(self, end: RunEnd) -> None:
-        if self._table is not None:
-            self._table.close()
-            self._table = None
+        if self._table is not None and self._view is not None:  # with the last evaluation and checkpoint
+            self._table.show(*self._view, "", self._facts(), self._curves)
+        self._close_table()
         for line in self._summary(end):
             logger.info("%s", line)
 

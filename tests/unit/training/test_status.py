@@ -91,8 +91,11 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.training.hooks import RunStart, StepMetrics, RunEnd
 from ctxlm_ds.training.status import StatusHook
+from ctxlm_ds.process.launch import StopSignal
+import os, signal, sys
 setup_logging()
-hook = StatusHook("runs/my-run", 1000)
+stop_signal = StopSignal().install()
+hook = StatusHook("runs/my-run", 1000, stop_signal)
 hook.on_run_start(RunStart(0, 40, RunConfig(name="my-run")))
 for step in range(1, 41):
     time.sleep(0.02)
@@ -101,16 +104,18 @@ for step in range(1, 41):
         total_seconds=0.02 * step, epoch=0))
     if step == 20:
         hook.on_evaluation(step, {"eval/wiki/loss": 1.25})
-if __import__("sys").argv[1] == "fail":
+    if step == 30 and sys.argv[1] == "stop":
+        stop_signal.step = step
+        os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "fail":
     raise SystemExit("broken off")
 hook.on_run_end(RunEnd("done", 40, 2560, 0.8))
 logger.info("after the end")
 """
 
 
-@pytest.mark.parametrize("outcome", ["end", "fail"])
-def test_a_live_table_on_a_terminal(outcome: str, tmp_path: Path) -> None:
-    """On a pseudo-terminal: the table is redrawn in place, log lines stay whole, the cursor comes back."""
+def on_terminal(outcome: str, tmp_path: Path) -> tuple[int, str]:
+    """Exit status of the run, and all that it wrote to a pseudo-terminal."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-c", TERMINAL_RUN, outcome]
     checkpoints = tmp_path / "runs/my-run/checkpoints"
@@ -132,8 +137,23 @@ def test_a_live_table_on_a_terminal(outcome: str, tmp_path: Path) -> None:
             break
         shown += chunk
     os.close(leader)
-    assert process.wait() == (0 if outcome == "end" else 1)
-    text = shown.decode()
+    return process.wait(), shown.decode()
+
+
+def test_a_stop_leaves_the_table_and_its_own_line(tmp_path: Path) -> None:
+    """Nothing is redrawn over the line about the stop."""
+    status, text = on_terminal("stop", tmp_path)
+    before, line, after = text.partition("stopping: saving step 30; Ctrl-C again ends it immediately")
+    assert status == 0 and line and "\x1b[1A" in before and "\x1b[1A" not in after and "\x1b[2K" not in after
+    assert before.rfind("\x1b[?25h") > before.rfind("\x1b[?25l") >= 0
+    assert "step 40/40 | " in after and "after the end" in after
+
+
+@pytest.mark.parametrize("outcome", ["end", "fail"])
+def test_a_live_table_on_a_terminal(outcome: str, tmp_path: Path) -> None:
+    """On a pseudo-terminal: the table is redrawn in place, log lines stay whole, the cursor comes back."""
+    status, text = on_terminal(outcome, tmp_path)
+    assert status == (0 if outcome == "end" else 1)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert "my-run" in plain and "masked_lm" in plain and "tokens/s" in plain and "memory" in plain
     assert "my-run in runs/my-run" in plain and "━" in plain
