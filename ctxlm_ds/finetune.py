@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_text(arguments.output / "metrics.json", json.dumps(summary, indent=1) + "\n")
     write_report(arguments.output, task, summary, results)
     sys.stdout.write("\n".join(aligned(result_rows(summary))) + "\n")
+    models = "points/*/model" if arguments.save_model else "no model was kept (--save-model keeps it)"
+    logger.info("%s: report.html, metrics.json, points/*/dev_predictions.jsonl; %s", arguments.output, models)
 
 
 def check_packages() -> None:

@@ -19,10 +19,11 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.console import at_least, setup_logging
+from ctxlm_ds.console import at_least, byte_progress, setup_logging
 from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.errors import DataError
 
@@ -103,12 +104,15 @@ def _documents(roots: list[tuple[str, Path]], workers: int) -> Iterator[tuple[st
     ]
     seen: set[str] = set()
     prose_of = ordered_map(_prose_reader, [path for _, path in found], workers)
-    for (module, _), prose in zip(found, prose_of, strict=True):
-        new = {key: paragraph for paragraph in reversed(prose) if (key := _pattern(paragraph)) not in seen}
-        seen.update(new)
-        text = "\n".join(reversed(new.values()))
-        if len(_WORD.findall(text)) >= MIN_WORDS:
-            yield module, text
+    sizes = [path.stat().st_size for _, path in found]
+    with byte_progress("reading modules", sum(sizes)) as progress:
+        for (module, _), prose, done_bytes in zip(found, prose_of, accumulate(sizes), strict=True):
+            new = {key: paragraph for paragraph in reversed(prose) if (key := _pattern(paragraph)) not in seen}
+            seen.update(new)
+            text = "\n".join(reversed(new.values()))
+            progress.update(done_bytes)
+            if len(_WORD.findall(text)) >= MIN_WORDS:
+                yield module, text
 
 
 def _pattern(paragraph: str) -> str:

@@ -91,7 +91,9 @@ def _ask(args: argparse.Namespace) -> None:
         args.data = given
     else:
         args.text = given or None
-    args.tokenizer = _answer("Tokenizer folder (empty: train one)", "") or None
+    while (folder := _answer("Tokenizer folder (empty: train one)", "")) and not Path(folder).exists():
+        print(f"{folder}: no such file or folder")
+    args.tokenizer = folder or None
     args.ranks = _number("GPUs or CPU processes (empty: all GPUs, or one process)", int)
     args.hours = _number("Hours (empty: steps of the shipped recipe)", float)
     args.output = Path(_answer("Write to", f"{args.family}.yaml"))
@@ -146,7 +148,7 @@ def _start(args: argparse.Namespace) -> None:
 
 def _preparation(answers: object, base: str) -> list[str]:
     """Return the commands that make tokenizer and dataset, if they are not given."""
-    from ctxlm_ds.new_recipe.start import Answers, dataset_prefix, fitting_vocab_size, needs_sentences
+    from ctxlm_ds.new_recipe.start import Answers, dataset_prefix, fitting_vocab_size, preprocess_options
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
@@ -160,12 +162,13 @@ def _preparation(answers: object, base: str) -> list[str]:
         option = "" if size is None else f" --vocab-size {size}"
         lines.append(f"ctxlm tokenizer --input {text} --type {kind}{option} --output-dir {tokenizer}")
     if answers.data is None:
-        options = " --split-sentences" if needs_sentences(config) else ""
-        options += " --append-eod" if config.data.ends_documents else ""
-        prefix = dataset_prefix(config).rpartition("_text_")[0]
+        options = "".join(f" {option}" for option in preprocess_options(config.data))
+        prefix = dataset_prefix(config)
         lines.append(
-            f"ctxlm preprocess --input {text} --tokenizer {shlex.quote(tokenizer)}{options} --output-prefix {prefix}"
+            f"ctxlm preprocess --input {text} --tokenizer {shlex.quote(tokenizer)}{options} "
+            f"--output-prefix {prefix.rpartition('_text_')[0]}"
         )
+        lines.append(f"ctxlm inspect {prefix} --verify --show 1")
     return lines
 
 

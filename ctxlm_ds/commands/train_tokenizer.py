@@ -106,6 +106,7 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.data.sources.reading import source_signature
+    from ctxlm_ds.new_recipe.start import first_recipe_of, preprocess_options
     from ctxlm_ds.tokenizers.report import report_lines
     from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
 
@@ -139,6 +140,6 @@ def main() -> None:
         words += ["--json-keys", *args.json_keys]
     if args.input_format != "auto":
         words += ["--input-format", args.input_format]
-    form = "--append-eod" if args.type.startswith("gpt") else "--split-sentences"
-    words += ["--output-prefix", "PREFIX", form]
+    recipe = first_recipe_of(args.type)
+    words += ["--output-prefix", "PREFIX", *(preprocess_options(recipe.data) if recipe is not None else ())]
     print(f"next: {shlex.join(words)}")

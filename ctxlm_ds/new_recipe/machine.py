@@ -11,7 +11,7 @@ from ctxlm_ds.console import counted
 from ctxlm_ds.planning.hardware import GIB, GPUS, Gpu
 
 _MATRIX_SIZE = 512
-_MEASURED_S = 0.2
+_MEASURED_S = 1.0
 _CPU_SHARE = 0.5
 """Share of a large product's speed that a training step reaches on CPU cores."""
 

@@ -279,8 +279,7 @@ def _text_file(result: Translation, names: Names) -> None:
     made = {}
     data = FORMATS.get(str(result.value("data.sample_format"))).section
     level = "sentence" if data.by_sentence else "document"
-    options = ["--split-sentences"] if data.by_sentence else []
-    options += ["--append-eod"] if data.ends_documents else []
+    options = [*(["--split-sentences"] if data.by_sentence else []), *(["--append-eod"] if data.ends_documents else [])]
     for name in names:
         file = result.text(name)
         if file is not None:

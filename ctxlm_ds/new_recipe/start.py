@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -9,14 +10,16 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.new_recipe.dataset_size import num_rows
 from ctxlm_ds.new_recipe.machine import Machine
 from ctxlm_ds.new_recipe.translate import Setting
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.problems import did_you_mean
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.yaml_source import read_yaml
+from ctxlm_ds.registry import FAMILIES
 
 SIZES = ("laptop", "small", "base")
 MOST_EPOCHS = 40.0
@@ -87,7 +90,7 @@ def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Set
     )
     batch = _batch(changed, machine)
     settings |= {key: Setting(*item) for key, item in batch.items()}
-    changed = _with_batch(changed, batch)
+    changed = _with_vocabulary(_with_batch(changed, batch), answers)
     step_seconds, layout = plan(changed, machine)
     settings |= layout
     rows = num_rows(answers.data, shipped.data.seq_length) if answers.data else None
@@ -97,7 +100,7 @@ def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Set
 
 def dataset_prefix(config: RunConfig) -> str:
     """Return the prefix that preprocess writes for a recipe's sample format."""
-    return f"data/corpus_text_{'sentence' if needs_sentences(config) else 'document'}"
+    return f"data/corpus_text_{'sentence' if config.data.by_sentence else 'document'}"
 
 
 def fitting_vocab_size(kind: str, text: str | None) -> int | None:
@@ -114,9 +117,30 @@ def fitting_vocab_size(kind: str, text: str | None) -> int | None:
     return size if size < TOKENIZER_TYPES[kind].default_vocab_size else None
 
 
-def needs_sentences(config: RunConfig) -> bool:
-    """Return whether the recipe's rows are made of sentences (preprocess --split-sentences)."""
-    return config.data.by_sentence
+def preprocess_options(data: DataSection) -> list[str]:
+    """Return the options of `ctxlm preprocess` that rows of this section need."""
+    return [*(["--split-sentences"] if data.by_sentence else []), *(["--append-eod"] if data.ends_documents else [])]
+
+
+def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
+    """Return the smallest shipped recipe of the first family with this kind of tokenizer; None if none has it."""
+    recipes = (load_config(next(iter(sizes.values()))) for sizes in _sizes().values())
+    return next((one for one in recipes if FAMILIES.get(one.model.family).tokenizer == tokenizer_kind), None)
+
+
+def _with_vocabulary(config: RunConfig, answers: Answers) -> RunConfig:
+    """Return the recipe with the size of the vocabulary that it will have, which decides the time of a small model."""
+    if answers.tokenizer is not None:
+        from ctxlm_ds.tokenizers.load import resolve
+
+        named = config.model_copy(update={"tokenizer": TokenizerConfig(path=answers.tokenizer)})
+        with contextlib.suppress(TokenizerError):  # the run says what is wrong
+            return resolve(named)[0]
+        return config
+    size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, answers.text)
+    if size is None or config.model.vocab_size is not None:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
 
 
 def _batch(config: RunConfig, machine: Machine) -> dict[str, tuple[Any, str]]:
