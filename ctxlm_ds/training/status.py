@@ -26,7 +26,7 @@ logger = logging.getLogger("ctxlm_ds")
 
 LATEST_CHECKPOINT = "checkpoints/latest"
 """Names the newest complete checkpoint of a run; written with it."""
-LONG_STEP_S = 5.0
+LONG_STEP_S, VERY_LONG_STEP_S = 5.0, 60.0
 SHORT_RUN_S = 60.0
 MEASURED_STEPS = 3
 """The forecast goes by the steps up to here, without the first: most of its time may be warm-up."""
@@ -101,7 +101,9 @@ class Forecast:
     def in_step(self, rows: int, step_rows: int, seconds: float) -> str | None:
         """Return the line after the first micro-batch of a long step; None for a short one."""
         step_s = seconds * step_rows / max(1, rows)
-        if self._done or self._ends_by_tokens or step_s < LONG_STEP_S:
+        # In a step of few micro-batches, the first one is mostly what only the first step does.
+        is_long = step_s >= (LONG_STEP_S if step_rows >= 4 * rows else VERY_LONG_STEP_S)
+        if self._done or self._ends_by_tokens or not is_long:
             return None
         total_s = self._steps_left * step_s
         if self._max_hours is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ from ctxlm_ds.training.saves import Saves
 from ctxlm_ds.training.schedule import LearningRateSchedule
 from ctxlm_ds.training.state import StepResult, TrainState
 from ctxlm_ds.training.step_totals import Ahead
+
+logger = logging.getLogger("ctxlm_ds")
 
 SECONDS_PER_HOUR = 3600.0
 INTERRUPT_CHECK_S = 5.0
@@ -111,6 +114,10 @@ class Trainer:
     def _train(self) -> str:
         """Train until there is a reason to stop; return it."""
         reason = self._limit_reached()
+        if reason is None:
+            logger.info("the first step also prepares the kernels, which may take half a minute")
+        else:
+            logger.info("nothing is left to train; a larger %s continues the run", reason.partition(" ")[0])
         if reason is None and self.state.step == 0 and self.config.initialize_from is not None:
             self._evaluate_start()
         while reason is None:

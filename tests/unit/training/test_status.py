@@ -229,6 +229,11 @@ def test_a_long_first_step_forecasts_the_run(log: io.StringIO) -> None:
     assert second.startswith("step 1/28800 | ") and "left" not in second
 
 
+def test_a_step_of_two_micro_batches_is_forecast_early_only_if_it_takes_minutes() -> None:
+    assert Forecast(start(0, 75)).in_step(16, 32, 2.6) is None
+    assert "about 80 s a step" in str(Forecast(start(0, 75)).in_step(16, 32, 40.0))
+
+
 @pytest.mark.parametrize(("seconds", "lines"), [(0.5, 1), (0.0001, 0)])
 def test_short_steps_are_forecast_after_the_third(seconds: float, lines: int) -> None:
     forecast = Forecast(start(24, 300))
