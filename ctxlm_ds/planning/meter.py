@@ -275,7 +275,9 @@ class DeviceFunctions(TorchFunctionMode):
     ) -> Tensor:
         shape = (*query.shape[:-1], key.shape[-2])
         self.scores += prod(shape)
-        if self._platform.device == "cpu" and dropout_p > 0.0:
+        # torch's fused attention on CPUs has neither dropout nor the gradient of a bias (T5).
+        is_plain = dropout_p > 0.0 or (attn_mask is not None and attn_mask.requires_grad)
+        if self._platform.device == "cpu" and is_plain:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
