@@ -63,7 +63,7 @@ def shipped_recipe(family: str, size: str) -> str:
     recipes = _sizes().get(family)
     if recipes is None:
         raise ConfigError(
-            f"--family {family}: no recipe of such a family ships{did_you_mean(family, _sizes())}. "
+            f"--family {family}: no recipe of such a family ships{did_you_mean(family, _sizes()) or '.'} "
             f"Families: {', '.join(_sizes())}"
         )
     if size not in recipes:
