@@ -95,7 +95,7 @@ def _lead(words: Sequence[str], environ: Mapping[str, str], output: int, errors:
 
 
 def _wait(pids: list[int]) -> int:
-    """Wait for every rank and return the status of the first failure, after which the other ranks get SIGTERM."""
+    """Wait for every rank. After the first failure, send SIGTERM to the others and return its status."""
     failed, end_s = 0, float("inf")
     while pids:
         pid, raw = os.waitpid(-1, os.WNOHANG)
