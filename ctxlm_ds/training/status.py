@@ -161,6 +161,8 @@ class StatusHook(IntervalHook):
         self._run_dir = Path(run_dir)
         self._table: LiveTable | None = None
         self._stop_signal = stop_signal
+        self._stops_after_view = False
+        """True if a stop signal came while the table was drawn."""
         self._view: tuple[dict[str, str], float] | None = None
         """Cells and share of the view that is on the terminal."""
         self._loss: float | None = None
@@ -180,6 +182,7 @@ class StatusHook(IntervalHook):
     def _make_room(self) -> bool:
         """Leave the table as it is for the line about a stop; False while it is drawn."""
         if self._table is not None and self._table.is_drawing:
+            self._stops_after_view = True
             return False
         self._close_table()
         return True
@@ -215,7 +218,8 @@ class StatusHook(IntervalHook):
             done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
             self._view = dict(cells), self._share_done(metrics)
             self._table.show(*self._view, done, self._facts(), self._curves)
-            if self._stop_signal is not None and self._stop_signal.requested:  # it came while the table was drawn
+            if self._stops_after_view and self._stop_signal is not None:
+                self._stops_after_view = False
                 self._close_table()
                 self._stop_signal.announce()
                 return

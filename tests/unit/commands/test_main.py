@@ -59,6 +59,14 @@ def test_a_misspelt_command(name: str, advice: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", f"error: ctxlm has no command {name}; {advice}\n")
 
 
+def test_without_arguments_the_help_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ctxlm"])
+    main()
+    assert capsys.readouterr().out.startswith("usage: ctxlm COMMAND")
+
+
 def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(entry, "version", lambda: "1.2.3")
     main(["--version"])

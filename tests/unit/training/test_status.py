@@ -104,8 +104,9 @@ for step in range(1, 41):
         total_seconds=0.02 * step, epoch=0))
     if step == 20:
         hook.on_evaluation(step, {"eval/wiki/loss": 1.25})
-    if step == 30 and sys.argv[1] == "stop":
+    if step == 30 and sys.argv[1].startswith("stop"):
         stop_signal.step = step
+        hook._table.is_drawing = sys.argv[1] == "stop while drawing"
         os.kill(os.getpid(), signal.SIGINT)
 if sys.argv[1] == "fail":
     raise SystemExit("broken off")
@@ -140,9 +141,11 @@ def on_terminal(outcome: str, tmp_path: Path) -> tuple[int, str]:
     return process.wait(), shown.decode()
 
 
-def test_a_stop_leaves_the_table_and_its_own_line(tmp_path: Path) -> None:
-    """Nothing is redrawn over the line about the stop."""
-    status, text = on_terminal("stop", tmp_path)
+@pytest.mark.parametrize("outcome", ["stop", "stop while drawing"])
+def test_a_stop_leaves_the_table_and_its_own_line(outcome: str, tmp_path: Path) -> None:
+    """Nothing is redrawn over the line about the stop, which comes once."""
+    status, text = on_terminal(outcome, tmp_path)
+    assert text.count("stopping: saving step") == 1
     before, line, after = text.partition("stopping: saving step 30; Ctrl-C again ends it immediately")
     assert status == 0 and line and "\x1b[1A" in before and "\x1b[1A" not in after and "\x1b[2K" not in after
     assert before.rfind("\x1b[?25h") > before.rfind("\x1b[?25l") >= 0
